@@ -79,7 +79,7 @@ def test_a_strip_of_a_long_episode_has_64_frames(run: Callable, tmp_store: Path,
         ([0, "--field", "action"], "action has no images; these have: obs/image"),
         ([9], "no episode 9: the store has 6 episodes"),
         ([0, "--steps", "90:"], "--steps 90: selects no step of the 3 steps"),
-        ([0, "--out", "a.gif", "--fps", 60], "a GIF has at most 50 frames a second, not --fps 60; take .mp4"),
+        ([0, "--out", "a.gif", "--fps", 60], "a GIF has at most 50 frames a second, not --fps 60; use .mp4"),
         ([0, "--out", "a.avi"], "--out must end in .png, .gif or .mp4, not a.avi"),
     ],
 )

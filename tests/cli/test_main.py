@@ -33,7 +33,7 @@ def test_without_a_command_the_commands_are_listed(run: Callable) -> None:
     assert done.code == 0
     assert done.err == ""
     assert tuple(re.findall(r"^│ (\w+) ", done.out[done.out.index("Commands") :], re.MULTILINE)) == COMMANDS
-    assert "Exit codes: 0 success, 1 problems found, 2 invalid arguments or an unusable store." in done.out
+    assert "Exit codes: 0 success, 1 problems found, 2 bad arguments or unusable store." in done.out
 
 
 @pytest.mark.slow

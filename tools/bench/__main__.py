@@ -1,4 +1,4 @@
-"""Run benches by name and print what they find."""
+"""Run benches by name and print their results."""
 
 import argparse
 import importlib
@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Run what the command line names."""
+    """Run the benches of the command line."""
     arguments = parser().parse_args()
     if arguments.rounds < LEAST_ROUNDS and not arguments.tiny:
         parser().error(f"fewer than {LEAST_ROUNDS} rounds say nothing")

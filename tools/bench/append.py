@@ -41,7 +41,7 @@ MADE_INSIDE = ", TensorDict made in the call"
 
 
 class Shape(NamedTuple):
-    """What a step looks like, and how many times as fast as each peer we are to be."""
+    """The kind of step, and the target ratio to the speed of each peer."""
 
     name: str
     schema: dr.Schema
@@ -53,7 +53,7 @@ FRAMES = Shape("obs (84, 84) uint8", FRAME_SCHEMA, {"TorchRL": 15, ram_peers.CPP
 
 
 def _steps(shape: Shape, size: Size, rounds: int) -> tuple[int, Iterator[tuple[Any, ...]]]:
-    """Return the steps of a round, and all steps there are."""
+    """Return the steps of a round, and all steps."""
     if shape is SMALL:
         return size.steps, single_steps(size.steps * (rounds + 1), size.shortest, size.longest)
     return size.frames, single_frames(size.frames * (rounds + 1), size.shortest, size.longest)
@@ -125,7 +125,7 @@ def _targets(shape: Shape, seconds: dict[str, list[Seconds]]) -> list[Target]:
     wanted = dict(shape.wanted)
     torchrl = [name for name in seconds if name.endswith(MADE_INSIDE)]
     if torchrl:
-        # What a collector has to call, in the fastest way that the peer offers.
+        # The calls of a collector, in the fastest way that the peer has.
         wanted[min(torchrl, key=lambda name: np.median(ratios(seconds, WITH, name)))] = wanted["TorchRL"]
     return faster(seconds, wanted, f"{shape.name}, {WITH}: ", WITH)
 

@@ -1,4 +1,4 @@
-"""Frames that a real emulator made: games of ale-py, played at random."""
+"""Frames from a real emulator: games of ale-py, played at random."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ _AT_ONCE = 256
 
 
 def atari_episodes(steps: int, games: tuple[str, ...] = GAMES) -> Iterator[Steps]:
-    """Yield episodes of 84 x 84 frames, as many steps of each game; the last of each game is truncated there."""
+    """Yield episodes of 84 x 84 frames, the same number of steps of each game; its last episode is truncated."""
     import ale_py
     import gymnasium
 
@@ -42,7 +42,7 @@ def _play(env: Any, rng: np.random.Generator, most: int) -> Steps:
 
 
 def _small(frames: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Return frames of 84 x 84, each pixel the mean of those that it covers."""
+    """Return frames of 84 x 84; each pixel is the mean of the pixels that it covers."""
     import torch
     from torch.nn.functional import interpolate
 

@@ -1,4 +1,4 @@
-"""Compare this tree, and a second copy of an earlier revision, with that revision, all by these benches."""
+"""Compare this tree, and a second copy of an earlier revision, with that revision, with the benches here."""
 
 import io
 import json
@@ -21,15 +21,15 @@ ROOT = Path(__file__).parents[2]
 REVISION = os.environ.get("DISKREPLAY_BEFORE", "HEAD~1")
 SLOWER = 0.03
 COLUMNS = {"mean µs", "median s", "p99.9 µs", "ms"}
-RATE = "steps a second together"  # of so many processes; its inverse can be compared as times are
+RATE = "steps a second together"  # of several processes; its inverse is compared like a time
 
 Figures = dict[str, float]
 
 
 class Size(NamedTuple):
-    """Whether the benches run at their full size, and how many rounds each process makes of the shorter ones.
+    """Whether the benches run at full size, and the rounds that each process makes of the shorter ones.
 
-    Full sizes are smaller than the sizes of the benches themselves: both sides are the same package.
+    Full sizes are smaller than in the benches themselves: both sides are the same package.
     """
 
     full: bool
@@ -49,7 +49,7 @@ def _append(size: Size, folder: Path) -> Iterator[Table]:
 
 def _write_path(size: Size, folder: Path) -> Iterator[Table]:
     for part in write_path.PARTS:
-        rounds = size.rounds if part in (write_path._lanes, write_path._whole) else 1  # one flush says little of a disk
+        rounds = size.rounds if part in (write_path._lanes, write_path._whole) else 1  # one flush is too few
         for table in part(write_path.FULL if size.full else write_path.TINY, rounds, folder, False)[0]:
             yield table._replace(header=["", *table.header[1:]])  # its first cell may hold a measured number
 
@@ -139,7 +139,7 @@ print(json.dumps(before.measure(size, Path(sys.argv[2]), sys.argv[5:])))
 
 def _measured(tree: Path, size: Size, folder: Path) -> Figures:
     """Measure the package in a tree in a process of its own."""
-    # By the environment, for the processes that this one starts, too.
+    # In the environment, so that child processes use the tree, too.
     environment = os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"}
     with tempfile.TemporaryDirectory(dir=folder) as files:
         command = [sys.executable, "-P", "-c", CHILD, str(tree), files, str(size.full), str(size.rounds), *CHOSEN]
@@ -152,7 +152,7 @@ def _measured(tree: Path, size: Size, folder: Path) -> Figures:
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Measure an earlier revision, the same again, and this tree, in turn."""
+    """Measure an earlier revision, the same revision again, and this tree, in turn."""
     if unknown := {*CHOSEN} - {*PARTS}:
         raise SystemExit(f"DISKREPLAY_BEFORE_PARTS names {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     archive = subprocess.run(["git", "archive", REVISION, "diskreplay"], cwd=ROOT, capture_output=True, check=True)
@@ -165,7 +165,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         for at in range(3):  # each tree comes first, second and last in turn
             tree = trees[(number_ + at) % 3]
             figures = _measured(tree, size, folder)
-            if number_ >= 0:  # before that, kernels are compiled
+            if number_ >= 0:  # round -1 compiles kernels
                 found[tree].append(figures)
     rows, targets = [], []
     for name in found[ROOT][0]:

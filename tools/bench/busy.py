@@ -1,4 +1,4 @@
-"""Two samplers beside eight collectors at full speed, each in a process of its own, on whatever cores there are."""
+"""Two samplers and eight collectors at full speed, each in its own process, on all cores of the machine."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from tools.bench.harness import Report, Table, Target, number
 
 
 class Size(NamedTuple):
-    """Seconds for which collectors append and samplers draw, and how many of each."""
+    """Seconds for which collectors append and samplers draw, and the number of each."""
 
     appending: float
     sampling: float
@@ -24,7 +24,7 @@ FULL, TINY = Size(30.0, 8.0), Size(1.0, 0.2, 2, 1)
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Let all begin together: first with compiled kernels, then with an empty folder for them; there is no peer."""
+    """Start all together: first with compiled kernels, then without; there is no peer."""
     del rounds, peers
     rows, found = [], {}
     for what, kept in (("compiled kernels", ""), ("nothing compiled", str(folder / "kernels"))):
@@ -61,7 +61,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
 
 
 def _warm(path: Path) -> None:
-    """Compile what the samplers need."""
+    """Compile the kernels of the samplers."""
     dr.create(path, SCHEMA).close()
     with dr.open(path) as store:
         dr.warmup(store, dr.Transitions(n_step=3))

@@ -1,4 +1,4 @@
-"""Draw the one chart of the documents from the saved results: `python -m tools.bench.chart`."""
+"""Draw the chart of the documents from the saved results: `python -m tools.bench.chart`."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -74,7 +74,7 @@ PANELS = (
 
 
 def values(panel: Panel) -> dict[str, str]:
-    """Read a panel's rows from the saved page, without absent peers: label -> the number as it is written there."""
+    """Read a panel's rows from the saved page, without absent peers: the number as written, by label."""
     page = (RESULTS / f"{panel.result}.md").read_text(encoding="utf-8")
     (found,) = [block for block in page.split("\n\n") if block.startswith(f"| {panel.table} |")]
     header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]

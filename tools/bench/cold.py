@@ -1,4 +1,4 @@
-"""Draw batches of frames from disk, with nothing of them in memory, and with a quarter of them at most."""
+"""Draw batches of frames from disk, with no frame in memory, and with at most a quarter in memory."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ OURS, AHEAD, PEER = "diskreplay", "diskreplay, prefetch=4", "TorchRL memmap"
 
 
 class Size(NamedTuple):
-    """Frames on disk, batches with nothing in memory, and batches and seconds at most with a quarter of it."""
+    """Frames on disk, batches with no frame in memory, and the most batches and seconds with a quarter."""
 
     frames: int
     batches: int
@@ -39,7 +39,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     peers = peers and find_spec("torchrl") is not None
     if peers:
         names.append(PEER)
-        # In a process of its own: pages that are mapped anywhere are not dropped.
+        # In its own process: the system does not drop pages that a process has mapped.
         measure("drawing", "cold", "fill_peer", folder / "peer", size.frames, EPISODE)
     found: dict[str, list[Any]] = {name: [] for name in names}
     disk: list[float] = []
@@ -49,7 +49,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         if shutil.which("fio") and _reads_directly(folder):
             disk.append(_direct_reads(folder / "store", seed))
     steady: dict[str, list[Any]] = {}
-    # A quarter of the frames, and what Python and torch take.
+    # A quarter of the frames, and the memory of Python and torch.
     with memory_limit(size.frames * FRAME_SCHEMA.leaves["obs"].row_bytes // 4 + (512 << 20)) as group:
         for seed in range(rounds if group else 0):
             for name in names:
@@ -59,7 +59,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
 
 
 def _fill(path: Path, frames: int) -> None:
-    """Make the store; its writer is gone when this returns."""
+    """Make the store; its writer is closed when this returns."""
     image = np.random.default_rng(0).integers(0, 256, (EPISODE + 1, 84, 84), np.uint8)
     with dr.create(path, FRAME_SCHEMA) as store, store.writer() as writer:
         for _ in range(frames // EPISODE):
@@ -68,7 +68,7 @@ def _fill(path: Path, frames: int) -> None:
 
 def _drawn(name: str, folder: Path, batches: int, seed: int, seconds: float = 0, group: Path | str = "") -> Any:
     """Draw in a fresh process with nothing in memory; see `_draw`."""
-    drop(folder)  # none of its files is mapped
+    drop(folder)  # no process has mapped its files
     if name == PEER:
         return measure("drawing", "cold", "peer", folder / "peer", batches, seed, seconds, group)
     prefetch = 4 if name == AHEAD else 0
@@ -76,7 +76,7 @@ def _drawn(name: str, folder: Path, batches: int, seed: int, seconds: float = 0,
 
 
 def _reads_directly(folder: Path) -> bool:
-    """Tell whether files there can be read past the page cache."""
+    """Return whether files there can be read past the page cache."""
     try:
         os.close(os.open(folder / "store" / "zarr.json", os.O_RDONLY | os.O_DIRECT))
     except OSError:
@@ -85,9 +85,9 @@ def _reads_directly(folder: Path) -> bool:
 
 
 def _direct_reads(store: Path, seed: int) -> float:
-    """Return the seconds in which fio reads what a batch needs: two frames lie on four pages, or on five."""
+    """Return the seconds that fio takes to read the pages of a batch: two frames are on four or five pages."""
     chunks = [str(path) for path in sorted(store.glob("segments/*/obs/c.*"))]
-    chunks = chunks[: 3000 // len(chunks[0])]  # fio takes no much longer names
+    chunks = chunks[: 3000 // len(chunks[0])]  # fio does not take much longer names
     options = (
         "--rw=randread --blockalign=4k --bssplit=16k/56:20k/44 --iodepth=32 --ioengine=libaio --direct=1 --readonly"
     )
@@ -153,7 +153,7 @@ def _a_second(rounds: Any) -> NDArray[np.float64]:
 
 
 def _draw(batch: Any, batches: int, seconds: float, group: str) -> dict[str, Any]:
-    """Time calls of `batch`, with the memory of a control group if one is named, until there are enough."""
+    """Time calls of `batch`, in a control group if one is named, until there are enough."""
     from time import perf_counter
 
     join(group)

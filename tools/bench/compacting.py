@@ -1,4 +1,4 @@
-"""Append, and draw, while old segments are merged in the background, beside the same without that."""
+"""Append, and draw, with and without a merge of old segments in the background."""
 
 import os
 import subprocess
@@ -18,9 +18,9 @@ from tools.bench.packs import fill_runs
 
 
 class Size(NamedTuple):
-    """Short segments that are there, steps of each, and seconds for which is appended, or drawn, in each round.
+    """Short segments, steps of each, and seconds of appending or drawing in each round.
 
-    Then rounds, and seconds of each, with all processors busy. Then stores of one process, and seconds for merging all.
+    Then rounds, and seconds of each, with all processors busy. Then stores of one process, and seconds to merge all.
     """
 
     segments: int
@@ -35,22 +35,22 @@ class Size(NamedTuple):
 FULL, TINY = Size(2_000, 100, 10.0, 5, 60.0, 40, 300.0), Size(70, 5, 0.3, 1, 0.5, 2, 20.0)
 
 APPENDS, DRAWS = "steps a second, appended", "batches a second, drawn by another process"
-_STARTING_S = 4.0  # of a process that draws, about
+_STARTING_S = 4.0  # roughly, to start a process that draws
 _NEVER_S = 3600.0
 _BUSY_A_CORE = 2
 _SEGMENTS_A_STORE = 70
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Append, then draw, in fresh processes: from stores that are merged meanwhile and stores that are not, in turn."""
+    """Append, then draw, in fresh processes, in turn with stores that are merged meanwhile or not."""
     del peers
     found: dict[str, list[tuple[float, float]]] = {APPENDS: [], DRAWS: []}
     _fill(folder / "source", size)
     with dr.open(folder / "source") as source:
         for what in found:
             for name in {_copy(what, merges, round_) for round_ in range(rounds) for merges in (True, False)}:
-                source.backup(folder / what / name)  # the same files, as far as they are sealed
-    os.sync()  # else the first ones are measured beside what the disk has to do yet
+                source.backup(folder / what / name)  # shares the sealed files
+    os.sync()  # else the disk is still writing during the first measurements
     for round_ in range(rounds):
         for what, speeds in found.items():
             pair = {}
@@ -120,7 +120,7 @@ def _busy_loops() -> Iterator[None]:
 
 
 def _of_many_stores(size: Size, folder: Path) -> tuple[Table, Target]:
-    """Have one process write to many stores, which are merged."""
+    """Write to many stores in one process, while they are merged."""
     found = measure("many_writing", folder, size.stores, _SEGMENTS_A_STORE, size.stores_seconds)
     header = ["stores", "merged", "processes that merge, at most", "their memory, MB"]
     row = [str(size.stores), *(number(found[name]) for name in ("merged", "most")), number(found["bytes"] / 1e6)]
@@ -128,12 +128,12 @@ def _of_many_stores(size: Size, folder: Path) -> tuple[Table, Target]:
 
 
 def _copy(what: str, merges: bool, round_: int) -> str:
-    """Return which copy of the store is measured: one of its own, or one for all rounds if nothing changes it."""
+    """Return the copy of the store to measure: a separate one, or one for all rounds if nothing changes it."""
     return f"{round_} {merges}" if merges or what == APPENDS else "at rest"
 
 
 def _fill(path: Path, size: Size) -> None:
-    """Make the segments, none of which is merged yet."""
+    """Make the segments, without merging them."""
     before, background._FIRST_S = background._FIRST_S, _NEVER_S
     try:
         fill_runs(path, size.segments * size.episode_steps, size.episode_steps, compaction="auto")
@@ -142,8 +142,8 @@ def _fill(path: Path, size: Size) -> None:
 
 
 def _measure(path: Path, size: Size, *, appends: bool, merges: bool) -> float:
-    """Return how many steps, or batches, come a second."""
-    # Where another process draws, it begins with that, and goes on until that has ended, or nothing is left to merge.
+    """Return the steps, or batches, per second."""
+    # With another process that draws: begin with it, and end with it, or when everything is merged.
     first_s = _NEVER_S if not merges else 0.0 if appends else _STARTING_S
     seconds = size.seconds if appends else _STARTING_S + 3 * size.seconds
     merging = begin("merging", path, seconds, size.episode_steps, appends, first_s)

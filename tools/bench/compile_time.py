@@ -1,4 +1,4 @@
-"""What a first batch costs a process: compiling kernels where none are kept, loading them where they are."""
+"""Time the first batch of a process, which compiles kernels, or loads them if they are cached."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,7 @@ KINDS = {
     "sequences": "Uniform, Sequences",
 }
 
-# Seconds until the first batch where nothing is compiled: twice as long as with private options of numba.
+# Seconds until the first batch without compiled kernels: twice as long as with private options of numba.
 WANTED = {"uniform": 8, "prioritized": 14, "updated": 14, "sequences": 10}
 
 

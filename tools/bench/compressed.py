@@ -1,4 +1,4 @@
-"""Draw stacks of frames that a real emulator made from compressed packs, beside the same frames uncompressed."""
+"""Draw stacks of frames from a real emulator, from compressed packs and from uncompressed segments."""
 
 import gc
 import shutil
@@ -47,20 +47,20 @@ class Size(NamedTuple):
 
 FULL, TINY = Size(200_000, 200_000, 1000, 10, 30), Size(600, 200, 2, 2, 2, 16)
 
-# What a disk of the cloud gives a second for its price, as Amazon's gp3: bytes, and reads.
+# Bytes and reads per second of a disk in the cloud at its base price, such as Amazon's gp3.
 DISK_BYTES, DISK_READS = 125_000_000, 3_000
 
 RAW, PACKED, LARGE = "uncompressed", "packs, zstd", "packs, zstd, as if too large to be kept"
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Draw from both stores, and from TorchRL's storage of uncompressed stacks, in turn; then from the disk."""
+    """Draw in turn from both stores and from TorchRL's storage of uncompressed stacks; then from the disk."""
     _fill(folder, size)
     peers = peers and find_spec("torchrl") is not None
     nbytes = {name: disk_usage(folder / name / "segments")[0] for name in (RAW, PACKED)}
     peer = _peer(folder, size) if peers else None
     seconds = _in_turn(folder, size, rounds, PACKED, peer)
-    # By themselves: what a process keeps is that of all its stores.
+    # In separate processes: a process has one cache for all its stores.
     large = _in_turn(folder, size, rounds, LARGE, None)
     cold = {"": _cold(folder, size, rounds)}
     with read_limit(folder, DISK_BYTES, DISK_READS) as group:
@@ -139,7 +139,7 @@ def _in_turn(folder: Path, size: Size, rounds: int, packed: str, peer: Any) -> d
     """Draw from the uncompressed store, the packs, and a peer's storage, if there is one, in turn."""
     errors = _errors(size.batches, size.batch_size)
     most = chunk_budget.MOST_DECOMPRESSED
-    gc.collect()  # and with the stores of the call before what was kept of these
+    gc.collect()  # also frees the caches of the previous stores
     read_files(folder)
     with ExitStack() as opened:
         opened.callback(setattr, chunk_budget, "MOST_DECOMPRESSED", most)
@@ -168,9 +168,9 @@ def _peer(folder: Path, size: Size) -> Any:
 
 
 def _cold(folder: Path, size: Size, rounds: int, group: Path | str = "") -> dict[str, Any]:
-    """Return seconds of the first batches and bytes that are read for them, means of each round, (rounds, 2).
+    """Return the seconds of the first batches, and the bytes read for them: means of each round, (rounds, 2).
 
-    They are drawn in fresh processes with nothing in memory, which join a control group, if one is named.
+    Fresh processes draw them with nothing in memory. The processes join a control group, if one is named.
     """
     found: dict[str, list[tuple[float, float]]] = {RAW: [], PACKED: []}
     for seed in range(rounds):
@@ -187,7 +187,7 @@ def _cold(folder: Path, size: Size, rounds: int, group: Path | str = "") -> dict
 
 
 def first_batches(path: str, batches: str, batch_size: str, seed: str, group: str) -> dict[str, Any]:
-    """Draw and update the first batches of this process, which knows nothing of the store; tell seconds, and bytes."""
+    """Draw and update the first batches of this fresh process; print the seconds and the bytes read."""
     calls = [(row,) for row in _errors(int(batches), int(batch_size))]
     with dr.open(path) as store, _sampler(store, int(batch_size), int(seed)) as sampler:
         dr.warmup(store, sampler.view, sampler.distribution)

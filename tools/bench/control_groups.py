@@ -1,4 +1,4 @@
-"""Control groups, which limit what a process takes for a bench: of memory, or from a disk."""
+"""Control groups, which limit the memory or the disk reads of a process of a bench."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -9,12 +9,12 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def memory_limit(nbytes: int) -> AbstractContextManager[Path | None]:
-    """Yield a group that a process can join to have so much memory, its page cache included; or None."""
+    """Yield a group with this much memory, page cache included, for a process to join; None if not allowed."""
     return _limited("memory", {"memory.limit_in_bytes": f"{nbytes}"}, {"memory.max": f"{nbytes}"})
 
 
 def read_limit(folder: Path, nbytes: int, reads: int) -> AbstractContextManager[Path | None]:
-    """Yield a group that a process can join to read so much a second of a folder's disk, so many times; or None."""
+    """Yield a group with these bytes and reads a second of a folder's disk, for a process to join; or None."""
     disk = _disk(folder)
     old = {
         "blkio.throttle.read_bps_device": f"{disk} {nbytes}",
@@ -24,20 +24,20 @@ def read_limit(folder: Path, nbytes: int, reads: int) -> AbstractContextManager[
 
 
 def join(group: str) -> None:
-    """Have a group limit this process, if one is named."""
+    """Join a control group, if one is named."""
     if group:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
 
 
 def bytes_read() -> int:
-    """Return how many bytes this process has had read from disks."""
+    """Return the bytes that were read from disks for this process."""
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(lines["read_bytes"])
 
 
 @contextmanager
 def _limited(controller: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Path | None]:
-    """Yield a new group, with these files of version 1, where that has the controller, or of 2; None: not allowed."""
+    """Yield a new group with these files, of version 1 if it has the controller, else 2; None: not allowed."""
     is_old = (ROOT / controller).is_dir()
     group = (ROOT / controller if is_old else ROOT) / f"diskreplay-bench-{os.getpid()}"
     try:
@@ -48,7 +48,7 @@ def _limited(controller: str, old: Mapping[str, str], new: Mapping[str, str]) ->
     try:
         yield group if _wrote(group, old if is_old else new) else None
     finally:
-        with suppress(OSError):  # who was interrupted leaves a process in it, and is told of the interrupt
+        with suppress(OSError):  # after an interrupt, a process may still be in it
             group.rmdir()
 
 
@@ -56,7 +56,7 @@ def _wrote(group: Path, files: Mapping[str, str]) -> bool:
     try:
         for name, value in files.items():
             (group / name).write_text(value)
-    except OSError:  # there is no such file, or no such disk
+    except OSError:  # no such file, or no such disk
         return False
     return True
 

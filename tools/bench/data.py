@@ -1,4 +1,4 @@
-"""Steps the size of CartPole's, and of frames, the same at every run."""
+"""Steps with the size of CartPole's, or with frames, the same in every run."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -49,7 +49,7 @@ class Steps(NamedTuple):
 
 
 def episodes(steps: int, shortest: int, longest: int, seed: int = 0) -> Iterator[Steps]:
-    """Yield random episodes of `shortest` to `longest` steps, `steps` in all; every tenth one is truncated."""
+    """Yield random episodes of `shortest` to `longest` steps, `steps` in total; every tenth one is truncated."""
     rng = np.random.default_rng(seed)
     made = count = 0
     while made < steps:
@@ -84,7 +84,7 @@ def write(path: Path, schema: dr.Schema, found: Iterable[Steps]) -> None:
 
 
 def drop(path: Path) -> None:
-    """Have the system forget a store's files, so that the next reader has them from disk as after a restart."""
+    """Drop a store's files from the page cache, so that the next reader reads them from disk."""
     for file in path.rglob("*"):
         if file.is_file():
             descriptor = os.open(file, os.O_RDONLY)
@@ -94,7 +94,7 @@ def drop(path: Path) -> None:
 
 
 def append_whole(writer: Any, episode: Steps) -> None:
-    """Append an episode in one piece."""
+    """Append a whole episode."""
     writer.append_episode(
         episode.obs,
         episode.action,
@@ -105,7 +105,7 @@ def append_whole(writer: Any, episode: Steps) -> None:
 
 
 def single_steps(steps: int, shortest: int, longest: int, seed: int = 0) -> Iterator[tuple[Any, ...]]:
-    """Yield obs, action, reward, terminated, truncated, next_obs of each step, the numbers as Python's own."""
+    """Yield obs, action, reward, terminated, truncated, next_obs of each step, numbers as Python objects."""
     for episode in episodes(steps, shortest, longest, seed):
         last = len(episode) - 1
         for t in range(len(episode)):
@@ -128,13 +128,13 @@ def single_frames(steps: int, shortest: int, longest: int, seed: int = 0) -> Ite
 
 
 def nstep_rows(found: Iterable[Steps], n: int, gamma: float) -> dict[str, Array]:
-    """Return the rows of all episodes, one behind the other."""
+    """Return the rows of all episodes, joined."""
     parts = [nstep_rows_of(episode, n, gamma) for episode in found]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def nstep_rows_of(episode: Steps, n: int, gamma: float, stack: int = 1) -> dict[str, Array]:
-    """Return obs, action, n-step reward, the obs that follows the n steps, and done, of every step of an episode.
+    """Return obs, action, n-step reward, the obs after n steps, and done for every step of an episode.
 
     With a stack, observations are (steps, stack, *shape), the oldest first; the episode's first one repeats.
     """
@@ -154,7 +154,7 @@ def nstep_rows_of(episode: Steps, n: int, gamma: float, stack: int = 1) -> dict[
 
 
 def read_files(folder: Path) -> None:
-    """Read all files, so that they are in the page cache: what nobody reads for long may leave it."""
+    """Read all files, so that they are in the page cache: the system may drop files that are not read."""
     for file in folder.rglob("*"):
         if file.is_file():
             with file.open("rb", buffering=0) as opened:

@@ -1,4 +1,4 @@
-"""Bring batches of stacked frames to a CUDA device, beside the bare copy of as many pinned bytes, and steps from it."""
+"""Copy batches of stacked frames to a CUDA device, and steps from it; the bare copy of pinned bytes is the limit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ APPEND_EACH = "VectorWriter.append, tensor.cpu() of each field"
 
 
 class Size(NamedTuple):
-    """Episodes of frames, their steps, and batches a round; environments, and calls a round that take a step of all."""
+    """Episodes of frames, their steps, and batches of a round; environments, and appends of a step of all."""
 
     episodes: int
     steps: int
@@ -32,7 +32,7 @@ FULL, TINY = Size(200, 500, 100, 4096, 24), Size(3, 20, 2, 8, 4)
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Draw batches in turn with the bare copy, and with a sampler that stays on the CPU; no peer comes into it."""
+    """Draw batches in turn with the bare copy, and with a sampler on the CPU; there is no peer."""
     del peers
     _fill(folder / "store", size)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -83,7 +83,7 @@ def _fill(path: Path, size: Size) -> None:
 
 
 def _steps_from(device: str, size: Size, rounds: int, folder: Path) -> dict[str, list[Seconds]]:
-    """Return the times of calls that take a step of many environments from a device."""
+    """Return the times of calls that append a step of many environments from a device."""
     step = Steps(*(tensor.to(device) for tensor in Steps.random(size.envs)))
     fields = step.fields()
     with (
@@ -116,7 +116,7 @@ def _bare_copy(nbytes: int) -> Callable[[], Any]:
 
 
 def _contestant(name: str, batches: int, call: Callable[[], Any]) -> Contestant:
-    """Return a contestant whose rounds are so many calls; the time of a batch is the mean of all of them."""
+    """Return a contestant with ``batches`` calls in a round; the time of a batch is their mean."""
 
     def run_round() -> Any:
         started = perf_counter()

@@ -1,4 +1,4 @@
-"""What it costs an append that what was appended is brought to the disk in the background."""
+"""Measure the cost of durability, which a background thread provides, for an append."""
 
 import os
 from collections import defaultdict
@@ -22,7 +22,7 @@ from tools.bench.harness import Contestant, Report, Seconds, Table, Target, in_t
 
 
 class Size(NamedTuple):
-    """How long each contestant appends in a round, and the least time from one step to the next."""
+    """The seconds of a contestant in a round, and the least time from one step to the next."""
 
     seconds: float
     step_us: float
@@ -33,17 +33,17 @@ class Size(NamedTuple):
 FULL, TINY = Size(1.5, 20, 500, 200_000), Size(0.05, 20, 500, 2_000)
 DURABILITIES: tuple[float, ...] = (0.5, 5.0)
 NONE = 'durability="none"'
-AGAIN = f"{NONE}, again"  # how much two of the same differ
-SYNCED = f"{NONE}, synced by another process"  # what the disk costs, without a thread that marks
-BATCH = 5  # rounds after which there is a new store, begun in another order: one may be slower for its place
+AGAIN = f"{NONE}, again"  # shows the difference of two equal rows
+SYNCED = f"{NONE}, synced by another process"  # the cost of the disk, without a marking thread
+BATCH = 5  # rounds of a store; then a new one, in another order: its place on disk may be slow
 POOL = 4096
-FRAMES = 5  # a store of frames holds so many times fewer
-SEGMENT_STEPS = 62_500  # as in a store of a million steps, or half of a smaller one here
+FRAMES = 5  # a store of frames has this many times fewer steps
+SEGMENT_STEPS = 62_500  # as in a store of a million steps; half of a smaller store here
 MEAN, TAIL = 1.03, 1.5
 
 
 class Shape(NamedTuple):
-    """What a step looks like, and the environment: one that works in this thread, or waits for another process."""
+    """The kind of step, and of environment: it computes in this thread, or waits for another process."""
 
     name: str
     schema: dr.Schema
@@ -62,7 +62,7 @@ def _shapes(size: Size) -> Iterator[Shape]:
 
 
 def _paced(append: Any, steps: Iterator[tuple[Any, ...]], seconds: float, shape: Shape) -> Seconds:
-    """Append for so long, a step each `every_us` at most; return the seconds of each append."""
+    """Append for some seconds, at most a step each `every_us`; return the seconds of each append."""
     clock, every = perf_counter_ns, int(shape.every_us * 1000)
     taken = []
     now = clock()
@@ -82,7 +82,7 @@ def _paced(append: Any, steps: Iterator[tuple[Any, ...]], seconds: float, shape:
 
 
 def _sync(path: Path, wanted: Any, every_s: float) -> None:
-    """Bring the newest segments of a store to the disk every so often, while that is wanted."""
+    """Sync the newest segments of a store at intervals, while an event is set."""
     while True:
         wanted.wait()
         sleep(every_s)
@@ -96,7 +96,7 @@ def _sync(path: Path, wanted: Any, every_s: float) -> None:
 
 @contextmanager
 def _synced_by_another(path: Path, every_s: float) -> Iterator[Any]:
-    """Give an event: another process brings the store to the disk while it is set."""
+    """Yield an event: while it is set, another process syncs the store."""
     context = get_context("spawn")
     wanted = context.Event()
     process = context.Process(target=_sync, args=(path, wanted, every_s), daemon=True)
@@ -109,7 +109,7 @@ def _synced_by_another(path: Path, every_s: float) -> Iterator[Any]:
 
 
 class _Switched:
-    """The open segments of a writer, which the marking thread finds only while that is switched on."""
+    """The open segments of a writer; the marking thread finds them only while this is switched on."""
 
     def __init__(self, segments: MarkedWriter) -> None:
         self._segments, self.on = segments, False
@@ -123,7 +123,7 @@ class _Switched:
 
 
 def _contestants(stack: ExitStack, path: Path, shape: Shape, seconds: float) -> list[Contestant]:
-    """Make a full store and a writer, which all contestants use, and switch on what each has that the others do not."""
+    """Return contestants that share a full store and its writer; each switches its own feature on for a round."""
     segment_steps = min(SEGMENT_STEPS, shape.capacity // 2)
     store = stack.enter_context(dr.create(path, shape.schema, capacity=shape.capacity, segment_steps=segment_steps))
     writer = stack.enter_context(store.writer(durability="none"))
@@ -137,7 +137,7 @@ def _contestants(stack: ExitStack, path: Path, shape: Shape, seconds: float) -> 
             switch(True)
             taken = _paced(writer.append, steps, seconds, shape)
             switch(False)
-            # What is left must not be written, or marked, in the time of the next one.
+            # Remaining steps must not be written, or marked, in the time of the next contestant.
             for segment in segments.open:
                 segment.mark()
             os.sync()
@@ -161,7 +161,7 @@ def _contestants(stack: ExitStack, path: Path, shape: Shape, seconds: float) -> 
 
 
 def _measured(shape: Shape, seconds: float, rounds: int, folder: Path) -> dict[str, list[Seconds]]:
-    """Return the seconds of each append in each round, by contestant; every few rounds there is another store."""
+    """Return the seconds of each append in each round, by contestant; every few rounds, make a new store."""
     taken: dict[str, list[Seconds]] = defaultdict(list)
     for done in range(0, rounds, BATCH):
         with TemporaryDirectory(dir=folder) as stores, ExitStack() as stack:
@@ -195,7 +195,7 @@ def _one_shape(shape: Shape, seconds: float, rounds: int, folder: Path) -> tuple
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Append small steps and frames to a store, which is marked and not marked in turn."""
+    """Append small steps and frames to a store, in turn with marks and without."""
     made = [_one_shape(shape, size.seconds, rounds, folder) for shape in _shapes(size)]
     return Report(
         "Durability",

@@ -1,4 +1,4 @@
-"""One zarr group an episode: how fast groups are made, and what they take on disk."""
+"""Measure a layout with a zarr group for each episode: the speed of making groups, and their disk usage."""
 
 from pathlib import Path
 from time import perf_counter
@@ -23,7 +23,7 @@ FULL, TINY = Size(10_000), Size(8)
 
 
 class Disk(NamedTuple):
-    """Bytes of a store's files: as allocated, without page rounding and holes, and that of zarr.json alone."""
+    """Bytes of a store's files: allocated, without page rounding and holes, and of zarr.json only."""
 
     allocated: int
     contents: int

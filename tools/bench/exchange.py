@@ -78,7 +78,7 @@ Write = Callable[[Path, dr.Schema, list[EpisodeData]], None]
 
 
 class Peer(NamedTuple):
-    """A format's own library: it reads a data set into arrays, and may write episodes that are in memory."""
+    """A format's own library: it reads a data set into arrays, and may write episodes from memory."""
 
     name: str
     read: Callable[[Path], Arrays]
@@ -96,7 +96,7 @@ class Pair(NamedTuple):
 
     @property
     def is_installed(self) -> bool:
-        """Whether the library is there, which only some of the tests need."""
+        """Whether the library is installed; only some of the tests need it."""
         return find_spec(OPTIONAL.get(self.peer.name, "numpy")) is not None
 
     @property
@@ -109,7 +109,7 @@ class Pair(NamedTuple):
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     """Read and write each format in turn with its library."""
-    del peers  # without them there is nothing to compare
+    del peers  # they are always needed here
     times, compared, targets = list[list[str]](), list[Table](), list[Target]()
     for kind, schema in SCHEMAS.items():
         counts = (size.images, size.image_steps) if kind == "images" else (size.vectors, size.vector_steps)
@@ -128,7 +128,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             found = ratio_table(seconds, pair.compared)
             compared.append(found._replace(rows=[[f"{name}: {row[0]}", *row[1:]] for row in found.rows]))
             for ours, theirs in pair.compared:
-                if (ours, theirs) != (IMPORT, f"{pair.peer.name} reads"):  # an import also writes
+                if (ours, theirs) != (IMPORT, f"{pair.peer.name} reads"):  # not a fair target: an import also writes
                     share = float(np.median(ratios(seconds, ours, theirs)))
                     what = f"{name}: {ours}, compared with: {theirs}"
                     targets.append(Target(what, share, LEAST, "times as fast", True))
@@ -204,7 +204,7 @@ def _cells(taken: list[Seconds], nbytes: int, stored: int) -> list[str]:
 
 
 def _read(adapter: ModuleType, own: Path, left: Path) -> None:
-    """Read a data set as an import does, and append nothing."""
+    """Read a data set like an import, but append nothing."""
 
     def drain(_: Path, source: Source, choice: Choice, __: object) -> None:
         for episode in source.read(0, source.lay_out(choice).paths):
@@ -228,7 +228,7 @@ def _size(path: Path) -> int:
 
 
 def _touch(arrays: Arrays) -> None:
-    """Read a byte of each page: arrays that are mapped are read no earlier."""
+    """Read a byte of each page: mapped arrays are not read before."""
     for array in arrays:
         np.ascontiguousarray(array).reshape(-1).view(np.uint8)[::4096].max(initial=0)
 
@@ -396,7 +396,7 @@ def _read_zarr(folder: Path) -> Arrays:
             yield rows[start:stop]
 
 
-# --- NumPy's files, also those of Dreamer ----------------------------------------------------------------------------
+# --- NumPy's files, and files of Dreamer ------------------------------------------------------------------------------
 
 
 def _read_npz(folder: Path) -> Arrays:

@@ -1,6 +1,6 @@
-"""What a fresh process finds out about itself: `measure` starts one, which prints its answer as JSON.
+"""Functions that measure a fresh process from inside: `measure` starts one, which prints its result as JSON.
 
-Nothing but sys and time is imported above the functions: what is measured must not be loaded before.
+Only sys and time are imported above the functions: a measured import must not happen before.
 """
 
 import sys
@@ -17,7 +17,7 @@ def measure(what: str, *arguments: object) -> dict[str, float]:
 
 
 def begin(what: str, *arguments: object) -> "Callable[[], dict[str, float]]":
-    """Begin to run one of the functions below in a new interpreter; return what waits for its answer."""
+    """Start one of the functions below in a new interpreter; return a function that waits for its result."""
     import json
     import os
     import subprocess
@@ -41,7 +41,7 @@ def begin(what: str, *arguments: object) -> "Callable[[], dict[str, float]]":
 
 
 def answers(waiting: "Iterable[Callable[[], dict[str, float]]]") -> list[dict[str, float]]:
-    """Wait for all that was begun, and return their answers; raise the first error when all have ended."""
+    """Wait for all processes, and return their results; raise the first error when all have ended."""
     found, errors = [], []
     for wait in waiting:
         try:
@@ -61,7 +61,7 @@ def memory() -> dict[str, float]:
 
 
 def importing() -> dict[str, float]:
-    """Import the package, then all that a collector uses of it."""
+    """Import the package, then everything that a collector uses of it."""
     started = perf_counter()
     import diskreplay as dr
 
@@ -72,7 +72,7 @@ def importing() -> dict[str, float]:
 
 
 def opening(path: str) -> dict[str, float]:
-    """Open a store; what the package loads is loaded before."""
+    """Open a store; the package is imported before."""
     import diskreplay as dr
 
     load = dr.open
@@ -84,7 +84,7 @@ def opening(path: str) -> dict[str, float]:
 
 
 def reading(path: str, distribution: str) -> dict[str, float]:
-    """Tell what memory of its own opening a store and drawing a first batch take, and an update by priority."""
+    """Return the private memory of opening a store, drawing a first batch, and updating priorities."""
     import torch
 
     import diskreplay as dr
@@ -105,7 +105,7 @@ def reading(path: str, distribution: str) -> dict[str, float]:
 
 
 def collecting(path: str, steps: str) -> dict[str, float]:
-    """Append steps; tell what the process takes before that, after it, and at most."""
+    """Append steps; return the memory of the process before, after, and at most."""
     start = memory()["VmRSS"]
     import diskreplay as dr
 
@@ -122,7 +122,7 @@ def collecting(path: str, steps: str) -> dict[str, float]:
 
 
 def appending(path: str, seconds: str) -> dict[str, float]:
-    """Append steps at full speed for so long; tell how many a second."""
+    """Append steps at full speed for some seconds; return the steps/s."""
     import numpy as np
 
     import diskreplay as dr
@@ -138,9 +138,9 @@ def appending(path: str, seconds: str) -> dict[str, float]:
 
 
 def merging(path: str, seconds: str, episode_steps: str, appends: str, first_s: str) -> dict[str, float]:
-    """Have old segments merged ``first_s`` later; append at full speed, or wait; tell how many steps a second.
+    """Merge old segments from ``first_s`` seconds on; append at full speed, or wait; return the steps/s.
 
-    It ends after so many seconds, or when nothing is left to merge.
+    It ends after some seconds, or when everything is merged.
     """
     import threading
     import time
@@ -154,7 +154,7 @@ def merging(path: str, seconds: str, episode_steps: str, appends: str, first_s: 
     steps, count = int(episode_steps), 0
     block = np.zeros((steps + 1, 4), np.float32), np.zeros(steps, np.int64), np.zeros(steps, np.float32)
     with dr.open(path, mode="a") as store, store.writer() as writer:
-        with store.writer() as first:  # when it is sealed, segments are looked at
+        with store.writer() as first:  # sealing its segment starts the check for segments to merge
             first.append_episode(*block, terminated=True)
         threads = [thread for thread in threading.enumerate() if thread.name == "diskreplay-compaction"]
         started = perf_counter()
@@ -163,12 +163,12 @@ def merging(path: str, seconds: str, episode_steps: str, appends: str, first_s: 
                 writer.append_episode(*block, terminated=True)
                 count += steps
             else:
-                time.sleep(0.01)  # the processor is for those who merge, and for the sampler beside this one
+                time.sleep(0.01)  # leave the processor to the merging process and the sampler
         return {"steps": count / taken, "seconds": taken}
 
 
 def collecting_slowly(path: str, seconds: str, compaction: str) -> dict[str, float]:
-    """Append 250 steps a second at most to a new store, each ten a segment; tell the slowest append's time."""
+    """Append at most 250 steps/s to a new store, ten to a segment; return the time of the slowest append."""
     import time
 
     import numpy as np
@@ -194,9 +194,9 @@ def collecting_slowly(path: str, seconds: str, compaction: str) -> dict[str, flo
 
 
 def many_writing(folder: str, stores: str, segments: str, seconds: str) -> dict[str, float]:
-    """Write to many stores in one process; tell how many processes merge them at once, and what memory these take.
+    """Write to many stores in one process; return the number of processes that merge at once, and their memory.
 
-    It ends after so many seconds, or when all were merged.
+    It ends after some seconds, or when everything is merged.
     """
     import os
     import time
@@ -235,7 +235,7 @@ def many_writing(folder: str, stores: str, segments: str, seconds: str) -> dict[
 
 
 def sampling(path: str, seconds: str, kept: str) -> dict[str, float]:
-    """Draw batches of what others append; tell when the first was there, and of the rest how many come a second."""
+    """Draw batches while other processes append; return the time of the first one, and the batches/s of the rest."""
     import os
 
     if kept:
@@ -264,7 +264,7 @@ def sampling(path: str, seconds: str, kept: str) -> dict[str, float]:
 
 
 def starting(path: str) -> dict[str, float]:
-    """Read a store's files, then open it and draw a first batch; tell what each part takes."""
+    """Read a store's files, then open it and draw a first batch; return the seconds of each part."""
     import os
 
     import numpy as np
@@ -318,7 +318,7 @@ def first_batch(path: str, kind: str, kept: str) -> dict[str, float]:
     cpu_target.target_context.refresh()
     numba = perf_counter() - started
     started, cpu = perf_counter(), process_time()
-    # What reads a store is imported here too: that alone has some kernels compiled.
+    # Import the reader of a store here, too: its import compiles some kernels.
     view = dr.Sequences(length=8, overlap=4) if kind == "sequences" else dr.Transitions(n_step=3)
     distribution = dr.Uniform() if kind in ("uniform", "sequences") else dr.Prioritized()
     sampler = dr.Sampler(store, view, distribution, batch_size=256, seed=0)
@@ -329,7 +329,7 @@ def first_batch(path: str, kind: str, kept: str) -> dict[str, float]:
 
 
 def drawing(bench: str, what: str, *arguments: str) -> dict[str, float]:
-    """Do what a function of a bench does in its own process."""
+    """Run a function of a bench in this process."""
     from importlib import import_module
 
     answer: dict[str, float] = getattr(import_module(f"tools.bench.{bench}"), what)(*arguments)

@@ -1,4 +1,4 @@
-"""Open and draw from a large store that merged its many segments by itself, beside a small one made in the same way."""
+"""Open and draw from a large store that merged its many segments by itself, and a small one made in the same way."""
 
 import threading
 import time
@@ -37,7 +37,7 @@ MOST_MIB, MOST_BYTES = 100 * 10**6 / 2**20, 24
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Write both, then open the large one in fresh processes, and draw from both in turn; there is no peer."""
+    """Write both stores, open the large one in fresh processes, and draw from both in turn; there is no peer."""
     del peers
     stores = {steps: folder / f"{steps}" for steps in (size.small_steps, size.steps)}
     written = [_fill(path, steps, size) for steps, path in stores.items()]
@@ -81,7 +81,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
 
 
 def _fill(path: Path, steps: int, size: Size) -> list[str]:
-    """Write a store; return how many segments were made, were there at the end, and later; and steps a second."""
+    """Write a store; return the numbers of segments made, left at the end, and left later; and steps/s."""
     obs = np.arange(size.episode_steps + 1, dtype=np.float32)[:, None]
     action, reward = np.zeros(size.episode_steps, np.uint8), np.ones(size.episode_steps, np.float32)
     with dr.create(path, NARROW, segment_steps=size.segment_steps) as store:

@@ -1,4 +1,4 @@
-"""Run contestants in turn in one process, compare them round by round, and write down what came out."""
+"""Run contestants in turn in one process, compare them round by round, and write the results."""
 
 import datetime
 import gc
@@ -40,7 +40,7 @@ class Table(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A number that must be at least, or at most, another one."""
+    """A figure with its lower or upper bound."""
 
     what: str
     measured: float
@@ -50,7 +50,7 @@ class Target(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether it is."""
+        """Whether the figure is within the bound."""
         return self.measured >= self.bound if self.at_least else self.measured <= self.bound
 
     def row(self) -> list[str]:
@@ -62,7 +62,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What a bench found out."""
+    """The results of a bench."""
 
     title: str
     tables: Sequence[Table]
@@ -81,9 +81,9 @@ class Report:
 
 
 def in_turn(contestants: Sequence[Contestant], rounds: int) -> dict[str, list[Seconds]]:
-    """Run all contestants once for nothing, then `rounds` times, in the opposite order every other time."""
+    """Run all contestants once as a warm-up, then `rounds` times, in the opposite order every other time."""
     seconds: dict[str, list[Seconds]] = {contestant.name: [] for contestant in contestants}
-    os.sync()  # or else the system writes in the background, for half a minute, what was made for this
+    os.sync()  # else the system writes the files of the set-up in the background, for half a minute
     for number_ in range(-1, rounds):
         for contestant in contestants if number_ % 2 else reversed(contestants):
             # Garbage of one contestant must not be collected in the time of the next.
@@ -95,7 +95,7 @@ def in_turn(contestants: Sequence[Contestant], rounds: int) -> dict[str, list[Se
 
 
 def timed(call: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> Seconds:
-    """Make one call for each tuple of arguments; return the seconds of each, of the clock's own 50 ns too."""
+    """Make one call for each tuple of arguments; return the seconds of each, with about 50 ns of the clock."""
     clock = perf_counter_ns
     taken = []
     for given in arguments:
@@ -114,7 +114,7 @@ def draw(sample: Callable[[], Any], fields: Iterable[Any]) -> Any:
 
 
 def ratios(seconds: dict[str, list[Seconds]], ours: str, peer: str) -> Seconds:
-    """Return how many times as long as ours the peer took, in each round; all calls count, the slow ones too."""
+    """Return the ratio of the peer's time to ours in each round; all calls count, the slow ones too."""
     pairs = zip(seconds[ours], seconds[peer], strict=True)
     return np.array([theirs.mean() / own.mean() for own, theirs in pairs])
 
@@ -122,7 +122,7 @@ def ratios(seconds: dict[str, list[Seconds]], ours: str, peer: str) -> Seconds:
 def faster(
     seconds: dict[str, list[Seconds]], wanted: Mapping[str, float], what: str = "", ours: str = OURS
 ) -> list[Target]:
-    """Return how many times as fast as each peer, in the median, we are to be; peers that did not run are left out."""
+    """Return the targets for the median ratio to each peer; peers that did not run are left out."""
     return [
         Target(
             f"{what}faster than {peer}", float(np.median(ratios(seconds, ours, peer))), least, "times", at_least=True
@@ -133,7 +133,7 @@ def faster(
 
 
 def bandwidth(seconds: dict[str, list[Seconds]], ours: str, limit: str, least: float) -> Target:
-    """Return which share of the bandwidth of a copy of the same bytes we are to reach."""
+    """Return the target for our share of the bandwidth of a copy of the same bytes."""
     share = float(np.median(ratios(seconds, ours, limit)))
     return Target(f"{ours}: bandwidth, of that of a {limit}", share, least, "", at_least=True)
 
@@ -167,7 +167,7 @@ def number(value: Any) -> str:
 
 
 def machine(folder: Path) -> str:
-    """Describe what the numbers depend on, and nothing that names the machine."""
+    """Describe the hardware and the versions, but nothing that identifies the machine."""
     versions = [f"{name} {found}" for name in PACKAGES if (found := _version(name))]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (

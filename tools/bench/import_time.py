@@ -1,4 +1,4 @@
-"""What a collector process costs before it does anything."""
+"""Measure the import time and the memory of a collector process."""
 
 from pathlib import Path
 from typing import NamedTuple

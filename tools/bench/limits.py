@@ -1,6 +1,6 @@
-"""The limit of a gather: the same bytes copied from the same mappings, by one call of C's memcpy a run.
+"""The limit of a gather: the same bytes copied from the same mappings, by one call of C's memcpy for each run.
 
-With as many threads as a sampler has: two where it may use two processors.
+It uses as many threads as a sampler: two if it may use two processors.
 """
 
 import functools
@@ -22,12 +22,12 @@ from tests.kernels.plain.gathering import row_address
 Ints = NDArray[np.int64]
 
 COPY, STREAM = "plain copy of the same bytes", "the same, past the caches"
-# As many as a sampler has in turn: what it wrote last is not what it writes next.
+# Buffers in turn, as in a sampler: the next target is not the last one.
 TARGETS = 3
 
 
 class Runs(NamedTuple):
-    """Contiguous runs that make a batch: addresses, bytes, and where each goes in the batch."""
+    """Contiguous runs of a batch: addresses, bytes, and the place of each in the batch."""
 
     sources: Ints
     counts: Ints
@@ -41,7 +41,7 @@ class Runs(NamedTuple):
 
 @functools.cache
 def copy_kernel() -> Callable[..., None]:
-    """Return what copies runs to places of a target: sources, counts, places, the target's address, past the caches."""
+    """Return a function that copies runs: sources, counts, places, the target's address, and past the caches or not."""
     package = cache.import_kernels(cache.folder())
     jit, copies = import_module(f"{package}.jit"), import_module(f"{package}.{MODULES['stream']}")
     copy_bytes, stream, fence = jit.copy_bytes, copies.stream, jit.fence
@@ -59,7 +59,7 @@ def copy_kernel() -> Callable[..., None]:
 
 
 def windows_of(snapshot: Any, ids: Ints, n: int, stack: int = 1) -> Windows:
-    """Return where the windows of these ids lie."""
+    """Return the places of the windows of these ids."""
     windows = Windows(len(ids))
     if windows.find(snapshot, ids, n, stack, False) >= 0:
         raise ValueError("an id cannot be sampled")
@@ -67,7 +67,7 @@ def windows_of(snapshot: Any, ids: Ints, n: int, stack: int = 1) -> Windows:
 
 
 def runs(snapshot: Any, leaf: str, windows: Windows, spans: Sequence[tuple[Ints, Ints]]) -> Runs:
-    """Return the runs of rows first to last of each window, of each span, cut where a chunk ends."""
+    """Return the runs of rows first to last of each window and span, cut at the ends of chunks."""
     table = snapshot.leaf(leaf)
     found, place = [], 0
     for first, last in spans:
@@ -88,7 +88,7 @@ def runs(snapshot: Any, leaf: str, windows: Windows, spans: Sequence[tuple[Ints,
 
 
 def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
-    """Return what copies the next batch when it is called, into memory used in turn."""
+    """Return a function that copies the next batch into one of several buffers, in turn."""
     targets = [np.zeros(max(batch.nbytes for batch in batches) + 64, np.uint8) for _ in range(TARGETS)]
     pairs = cycle(
         zip(batches, cycle([target.ctypes.data + -target.ctypes.data % 64 for target in targets]), strict=False)

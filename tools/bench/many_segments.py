@@ -1,4 +1,4 @@
-"""Draw from a store with a segment for each episode, and open it, beside one of a single segment with as many steps."""
+"""Draw from a store with a segment for each episode, and open it, compared with a store of a single segment."""
 
 from contextlib import ExitStack
 from functools import partial
@@ -30,7 +30,7 @@ FIELDS = ("obs", "action", "reward", "next_obs", "discount")
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Draw from both in turn, then open both in fresh processes; there is no peer."""
+    """Draw from both stores in turn, then open both in fresh processes; there is no peer."""
     del peers
     steps = size.segments * size.episode_steps
     fill(folder / ONE, steps, size.episode_steps, size.episode_steps)

@@ -1,4 +1,4 @@
-"""Append a step and draw a batch, as an agent does that learns while it collects; and batches of a store that grows."""
+"""Append a step and draw a batch, like an agent that learns while it collects; and draw from a growing store."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -31,9 +31,9 @@ from tools.bench.harness import (
 
 
 class Size(NamedTuple):
-    """What a full store keeps, and all hold before the first round; steps of a round; of growing stores what they hold.
+    """The capacity of a full store; steps of all before the first round; steps of a round; sizes of growing stores.
 
-    A full store begins a segment for each quarter of what it keeps, and deletes one: so often, too, in each round.
+    A full store begins a segment for each quarter of its capacity, and evicts one; it does so equally often in a round.
     """
 
     capacity: int
@@ -61,7 +61,7 @@ WANTED = {
 
 
 class Growth(NamedTuple):
-    """A store that grows: lanes of each writer, writers, whether priorities are drawn by, and the ratio wanted."""
+    """A growing store: lanes of each writer, writers, whether it is prioritized, and the target ratio."""
 
     lanes: int
     writers: int
@@ -87,7 +87,7 @@ GROWING = [
 
 
 def _ours(store: dr.Store, stack: ExitStack, prioritized: bool, size: Size) -> tuple[Callable[..., Any], Any]:
-    """Return what appends a step and what draws a batch, and updates its priorities where it has some."""
+    """Return a function that appends a step, and one that draws a batch and updates its priorities, if any."""
     writer = stack.enter_context(store.writer())
     view = dr.Transitions(n_step=N_STEP if prioritized else 1, gamma=GAMMA)
     distribution = dr.Prioritized(ALPHA, BETA) if prioritized else dr.Uniform()
@@ -129,7 +129,7 @@ def _contestants(
 
 
 def _loop(add: Callable[..., Any], step: Callable[[], Any], steps: Iterator[Any], count: int) -> Seconds:
-    """Append a step and draw a batch, so many times; return the seconds of both together."""
+    """Append a step and draw a batch in each call; return the seconds of both together."""
 
     def both(*values: Any) -> None:
         add(*values)
@@ -186,7 +186,7 @@ class _Growing:
             writer.append(*self._step, ended, self._never, self._step[0])
 
     def round(self, counts: bool) -> None:
-        """Draw batches of what has grown, and of the same again; the first finds the caches full of other stores."""
+        """Draw batches of the growing stores, twice of each: before the first one, caches are full of other stores."""
         for batch in range(self._batches + 1):
             self._append()
             started = perf_counter_ns()

@@ -1,4 +1,4 @@
-"""Open a store in a fresh process and draw a first batch, beside reading the same files and nothing else."""
+"""Open a store in a fresh process and draw a first batch, compared with a plain read of the same files."""
 
 import shutil
 from pathlib import Path

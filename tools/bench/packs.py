@@ -1,4 +1,4 @@
-"""Draw from stores of many short segments that were compacted, and open them, beside one with as many steps in one."""
+"""Draw from compacted stores of many short segments, and open them, compared with a store of one segment."""
 
 from contextlib import ExitStack
 from functools import partial
@@ -30,7 +30,7 @@ ONE, EPISODES, RUNS = "1 segment", "a segment an episode, compacted", "a segment
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Draw from all in turn, then open all in fresh processes; there is no peer."""
+    """Draw from all stores in turn, then open all in fresh processes; there is no peer."""
     del peers
     steps = size.segments * size.episode_steps
     fill(folder / ONE, steps, size.episode_steps, size.episode_steps)
@@ -87,7 +87,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
 
 
 def fill_runs(path: Path, steps: int, run_steps: int, compaction: str = "manual") -> None:
-    """Make a store with a writer, and so a segment, for each run of one episode."""
+    """Make a store with a writer, and thus a segment, for each run of one episode."""
     with dr.create(path, SCHEMA, compaction=compaction) as store:
         for episode in episodes(steps, run_steps, run_steps):
             with store.writer() as writer:

@@ -64,7 +64,7 @@ def _copied(copy: Callable[[], None], td_error: Any) -> None:
 
 
 def _stacked(size: Size, steps: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows that the peers are given, an episode at a time."""
+    """Yield the rows for the peers, one episode at a time."""
     for episode in _episodes(size, steps):
         yield nstep_rows_of(episode, N_STEP, GAMMA, STACK)
 
@@ -86,8 +86,8 @@ def _peers(size: Size, folder: Path) -> Iterator[tuple[str, Job]]:
 
 
 def _limits(store: Any, sampler: dr.Sampler, size: Size) -> tuple[list[tuple[str, Job]], float]:
-    """Return what copies the frames of batches like ours, and the bytes of a batch."""
-    from tools.bench import limits  # not above: it knows the inside of this tree's package, and `before` of no other's
+    """Return a function that copies the frames of batches like ours, and the bytes of a batch."""
+    from tools.bench import limits  # not above: it uses internals of this tree, and `before` imports other revisions
 
     batches = []
     for _ in range(size.copied):

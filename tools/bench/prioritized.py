@@ -27,13 +27,13 @@ from tools.bench.harness import (
 
 
 class Sizes(NamedTuple):
-    """What is drawn beside the peers, and the steps of stores that are compared among themselves."""
+    """Sizes of the comparison with peers, and steps of the stores that are compared with each other."""
 
     beside: Size
     grown: tuple[int, ...]
 
 
-# As many batches as are drawn ahead at once, a whole number of times.
+# A multiple of the batches that are drawn ahead at once.
 FULL = Sizes(Size(1_000_000, 504), (100_000, 1_000_000, 10_000_000))
 TINY = Sizes(Size(300, 5, 16, 3, 20), (100, 300))
 
@@ -87,7 +87,7 @@ def _sampler(store: dr.Store, size: Size) -> dr.Sampler:
 
 
 def _contestants(jobs: list[tuple[str, Job]], size: Size) -> list[Contestant]:
-    """Give all the same errors, which are random."""
+    """Update all with the same random errors."""
     errors = np.random.default_rng(0).exponential(size=(size.batches, size.batch_size)).astype(np.float32)
     calls = [(row,) for row in errors]
     return [Contestant(name, partial(timed, job, calls)) for name, job in jobs]

@@ -1,8 +1,8 @@
-"""The kernels of a batch, compiled for several processors and run on this one: choices that depend on data show.
+"""Compare the kernels of a batch, compiled for several processors and run on this one.
 
-A compiler turns such a choice into a conditional jump or into a conditional move, by what it knows of the processor it
-compiles for. A jump is mispredicted on random data, which takes longer than all the rest of a search. Each processor
-has a process of its own, with kernels of its own; every call draws other ids.
+A compiler turns a choice that depends on data into a conditional jump or a conditional move, by its model of the target
+processor. A jump is mispredicted on random data, which takes longer than the rest of a search. Each target has its own
+process with its own kernels. Every call draws other ids.
 """
 
 import json
@@ -27,14 +27,14 @@ from tools.bench.harness import Contestant, Report, Seconds, Table, Target, in_t
 
 HOST = "host"
 WANTED = 1.3
-# Of the calls of a kernel in one round; the slowest are those that the system interrupted.
+# The share of a kernel's calls in a round that counts; the system interrupted the slowest calls.
 COUNTED = 0.95
-# What a first batch calls once, with all that there is.
+# Kernels that a first batch calls once, with all data.
 FIRST, FIRST_KERNELS = "first batch", ("starts", "sync_priorities", "sumtree_set")
 
 
 class Size(NamedTuple):
-    """Steps in the stores, episodes' longest, batches of each case in a round, new samplers, and processors."""
+    """Steps in the stores, the longest episode, batches of each case in a round, new samplers, and processors."""
 
     steps: int
     longest: int
@@ -65,7 +65,7 @@ class _Worker:
             )  # fmt: skip
 
     def ready(self) -> bool:
-        """Wait for the kernels; tell whether this machine can run them."""
+        """Wait for the kernels; return whether this machine can run them."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -76,7 +76,7 @@ class _Worker:
         return True
 
     def round(self) -> Seconds:
-        """Return the seconds of a call of each kernel, NaN where there was none."""
+        """Return the seconds of a call of each kernel, NaN without a call."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
@@ -85,7 +85,7 @@ class _Worker:
         return np.array([found.get(kernel, np.nan) for kernel in self.kernels])
 
     def close(self) -> None:
-        """Have the process end."""
+        """End the process."""
         self._process.communicate()
 
 
@@ -106,7 +106,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
     taken = np.array([seconds[name] for name in names])  # processor, round, kernel
     called = ~np.isnan(taken).any(axis=(0, 1))
     kernels = [kernel for kernel, was_called in zip(workers[0].kernels, called, strict=True) if was_called]
-    # How many times as long as each of the others, in the median of the rounds; then as the fastest of these.
+    # Median ratios to the time of each other target, and the largest: the ratio to the fastest target.
     beside = np.median(taken[:, None, :, called] / taken[None, :, :, called], axis=2)
     worst = beside.max(axis=1)
     missing = [name for name in size.processors if name not in names]
@@ -163,7 +163,7 @@ class _Times:
         self.case, self._calls = "", defaultdict[str, list[int]](list)
 
     def install(self) -> None:
-        """Have all modules that were imported get kernels that are measured."""
+        """Replace the kernels of all imported modules by measured ones."""
         from diskreplay.kernels import table
 
         get: Callable[[str], Callable[..., Any]] = table.get_kernel
@@ -214,7 +214,7 @@ def _serve(folder: Path, size: Size) -> None:
             sampler.update_priorities(index, errors.random(len(index)))
 
     def grow() -> Iterator[None]:
-        """Append a step, and draw from stores that keep as much as they have."""
+        """Append a step to full stores, and draw from them."""
         steps = chain.from_iterable(single_steps(size.steps, 10, size.longest, seed) for seed in range(1 << 20))
         with ExitStack() as stack:
             full = {}
@@ -233,7 +233,7 @@ def _serve(folder: Path, size: Size) -> None:
                 yield
 
     def rest() -> Iterator[None]:
-        """Draw from a store at rest; of each kind also the first batch of new samplers."""
+        """Draw from a store that does not change; also the first batch of new samplers of each kind."""
         with ExitStack() as stack:
             store = stack.enter_context(dr.open(folder.parent / "store"))
             samplers = {
@@ -250,7 +250,7 @@ def _serve(folder: Path, size: Size) -> None:
                             draw(fresh)
                 yield
 
-    # What is imported with the first batch must be before kernels are measured.
+    # Import the modules of a first batch before kernels are measured.
     with dr.open(folder.parent / "store") as store:
         for make in kinds.values():
             with dr.Sampler(store, view, make(), **options) as sampler:

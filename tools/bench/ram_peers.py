@@ -34,7 +34,7 @@ def _sb3(obs: dr.Field, action: dr.Field, capacity: int) -> Adder:
     dtype = action.dtype
 
     def add(obs: Any, action: int, reward: float, terminated: bool, truncated: bool, next_obs: Any) -> None:
-        # What its algorithms do with one environment of a vector: a leading axis, and `infos` of truncations.
+        # As in its algorithms with one environment of a vector: a leading axis, and `infos` of truncations.
         buffer.add(
             obs[None],
             next_obs[None],
@@ -64,12 +64,12 @@ ADDERS = {SB3: _sb3, CPPRB: _cpprb}
 
 
 def adder(name: str, schema: dr.Schema, capacity: int) -> Adder:
-    """Return what appends one step (obs, action, reward, terminated, truncated, next_obs) to a fresh buffer."""
+    """Return a function that appends a step (obs, action, reward, terminated, truncated, next_obs) to a new buffer."""
     return ADDERS[name](schema.obs, schema.action, capacity)
 
 
 def sb3_uniform(schema: dr.Schema, rows: Rows) -> Any:
-    """Return a buffer of these rows, put in its public arrays at once."""
+    """Return a buffer of these rows, assigned to its public arrays."""
     count = len(rows["reward"])
     buffer = _sb3_buffer(schema.obs, count)
     names = {"observations": "obs", "next_observations": "next_obs", "rewards": "reward", "dones": "done"}
@@ -99,7 +99,7 @@ def cpprb_prioritized(schema: dr.Schema, rows: Rows, alpha: float) -> Any:
 def cpprb_stacked(schema: dr.Schema, episodes: Iterable[Rows], capacity: int, stack: int, alpha: float) -> Any:
     """Return a prioritized buffer of episodes whose observations are stacks, each frame kept once for obs and next_obs.
 
-    It wants the stack's axis last.
+    Its stack axis is the last one.
     """
     from cpprb import PrioritizedReplayBuffer
 
@@ -139,7 +139,7 @@ def tianshou_prioritized(rows: Rows, ends: Any, alpha: float, beta: float) -> An
 
 
 def tianshou_returns(buffer: Any, size: int, n: int, gamma: float) -> tuple[Any, Any]:
-    """Draw a batch, and make its n-step returns as its algorithms do; return it and its indices."""
+    """Draw a batch with n-step returns, as in its algorithms; return it and its indices."""
     import torch
 
     try:
@@ -148,7 +148,7 @@ def tianshou_returns(buffer: Any, size: int, n: int, gamma: float) -> tuple[Any,
         from tianshou.policy import BasePolicy as Algorithm
 
     def values(buffer: Any, after: Any) -> Any:
-        # What a target network would be given is read; its answer costs nothing here.
+        # Reads the input of a target network; the network itself costs nothing here.
         return torch.zeros(len(buffer[after].obs_next))
 
     batch, index = buffer.sample(size)
@@ -164,9 +164,9 @@ def cpprb_step(buffer: Any, size: int, beta: float, td_error: Any) -> None:
 def online(
     name: str, schema: dr.Schema, size: int, n: int, gamma: float, alpha: float, beta: float
 ) -> tuple[Adder, Callable[[], Any]] | None:
-    """Return what appends a step to a fresh buffer, and what draws a batch of it; None where the peer has no such.
+    """Return functions that append a step to a new buffer, and draw a batch; None if the peer cannot.
 
-    With more than one step, batches are drawn by priorities, and updated.
+    With more than one step, draws are by priority, and priorities are updated.
     """
     made: tuple[Adder, Callable[[], Any]] | None = _ONLINE[name](schema, size, n, gamma, alpha, beta)
     return made

@@ -1,4 +1,4 @@
-"""How much memory of its own a reader takes, beside the page cache."""
+"""Measure the private memory of a reader, apart from the page cache."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from tools.bench.harness import Report, Table, Target, number
 
 
 class Case(NamedTuple):
-    """A distribution, the steps in the store, and those of its shortest and longest episode."""
+    """A distribution, the steps in the store, and the lengths of its shortest and longest episode."""
 
     distribution: str
     steps: int
@@ -24,13 +24,13 @@ class Case(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What is compared, and how many processes for each."""
+    """The compared readers, and the number of processes for each."""
 
     cases: tuple[Case, ...]
     processes: int
 
 
-# The second size is just above a power of two, where tables that double would be half empty.
+# The second size is just above a power of two: tables that double their size would be half empty.
 FULL = Size(
     (
         Case("Prioritized", 1_000_000, 10, 500),

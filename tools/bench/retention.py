@@ -1,4 +1,4 @@
-"""Draw from a store that evicts while four processes write to it, beside one that keeps everything."""
+"""Draw from a store that evicts while four processes write to it, compared with a store that keeps everything."""
 
 import multiprocessing
 import time
@@ -16,7 +16,7 @@ from tools.bench.harness import Contestant, Report, Seconds, Target, in_turn, ra
 
 
 class Size(NamedTuple):
-    """Steps that the store keeps, batches in each of a round's turns, and steps that a writer appends a second."""
+    """The capacity of the store, batches in each turn of a round, and steps/s of a writer."""
 
     capacity: int
     batches: int
@@ -62,7 +62,7 @@ def _write(paths: list[str], number: int, size: Size, turn: Any, ready: Any) -> 
 
 @contextmanager
 def _writing(paths: list[str], size: Size) -> Iterator[Any]:
-    """Give a number that says which store is written to by all writers."""
+    """Yield a shared number, which selects the store that all writers write to."""
     context = multiprocessing.get_context("spawn")
     turn, ready = context.Value("i", _IDLE, lock=False), context.Semaphore(0)
     children = [context.Process(target=_write, args=(paths, i, size, turn, ready)) for i in range(WRITERS)]
@@ -79,7 +79,7 @@ def _writing(paths: list[str], size: Size) -> Iterator[Any]:
 
 
 def _round(store: Any, sampler: Any, turn: Any, place: int, batches: int, busy: list[float]) -> Seconds:
-    """Draw batches while the writers append to this sampler's store; add the processor's seconds to `busy`."""
+    """Draw batches while the writers append to this sampler's store; add the processor time in seconds to `busy`."""
     turn.value = place
     try:
         while not store.refresh():
@@ -112,7 +112,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
                 Contestant(name, partial(_round, store, sampler, turn, place, size.batches, busy[name]))
                 for place, (name, store, sampler) in enumerate(zip(KINDS, stores, samplers, strict=True))
             ]
-            # What else the machine does changes from second to second: turns are short, and a round has many.
+            # Other load of the machine changes from second to second: turns are short, and a round has many.
             turns = in_turn(contestants, rounds * size.turns)
             by_processor = np.array([np.array(busy[name][1:]).reshape(-1, rounds).sum(axis=0) for name in KINDS])
             seconds = {name: [np.concatenate(taken[i::rounds]) for i in range(rounds)] for name, taken in turns.items()}

@@ -1,7 +1,7 @@
-"""The peer: Reverb, in an environment of its own, as it needs another NumPy than ours: a process that is told when.
+"""The peer Reverb, in a process with its own environment: it needs another NumPy than diskreplay.
 
-``DISKREPLAY_REVERB_PYTHON`` names an interpreter that has dm-reverb and tensorflow. As a script, this module is run by
-that one: it has a server with a prioritized table, and makes a round of batches for each line that it reads.
+``DISKREPLAY_REVERB_PYTHON`` names an interpreter that has dm-reverb and tensorflow. It runs this module as a script,
+which serves a prioritized table, and makes a round of batches for each line that it reads.
 """
 
 import json
@@ -18,7 +18,7 @@ NAME = "Reverb, 1 server"
 
 @contextmanager
 def rounds(steps: int, batches: int, batch_size: int, ahead: int) -> Iterator[Callable[[], list[float]]]:
-    """Start it; yield what makes a round of batches, so many of them ahead, and returns the seconds of each."""
+    """Start it; yield a function that makes a round of batches, some of them ahead, and returns their seconds."""
     command = [os.environ[VARIABLE], __file__, *map(str, (steps, batches, batch_size, ahead))]
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     settings = {**clean, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -41,7 +41,7 @@ def rounds(steps: int, batches: int, batch_size: int, ahead: int) -> Iterator[Ca
 
 
 def serve(steps: int, batches: int, batch_size: int, ahead: int) -> None:
-    """Fill a table with transitions, and draw from it, with updates, whenever a line comes."""
+    """Fill a table with transitions; for each line that comes, draw from it and update it."""
     import numpy as np
     import reverb
     import tensorflow as tf
@@ -78,13 +78,13 @@ def serve(steps: int, batches: int, batch_size: int, ahead: int) -> None:
             sample = next(samples)
             for name in ("obs", "action", "reward", "next_obs", "done"):
                 sample.data[name]
-            # importance weights, as ours are
+            # importance weights, like ours
             weight = (steps * sample.info.probability) ** -0.4
             weight /= weight.max()
             client.mutate_priorities("steps", dict(zip(sample.info.key.tolist(), errors.tolist(), strict=True)))
             taken.append((perf_counter_ns() - started) / 1e9)
         print(json.dumps(taken), flush=True)
-    os._exit(0)  # without waiting for the threads of its server
+    os._exit(0)  # does not wait for the threads of its server
 
 
 if __name__ == "__main__":

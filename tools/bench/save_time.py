@@ -29,7 +29,7 @@ FULL, TINY = Size(1_000_000, 10, 500, 20), Size(300, 3, 20, 2)
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Save over and over, with the syncs and without, beside one plain file of as many bytes; no peer saves at all."""
+    """Save again and again, with syncs and without, and write a plain file of the same size; no peer saves."""
     del rounds, peers
     fill(folder / "store", size.steps, size.shortest, size.longest)
     with (

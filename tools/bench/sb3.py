@@ -1,4 +1,4 @@
-"""Train with Stable-Baselines3, with steps in a store and in its own buffer; and the single calls of both buffers."""
+"""Train with Stable-Baselines3, with steps in a store and in its own buffer; and time single calls of both."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -42,7 +42,7 @@ class Task(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Training, calls of a round, and what both buffers hold before the first one."""
+    """Training, calls of a round, and the steps in both buffers before the first one."""
 
     tasks: tuple[Task, ...]
     calls: int
@@ -57,7 +57,7 @@ BATCH, CAPACITY, MOST = 256, 1_000_000, 1.05
 
 
 class Training:
-    """Trains one task with one of the buffers, each round with another seed; keeps what a round took and learned."""
+    """Trains a task with one of the buffers, each round with another seed; keeps the times and networks of rounds."""
 
     def __init__(self, task: Task, folder: Path | None) -> None:
         self._task, self._folder = task, folder
@@ -111,7 +111,7 @@ def _train(task: Task, rounds: int, folder: Path) -> tuple[list[list[str]], list
     wall = in_turn([Contestant(name, run.round) for name, run in runs.items()], rounds)
     cpu, in_calls = ({name: of(run)[-rounds:] for name, run in runs.items()} for of in (_cpu_of, _calls_of))
     rows, targets = [], []
-    # Trained alike, the two differ in these calls: what the other one's training takes with ours in place of its own.
+    # Equal training differs only in these calls: the time of SB3's training with our calls instead of its own.
     rest = [whole - own for whole, own in zip(cpu[THEIRS], in_calls[THEIRS], strict=True)]
     replaced = {OURS: [own + more for own, more in zip(in_calls[OURS], rest, strict=True)], THEIRS: cpu[THEIRS]}
     for what, seconds in (("wall time", wall), ("processor time", cpu), ("with the calls replaced", replaced)):
@@ -143,7 +143,7 @@ _SPACES = spaces.Box(-9, 9, (4,), np.float32), spaces.Discrete(2)
 
 
 def _steps(count: int, n_envs: int) -> Steps:
-    """Return steps as Stable-Baselines3 hands them over, of episodes of a hundred steps in the mean."""
+    """Return steps in the form of Stable-Baselines3, of episodes with a mean length of 100 steps."""
     rng = np.random.default_rng(0)
     made: Steps = []
     obs = rng.standard_normal((n_envs, 4), np.float32)

@@ -1,4 +1,4 @@
-"""A model of what batches from many shards cost, by the code that splits them: to 1,000 shards and 10^12 steps."""
+"""A model of the cost of batches from many shards, with the code that splits them: 1,000 shards, 10^12 steps."""
 
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from tools.bench.harness import Contestant, Report, Table, Target, in_turn, numb
 
 
 class Size(NamedTuple):
-    """Numbers of shards, steps of all together, batches that are simulated, and their size."""
+    """Numbers of shards, their total steps, simulated batches, and their size."""
 
     shards: tuple[int, ...]
     steps: int
@@ -23,7 +23,7 @@ FULL, TINY = Size((1, 4, 16, 64, 256, 1000), 10**12, 2000), Size((1, 4), 10**6, 
 
 AHEAD = 8  # batches asked for in one message
 ROW_BYTES = 4 * 84 * 84 * 2 + 8 + 4 + 4 + 1 + 1 + 8  # a transition of four frames, and its scalars
-TOLD_BYTES = 8 + 8  # of each item: its id and its probability
+TOLD_BYTES = 8 + 8  # of each item: id and probability
 MESSAGE_BYTES = 1_000  # of a request and its answer without arrays, pickled
 ANSWER_BYTES_PER_BATCH = 24  # mass, population and the size of a part
 TABLE_BYTES = 18.2  # of memory for each id that has a priority: 8 raw, 9.1 in the tree, 1 of its page
@@ -32,7 +32,7 @@ BATCHES_PER_SECOND = 100.0
 
 
 def simulate(shards: int, size: Size, rng: np.random.Generator) -> dict[str, float]:
-    """Draw batches from shards of unequal masses that grow, by masses that are as old as they are then."""
+    """Simulate draws from growing shards of unequal masses, by the masses that each shard told last."""
     per_round = AHEAD
     true = rng.dirichlet(np.full(shards, 2.0)) * size.steps
     known, heard = true.copy(), np.zeros(shards)
@@ -46,8 +46,8 @@ def simulate(shards: int, size: Size, rng: np.random.Generator) -> dict[str, flo
         old = ~asked & (now - heard > MASS_AGE_S)
         pings += old.sum()
         off.append(0.5 * np.abs(known / known.sum() - true / true.sum()).sum())
-        # Weights are made of the probabilities of the draw, and are exact; how far off would those be that
-        # take the masses for true?
+        # Weights come from the probabilities of the draw, and are exact. How far off would weights be that
+        # take the known masses for the true ones?
         drawn = np.flatnonzero(counts[0])
         within = 1.0 / true[drawn]
         exact = importance_weights(known[drawn] / known.sum() * within, 1.0)

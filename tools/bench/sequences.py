@@ -81,7 +81,7 @@ def _peers(size: Size, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]
 
 
 def _limits(store: Any, sampler: dr.Sampler, size: Size) -> tuple[list[tuple[str, Callable[[], None]]], float]:
-    """Return what copies the frames of batches like ours, and the bytes of a batch."""
+    """Return a function that copies the frames of batches like ours, and the bytes of a batch."""
     batches = []
     for _ in range(size.copied):
         ids = sampler.sample().index.numpy().copy()
@@ -117,7 +117,7 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
         seconds = in_turn([Contestant(name, partial(timed, job, calls)) for name, job in jobs], rounds)
     targets: list[Target] = []
     for ours, peer in PEERS.items():
-        # By priority the peer has more to do: where it cannot, its uniform draws stand in for it.
+        # Priorities cost the peer time: if it has none, compare with its uniform draws instead.
         stands_in = peer if peer in seconds else PEERS[f"{OURS}, uniform"]
         targets += faster(seconds, {stands_in: TIMES_FASTER}, f"{ours}: ", ours)
         targets.append(bandwidth(seconds, ours, limits.COPY, LEAST_BANDWIDTH))

@@ -29,7 +29,7 @@ from tools.bench.harness import (
 
 
 class Size(NamedTuple):
-    """Numbers of shards, steps of each, batches in a round and their size, and how many are asked for together."""
+    """Numbers of shards, steps of each, batches in a round, their size, and batches in one request."""
 
     shards: tuple[int, ...]
     steps: int
@@ -44,7 +44,7 @@ PLAIN = f"{OURS}, Sampler"
 RLLIB = "RLlib PrioritizedReplayBuffer, {} actors"
 TIMES_FASTER = 5.0
 FIELDS = ("obs", "action", "reward", "next_obs", "discount", "weight")
-IN_FLIGHT = 4  # requests to each of RLlib's actors: with 4 of them, as many batches ahead as ours has at the most
+IN_FLIGHT = 4  # requests to each actor of RLlib: 4 actors then have our largest number of batches ahead
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
@@ -74,7 +74,7 @@ def started() -> Iterator[None]:
 
 
 def _step(sampler: Any, errors: Any) -> None:
-    """Draw a batch as a training step does, and say its errors."""
+    """Draw a batch like a training step, and update its priorities."""
     sampler.update_priorities(draw(sampler.sample, FIELDS).index, errors)
 
 
@@ -89,7 +89,7 @@ def _sharded(paths: list[Path], size: Size, stack: ExitStack, direct: bool) -> A
 
 
 class RLlibActors:
-    """RLlib's prioritized buffer in actors that hold a shard each: a batch is of one of them, the next of the next."""
+    """RLlib's prioritized buffer in actors with a shard each: batches come from one actor after the other."""
 
     def __init__(self, size: Size, count: int) -> None:
         import ray
@@ -115,7 +115,7 @@ class RLlibActors:
         return actor.sample.remote(num_items=self._size.batch_size, beta=0.4)
 
     def step(self, errors: Any) -> None:
-        """Take the batch that was asked for first, say its priorities, and ask for the next."""
+        """Take the oldest requested batch, update its priorities, and request the next."""
         import ray
 
         actor, ref = self._asked.pop(0)
@@ -127,7 +127,7 @@ class RLlibActors:
 
 
 def _contestants(size: Size, folder: Path, stack: ExitStack, peers: bool) -> dict[str, tuple[Callable[..., None], Any]]:
-    """Return what each does in a step, and its sampler if it is ours."""
+    """Return the step function of each contestant, and its sampler if it is ours."""
     paths = [folder / f"shard{shard}" for shard in range(max(size.shards))]
     whole = folder / "whole"
     for path in paths:

@@ -1,4 +1,4 @@
-"""Thousands of environments side by side: rollouts, appends at a pace, and batches while steps come in."""
+"""Thousands of environments in parallel: rollouts, appends at a fixed rate, and batches during appends."""
 
 import itertools
 import json
@@ -36,9 +36,9 @@ class Size(NamedTuple):
     lanes: int = 4096
     steps: int = 24
     repeats: int = 10  # rollouts of a round
-    calls: int = 50  # appends with a batch behind each, in a round
+    calls: int = 50  # appends in a round, each followed by a batch
     batch: int = 8192
-    paced: int = 10_000  # appends at a pace, in all
+    paced: int = 10_000  # appends at a fixed rate, in total
     capacity: int = 1_000_000
     file_calls: int = 64  # appends to each file of the bare writes
 
@@ -87,7 +87,7 @@ class Steps(NamedTuple):
 
 
 class PlainTensors:
-    """A rollout storage as learning libraries have it, rsl_rl's for example: a tensor a field, and a loop for GAE."""
+    """A rollout storage as in learning libraries such as rsl_rl: a tensor for each field, and a loop for GAE."""
 
     def __init__(self, envs: int, steps: int) -> None:
         self.fields = [torch.zeros(steps, envs, *shape) for shape in ((OBS,), (ACTIONS,), (), (), (), ())]
@@ -114,10 +114,10 @@ class PlainTensors:
 
 
 class MappedFiles:
-    """Steps in mapped files, each at the place that it has in a store: what the layout costs, and nothing else.
+    """Mapped files with each step at its place in a store: the cost of the layout alone.
 
-    ``chunk_rows`` are those of a segment. A field has one file, which has room for ``rows`` rows of each lane, chunk
-    after chunk, and whose pages are there from the beginning. Later steps take the places of the first ones.
+    ``chunk_rows`` has the rows of a chunk in a segment. A field has one file with room for ``rows`` rows of each lane,
+    chunk after chunk; its pages are in memory from the beginning. Later steps overwrite the first ones.
     """
 
     def __init__(self, folder: Path, chunk_rows: Mapping[str, int], step: Mapping[str, np.ndarray], rows: int) -> None:
@@ -284,7 +284,7 @@ def _rollouts_of_a_store(size: Size, rounds: int, folder: Path) -> tuple[list[Ta
 
 
 def _files_like(store: dr.Store, folder: Path, appended: dict[str, Any], rows: int) -> MappedFiles:
-    """Return files with the chunks of a store, for what a step of all lanes has there."""
+    """Return files with the chunks of a store, for a step of all lanes."""
     document = json.loads(next((store.path / "segments").glob("*/zarr.json")).read_text())
     names = {"value": "extra/value", "terminated": "done"}
     step = {names.get(name, name): array for name, array in appended.items()}
@@ -293,7 +293,7 @@ def _files_like(store: dr.Store, folder: Path, appended: dict[str, Any], rows: i
 
 
 def _paced_appends(size: Size, folder: Path) -> tuple[list[Table], list[Target]]:
-    """Append at a pace, and write the same bytes bare between two appends."""
+    """Append at a fixed rate, and write the same bytes to plain files between two appends."""
     appended = Steps.random(size.lanes).appended()
     bare = BareWrites(folder / "bare", appended, size.file_calls)
     taken: dict[str, list[float]] = {OURS: [], BARE: []}
@@ -355,7 +355,7 @@ def _appends_and_batches(size: Size, rounds: int, folder: Path) -> tuple[list[Ta
 
 
 def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
-    """Measure rollouts in memory and in a store, appends at a pace, and appends with batches."""
+    """Measure rollouts in memory and in a store, appends at a fixed rate, and appends with batches."""
     parts = [_rollout_buffers(envs, size, rounds, peers) for envs in size.envs]
     parts.append(_rollouts_of_a_store(size, rounds, folder))
     parts.append(_appends_and_batches(size, rounds, folder))

@@ -17,7 +17,7 @@ from torchrl.data import (
     TensorDictReplayBuffer,
 )
 
-# It tells of each storage that it makes, in the middle of a table.
+# It logs each storage that it makes, in the middle of a table.
 logging.getLogger("torchrl").setLevel(logging.WARNING)
 
 KINDS = {"TorchRL ReplayBuffer": ReplayBuffer, "TorchRL TensorDictReplayBuffer": TensorDictReplayBuffer}
@@ -32,7 +32,7 @@ Columns = dict[str, Any]
 
 
 def extension_loads() -> bool:
-    """Tell whether its prioritized samplers can be made."""
+    """Return whether its prioritized samplers can be made."""
     try:
         PrioritizedSampler(1, 0.6, 0.4)
     except (ImportError, RuntimeError):
@@ -41,7 +41,7 @@ def extension_loads() -> bool:
 
 
 def buffer(kind: str, folder: Path, capacity: int, batch_size: int, sampler: Any = None) -> Any:
-    """Return an empty buffer whose files lie in `folder`, which is made."""
+    """Return an empty buffer with files in `folder`, which is made."""
     folder.mkdir()
     storage = LazyMemmapStorage(capacity, scratch_dir=str(folder))
     return KINDS[kind](storage=storage, batch_size=batch_size, **({} if sampler is None else {"sampler": sampler}))
@@ -53,7 +53,7 @@ def rollouts(steps: int) -> Any:
 
 
 def prioritized(folder: Path, capacity: int, batch_size: int, alpha: float, beta: float) -> Any:
-    """Return an empty buffer that is drawn from by priorities."""
+    """Return an empty buffer that draws by priority."""
     return buffer("TorchRL ReplayBuffer", folder, capacity, batch_size, PrioritizedSampler(capacity, alpha, beta))
 
 

@@ -52,7 +52,7 @@ def _in_memory(columns: dict[str, Array], size: Size) -> Iterator[tuple[str, Cal
 
 
 def _one(n: int, size: Size, rounds: int, folder: Path, peers: bool) -> tuple[list[Table], list[Target], float]:
-    """Return tables, targets, and the share of our time that went into drawing."""
+    """Return tables, targets, and the share of our time that drawing takes."""
     jobs: list[tuple[str, Callable[[], None]]] = []
     if peers:
         columns = nstep_rows(episodes(size.steps, size.shortest, size.longest), n, GAMMA)

@@ -1,4 +1,4 @@
-"""The write path beyond one step at a time: lanes, whole episodes, processes, and rolling from segment to segment."""
+"""Measure other ways to write: lanes, whole episodes, processes, and rolling from segment to segment."""
 
 import multiprocessing
 import os
@@ -16,10 +16,10 @@ from tools.bench.harness import Contestant, Report, Seconds, Table, Target, in_t
 
 
 class Size(NamedTuple):
-    """How much each part does in a round."""
+    """The size of each part in a round."""
 
     lanes: tuple[int, ...]
-    lane_rows: int  # of all lanes together at most, and of each at most `lane_steps`
+    lane_rows: int  # at most, of all lanes together; of each lane at most `lane_steps`
     lane_steps: int
     episodes: int
     episode_frames: int
@@ -35,13 +35,13 @@ TINY = Size((8, 64), 640, 20, 2, 3, 50, 2, 0.002)
 
 
 def _vector_steps(lanes: int, count: int) -> Iterator[tuple[Any, ...]]:
-    """Yield obs, action, reward, terminated, truncated, next_obs; a lane ends every 250th step, all at other times."""
+    """Yield obs, action, reward, terminated, truncated, next_obs; each lane ends every 250th step, at its own time."""
     rng = np.random.default_rng(0)
     action, reward = rng.integers(0, 2, lanes), rng.standard_normal(lanes, np.float32)
     frames = rng.standard_normal((16, lanes, 4), np.float32)
     offset, never = rng.integers(0, 250, lanes), np.zeros(lanes, np.bool_)
     for t in range(count):
-        # A lane that ended goes on with another observation than its final one, as vectors give it.
+        # The next observation of a lane that ended is not its final one, as in vectors.
         yield frames[t % 16], action, reward, (t + offset) % 250 == 249, never, frames[(t + 1) % 16]
 
 
@@ -139,7 +139,7 @@ def _whole(size: Size, rounds: int, folder: Path, peers: bool) -> tuple[list[Tab
 
 
 def _collect(path: str, steps: int, gate: Any, answers: Any) -> None:
-    """Append so many steps; answer with the seconds that they took."""
+    """Append steps; send the seconds that they took."""
     given = list(single_steps(steps, 10, 500))
     with dr.open(path, mode="a") as store, store.writer() as writer:
         writer.append(*given[0][:3], True, False, given[0][5])
@@ -151,7 +151,7 @@ def _collect(path: str, steps: int, gate: Any, answers: Any) -> None:
 
 
 def _rate(path: Path, processes: int, steps: int) -> float:
-    """Return the steps a second of so many processes together."""
+    """Return the total steps/s of several processes."""
     context = multiprocessing.get_context("spawn")
     gate, answers = context.Barrier(processes), context.Queue()
     running = [context.Process(target=_collect, args=(str(path), steps, gate, answers)) for _ in range(processes)]
@@ -180,7 +180,7 @@ ROLLING, STAYING = "rolling", "not rolling"
 
 
 def _pace(folder: Path, wanted_s: float) -> int:
-    """Return how many steps a writer appends in so many seconds."""
+    """Return the number of steps that a writer appends in some seconds."""
     steps = list(single_steps(3000, 10, 500))
     with dr.create(folder / "pace", SCHEMA) as store, store.writer() as writer:
         started = perf_counter()
