@@ -137,7 +137,7 @@ def collectors(path: Path, seed: Sequence[int]) -> Iterator[list[connection.Conn
 
 
 def train(store: dr.Store, seed: int, checkpoint: Path) -> Generator[Learner, None, None]:
-    """Learn while collectors play, for as long as the caller goes on; yield after each round, and while waiting."""
+    """Learn while collectors play, until the caller stops; yield after each round, and while waiting."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # more only get in each other's way in networks this small
     learner = Learner(store, seed)
@@ -170,7 +170,7 @@ def train(store: dr.Store, seed: int, checkpoint: Path) -> Generator[Learner, No
 
 
 def main(arguments: Sequence[str] | None = None) -> bool:
-    """Run the example; return whether it learnt what it should."""
+    """Run the example; return whether it learnt enough."""
     parser = argparse.ArgumentParser(description="Double DQN with prioritized 5-step replay on CartPole-v1.")
     parser.add_argument("--small", action="store_true", help="a few hundred updates only, to see that it runs")
     parser.add_argument("--seed", type=int, default=0)

@@ -33,7 +33,7 @@ from diskreplay.segments.files.durable import write_atomic
 
 # Columns of the output to a pipe, where rich assumes 80: grep reads these tables, not a screen.
 PIPE_WIDTH = 200
-BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports of `yes | head`
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 
 PROBLEMS = 1  # the exit code of a command that found problems
 
@@ -150,16 +150,16 @@ def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
 
     A terminal shows a bar. Other outputs, such as the log of a job, get a line every 30 seconds.
     """
-    console, said = Console(stderr=True), time.monotonic()
+    console, last_line = Console(stderr=True), time.monotonic()
     columns = (TextColumn(title), BarColumn(), _Amounts())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None, amounts=None)
 
         def report(done: Amount, total: Amount) -> None:
-            nonlocal said
+            nonlocal last_line
             progress.update(task, completed=done.nbytes, total=total.nbytes, amounts=(done, total))
-            if not console.is_terminal and time.monotonic() - said >= SECONDS_A_LINE:
-                said = time.monotonic()
+            if not console.is_terminal and time.monotonic() - last_line >= SECONDS_A_LINE:
+                last_line = time.monotonic()
                 complain(f"{title.lower()}: {_amounts(progress.tasks[0])}")
 
         yield report

@@ -65,15 +65,15 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
                     f"`diskreplay diff {text.clean(stores[0].path)} {text.clean(store.path)}` shows the difference"
                 )
         condition = None if where is None else compile_where(where, stores[0].schema)
-        chosen, left = choose(chain.from_iterable(store.episodes for store in stores), condition)
+        chosen, open_count = choose(chain.from_iterable(store.episodes for store in stores), condition)
         copied = chosen
         if not dry_run:
             with console.bar("Copying steps") as progress, new_store(to, read_root(stores[0].path), limits) as target:
                 copied = write(target, chosen, progress)
-    what = f"{text.plural(len(copied), 'episode')} of {text.plural(sum(map(len, copied)), 'step')}"
-    line = f"would be copied  {what}" if dry_run else f"copied  {what}  to {text.clean(to)}"
-    if left:
-        line += f"; {text.plural(left, 'open episode')} left out"
+    amount = f"{text.plural(len(copied), 'episode')} of {text.plural(sum(map(len, copied)), 'step')}"
+    line = f"would be copied  {amount}" if dry_run else f"copied  {amount}  to {text.clean(to)}"
+    if open_count:
+        line += f"; {text.plural(open_count, 'open episode')} left out"
     if gone := len(chosen) - len(copied):
         line += f"; {text.plural(gone, 'episode')} left the store meanwhile"
     console.emit(line)

@@ -44,9 +44,9 @@ def _complete(incomplete: str) -> list[str]:
     return [f"{name}:" for name in SCHEMES if name.startswith(incomplete)]
 
 
-def _data_set(what: str) -> Any:
+def _data_set(verb: str) -> Any:
     listed = ", ".join(f"{name} ({where})" for name, where in SCHEMES.items())
-    says = f"The data set to {what}. SCHEME is one of: {listed}."
+    says = f"The data set to {verb}. SCHEME is one of: {listed}."
     return typer.Argument(metavar="SCHEME:WHERE", help=says, autocompletion=_complete)
 
 

@@ -122,8 +122,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         return UNUSABLE
 
 
-def _unfit(found: Mapping[str, Any], said: str) -> str:
-    """Name the value of an argument that pydantic refused, and the reason; other reasons as pydantic ``said`` them."""
+def _unfit(found: Mapping[str, Any], message: str) -> str:
+    """Return why pydantic refused an argument, with its value; for other reasons, return ``message``."""
     value, context = found["input"], found.get("ctx", {})
     match found["type"]:
         case "int_parsing" | "int_from_float":
@@ -136,7 +136,7 @@ def _unfit(found: Mapping[str, Any], said: str) -> str:
             return f"{value} is not {context['le']} or less"
         case "value_error":
             return str(context["error"])
-    return said
+    return message
 
 
 def _unexpected(error: Exception) -> str:
@@ -147,8 +147,8 @@ def _unexpected(error: Exception) -> str:
         # pydantic, which newer releases of typer check values with, names neither the value nor the bound.
         if error.__cause__ is not None and hasattr(error.__cause__, "errors"):
             (found, *_) = error.__cause__.errors()
-            where, _, said = message.partition(": ")
-            message = f"{where}: {_unfit(found, said)}"
+            where, _, reason = message.partition(": ")
+            message = f"{where}: {_unfit(found, reason)}"
         return f"{text.clean(' '.join(message.split()))} (see {command} --help)"
     where = "set DISKREPLAY_TRACEBACK=1 to see where"
     return f"unexpected {type(error).__name__}: {text.one_line(error)} ({where})"

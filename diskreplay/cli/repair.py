@@ -176,5 +176,5 @@ def entry_line(entry: Quarantined) -> str:
 
 def action_line(action: Action, dry_run: bool) -> str:
     """Return the line of an action, done or planned: action, file, reason or new place."""
-    what = f"would be {action.what}" if dry_run else action.what
-    return f"{what}  {text.clean(action.where)}  {text.clean(action.detail)}"
+    done = f"would be {action.what}" if dry_run else action.what
+    return f"{done}  {text.clean(action.where)}  {text.clean(action.detail)}"

@@ -39,8 +39,8 @@ def backup(
             made = back_up(read_root(path.absolute()), to, link=not no_link, progress=progress)
     except KeyboardInterrupt:
         if unfinished_path(to.absolute()).exists():
-            left = text.clean(unfinished_path(to))
-            console.complain(f"interrupted; repeat the command to continue, or delete {left}")
+            unfinished = text.clean(unfinished_path(to))
+            console.complain(f"interrupted; repeat the command to continue, or delete {unfinished}")
         raise
     lines = [*problem_lines(made.problems), summary(made, to)]
     console.tell(asdict(made), lines, json=json, problems=made.problems)
@@ -48,9 +48,9 @@ def backup(
 
 def summary(made: Backup, to: Path) -> str:
     """Return the last line: the size of the backup, and the bytes that it shares with the store."""
-    what = f"{text.plural(made.segments, 'segment')} of {text.plural(made.steps, 'step')}"
+    amount = f"{text.plural(made.segments, 'segment')} of {text.plural(made.steps, 'step')}"
     shared = f", {text.size(made.bytes_shared)} of them shared with the store" if made.bytes_shared else ""
-    line = f"backed up  {what}, {text.size(made.bytes)}{shared}  to {text.clean(to)}"
+    line = f"backed up  {amount}, {text.size(made.bytes)}{shared}  to {text.clean(to)}"
     return f"{line}; {text.plural(len(made.problems), 'problem')} copied with it" if made.problems else line
 
 
@@ -111,16 +111,16 @@ def evict(
         condition = compile_where(where, store.schema)
         snapshot = store.snapshot
         chosen = chosen_episodes(snapshot, condition)
-        what = f"{text.plural(len(chosen), 'episode')} of {text.plural(sum(chosen.values()), 'step')}"
+        amount = f"{text.plural(len(chosen), 'episode')} of {text.plural(sum(chosen.values()), 'step')}"
         staying = sum(matching(store.episodes, condition)) - len(chosen)
         if staying:
             console.complain(f"{text.plural(staying, 'episode')} in segments that are still written would stay")
         if dry_run:
-            console.emit(f"would be evicted  {what}")
+            console.emit(f"would be evicted  {amount}")
         elif not chosen:
             console.emit("nothing to evict")
-        elif yes or console.ask(f"Evict {what} for good?"):
+        elif yes or console.ask(f"Evict {amount} for good?"):
             console.emit(f"evicted  {text.plural(store.evict(condition), 'step')}")
         else:
-            console.emit(f"not evicted  {what}\nto evict them use --yes")
+            console.emit(f"not evicted  {amount}\nto evict them use --yes")
             raise typer.Exit(console.PROBLEMS)

@@ -187,7 +187,7 @@ def test_more_steps_than_may_be_lost_are_set_aside_only_when_asked_for(run: Call
     done = run("repair", many, "--max-lost-steps", "9")
     assert done.code == 1
     assert done.out.splitlines()[0].startswith("refused  segments/00000000  reward/c.0.1 does not match")
-    assert done.out.splitlines()[0].endswith("; 10 steps would be set aside, and 9 may be")
+    assert done.out.splitlines()[0].endswith("; 10 steps would be set aside, but only 9 may be")
     assert done.out.splitlines()[1] == "to set them aside use --yes, or a higher --max-lost-steps"
     assert run("verify", many, "--deep").code == 1
     done = run("repair", many, "--max-lost-steps", "9", "--yes")

@@ -96,7 +96,7 @@ def usage_of(store: dr.Store, info: Mapping[str, Any], progress: console.Report)
         )
         progress(done := done + known["bytes"], total)
     places = {"quarantine": QUARANTINE, "samplers": layout.SAMPLERS}
-    beside = {name: disk_usage(root.folder / place)[0] for name, place in places.items()}
+    outside = {name: disk_usage(root.folder / place)[0] for name, place in places.items()}
     rows, steps = {path: leaf.row_bytes for path, leaf in store.schema.leaves.items()} | OWN_ARRAYS, info["steps"]
     return {
         "path": info["path"],
@@ -115,6 +115,6 @@ def usage_of(store: dr.Store, info: Mapping[str, Any], progress: console.Report)
             if nbytes or name in store.schema.leaves
         ],
         "segments": segments,
-        **beside,
-        "other": max(0, info["bytes_on_disk"] - sum(fields.values()) - sum(beside.values())),
+        **outside,
+        "other": max(0, info["bytes_on_disk"] - sum(fields.values()) - sum(outside.values())),
     }

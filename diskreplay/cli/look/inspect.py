@@ -136,8 +136,8 @@ def schema_table(schema: Mapping[str, Any]) -> console.TextTable:
 def statistics_table(info: Mapping[str, Any]) -> console.TextTable:
     """Build the table of the lengths and total rewards of ended episodes."""
     rows = [{"": name, **info[name]} for name in ("length", "total_reward") if info[name]]
-    numbers = {f">{key}": _said(text.number, key) for key in ("mean", "std", "min", "median", "max")}
-    columns = {"": _said(str, ""), ">count": _said(text.count, "count"), **numbers}
+    numbers = {f">{key}": _formatted(text.number, key) for key in ("mean", "std", "min", "median", "max")}
+    columns = {"": _formatted(str, ""), ">count": _formatted(text.count, "count"), **numbers}
     return console.TextTable("ended episodes", columns, rows)
 
 
@@ -148,11 +148,11 @@ def segments_table(segments: Sequence[Row], limit: int | None) -> console.TextTa
     optional |= {"merged": "merged", "steps_unproven": "unproven"}
     counted |= {key: header for key, header in optional.items() if any(row[key] for row in segments)}
     columns = {
-        ">number": _said(str, "number"),
+        ">number": _formatted(str, "number"),
         ">writer": lambda row: text.NOTHING if row["writer"] is None else str(row["writer"]),
-        **{f">{header}": _said(text.count, key) for key, header in counted.items()},
-        "state": _said(str, "state"),
-        ">bytes": _said(text.size, "bytes"),
+        **{f">{header}": _formatted(text.count, key) for key, header in counted.items()},
+        "state": _formatted(str, "state"),
+        ">bytes": _formatted(text.size, "bytes"),
     }
     newest = sorted(segments, key=lambda row: (_rank(row, SEGMENT_STATES), -row["number"]))
     return console.TextTable("segments", columns, newest, limit)
@@ -162,23 +162,23 @@ def quarantine_table(entries: Sequence[Row], limit: int | None) -> console.TextT
     """Build the table of the quarantine, the latest first."""
     columns = {
         ">segment": lambda row: text.clean(row["path"] if row["segment"] is None else row["segment"]),
-        ">steps": _said(text.count, "steps"),
-        "reason": _said(text.clean, "reason"),
-        "since": _said(text.moment, "since"),
-        ">bytes": _said(text.size, "bytes"),
+        ">steps": _formatted(text.count, "steps"),
+        "reason": _formatted(text.clean, "reason"),
+        "since": _formatted(text.moment, "since"),
+        ">bytes": _formatted(text.size, "bytes"),
     }
     return console.TextTable("quarantine", columns, sorted(entries, key=lambda row: -row["since"]), limit)
 
 
 def writers_table(writers: Sequence[Row], limit: int | None) -> console.TextTable:
     """Build the table of writers, those alive first, then the newest."""
-    counts = {f">{key}": _said(text.count, key) for key in ("segments", "lanes", "steps")}
-    columns = {">writer": _said(str, "writer"), "state": _said(str, "state"), **counts}
+    counts = {f">{key}": _formatted(text.count, key) for key in ("segments", "lanes", "steps")}
+    columns = {">writer": _formatted(str, "writer"), "state": _formatted(str, "state"), **counts}
     newest = sorted(writers, key=lambda row: (_rank(row, WRITER_STATES), -row["writer"]))
     return console.TextTable("writers", columns, newest, limit)
 
 
-def _said(say: Callable[[Any], str], key: str) -> Callable[[Row], str]:
+def _formatted(say: Callable[[Any], str], key: str) -> Callable[[Row], str]:
     """Return a function that formats the value of a row under a key."""
     return lambda row: say(row[key])
 

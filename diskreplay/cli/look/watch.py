@@ -52,7 +52,7 @@ def watch(
     Shows steps and steps/s, ended episodes, saved samplers, rate limiters, the disk and when it will be full, evicted
     steps, and problems. For each writer, it shows the time since its last append, and how much of its data is not
     durable yet. On a terminal, updates replace each other until Ctrl-C; elsewhere, each update is a line. Nothing is
-    written. Of samplers, only files on disk are visible: saved states, and counts of a rate limiter.
+    written. It sees only files of samplers: saved states, and counts of a rate limiter.
     """
     limiters = [read_limiter(given) for given in limiter or ()]
     with warnings.catch_warnings():

@@ -37,10 +37,10 @@ def report(
 ) -> None:
     """Write a page about a store: its contents, statistics and plots, and example episodes with their frames.
 
-    The page is one HTML file that loads nothing and opens in any browser. Of a large store, it samples episodes and
-    steps, the same each time, and says so. Examples are the best, the worst, the median and the newest episode, and
-    then others between. With --where, statistics, plots and examples are of the episodes that meet it. Needs Jinja2,
-    matplotlib, and for frames pillow: pip install "diskreplay[plot]".
+    The page is one HTML file that loads nothing and opens in any browser. A large store is sampled: the page has the
+    same episodes and steps each time, and says so. Examples are the best, the worst, the median and the newest episode,
+    and then others between. With --where, statistics, plots and examples are of the episodes that meet it. Needs
+    Jinja2, matplotlib, and for frames pillow: pip install "diskreplay[plot]".
     """
     if not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")

@@ -151,9 +151,9 @@ def steps_table(episode: Episode, schema: Schema) -> StepsTable:
     numbers = [*range(length)[:STEPS_LISTED], *range(max(STEPS_LISTED, length - STEPS_LISTED), length)]
     rows = {str(number): number for number in numbers} | ({"final": length} if episode.has_final_obs else {})
 
-    def said(path: str, at: int) -> str:
+    def shown(path: str, at: int) -> str:
         return cell(episode.rows(path, at, at + 1)[0]) if at < row_count(episode, path) else ""
 
-    cells = [[name, *(said(path, at) for path in paths[:COLUMNS])] for name, at in rows.items()]
+    cells = [[name, *(shown(path, at) for path in paths[:COLUMNS])] for name, at in rows.items()]
     headers = [">step", *(f">{short(path)}" for path in paths[:COLUMNS])]
     return StepsTable(headers, cells, length + episode.has_final_obs, len(paths[COLUMNS:]))

@@ -89,10 +89,10 @@ class _Backup:
             with suppress(SegmentVanished, *DAMAGE):  # each is checked again under the lock
                 if (info := read_segment(self._root, number)).sealed:
                     self._copy_sealed(info)
-        for left in reversed(range(_MOMENTS)):
+        for retries in reversed(range(_MOMENTS)):
             with self._locked() as lock:
                 moment = self._read_moment()
-                if left:
+                if retries:
                     lock.close()
                 with suppress(SegmentVanished):
                     self._complete(moment)

@@ -1,7 +1,7 @@
 """Copies segments.
 
-Files of sealed segments do not change any more, and each has a checksum. Of a live segment, the rows that were
-committed at one moment are copied, and the copy is sealed.
+Files of sealed segments do not change any more, and each has a checksum. The copy of a live segment has the rows
+that were committed at one moment, and is sealed.
 """
 
 import dataclasses

@@ -188,9 +188,9 @@ def _count_sealed(retention: Retention) -> None:
 def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
     """Add the unproven steps of each segment to its steps, as far as they may be whole; yield the actions.
 
-    A lane ends before the first flag that does not continue a sequence of episodes, and before the first time that is
-    earlier than the previous one: such a row was not written whole. The bytes of other rows may be torn, too: that is
-    why they do not count by themselves. Segments of living writers are left alone.
+    A row was not written whole if its flags do not continue a sequence of episodes, or if its time is earlier than the
+    previous one: the lane ends before it. The bytes of other rows may be torn, too: that is why they do not count by
+    themselves. Segments of living writers are left alone.
     """
     for number in live_numbers(root, root.counters().read()):
         try:

@@ -145,20 +145,20 @@ class Remedies:
         found, _ = verify_segment(str(self.root), number, self.plan, deep=True, evicted={})
         return without(found, "unproven")
 
-    def set_aside(self, where: str, detail: str, steps: int = 0, *, said: int | None = None) -> None:
+    def set_aside(self, where: str, detail: str, steps: int = 0, *, document_steps: int | None = None) -> None:
         """Move a file or folder into quarantine, and count ``steps`` as lost.
 
-        ``said`` is the number of steps in a segment's own document; None: the steps are counted.
+        ``document_steps`` is the number of steps in a segment's own document; None: the steps are counted.
         """
-        now = f"{QUARANTINE}/{where}" if self.dry_run else move_aside(self.root, where, detail, steps=said)
+        now = f"{QUARANTINE}/{where}" if self.dry_run else move_aside(self.root, where, detail, steps=document_steps)
         self.note("quarantined", where, f"{detail}; now {now}", steps)
 
     def may_lose(self, where: str, detail: str, steps: int) -> bool:
         """Whether ``steps`` more steps may be set aside; a refusal is noted."""
-        left = None if self._most is None else max(0, self._most - Repaired(self.actions).steps_lost)
-        if left is None or steps <= left:
+        allowed = None if self._most is None else max(0, self._most - Repaired(self.actions).steps_lost)
+        if allowed is None or steps <= allowed:
             return True
-        self.note("refused", where, f"{detail}; {steps} steps would be set aside, and {left} may be", steps)
+        self.note("refused", where, f"{detail}; {steps} steps would be set aside, but only {allowed} may be", steps)
         return False
 
     def restore(self, where: str, data: bytes, detail: str) -> None:

@@ -93,7 +93,7 @@ def whole_document(path: Path) -> bytes | None:
 
 
 def from_copy(document: Path, copy: Path) -> bytes | None:
-    """Return the whole copy of a damaged or missing document; None if there is none, or no damage."""
+    """Return the whole copy of a damaged or missing document; None: no whole copy, or no damage."""
     if document.is_dir() or whole_document(document) is not None:
         return None
     return whole_document(copy)

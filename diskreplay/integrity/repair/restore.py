@@ -26,10 +26,10 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired:
     """Bring a segment back from quarantine, if it is whole; the segment in its place goes to quarantine.
 
-    If several segments have the number, it is the one set aside last among those that can be brought back. Readers see
-    it with their next refresh. Raises ReplayError if there is none, or if the last one is still damaged, would be
-    evicted at once, has fewer steps than the one in its place, or has rows that other segments have, too; FormatError
-    if the store's own document is damaged.
+    If several segments in quarantine have the number, the last one set aside that can be brought back is used. Readers
+    see it with their next refresh. Raises ReplayError if the quarantine has no such segment, or if the last one is
+    still damaged, would be evicted at once, has fewer steps than the one in its place, or shares rows with other
+    segments. Raises FormatError if the store's own document is damaged.
     """
     remedies, place = Remedies(home, dry_run, None), layout.segment_folder(number)
     store, plan = remedies.store, read_plan(remedies.files)

@@ -26,7 +26,7 @@ from diskreplay.segments.packs import PackTables, read_tables
 from diskreplay.segments.rebuild import build_copy, put_in_place
 from diskreplay.segments.segment import SegmentInfo
 
-_RANGES_TOLD = 3
+_RANGES_SHOWN = 3
 _OF_A_FILE = ("checksum", "missing", "size", "type", "unreadable")
 
 
@@ -53,9 +53,9 @@ class Losses:
             count = f"at least {count}" if episodes else "part of an episode, or more"
         ranges = sorted(self._ids())
         ids = ", ".join(
-            f"{first} to {last}" if first < last else f"{first}" for first, last, _ in ranges[:_RANGES_TOLD]
+            f"{first} to {last}" if first < last else f"{first}" for first, last, _ in ranges[:_RANGES_SHOWN]
         )
-        more = f" and {len(ranges) - _RANGES_TOLD} more ranges" if len(ranges) > _RANGES_TOLD else ""
+        more = f" and {len(ranges) - _RANGES_SHOWN} more ranges" if len(ranges) > _RANGES_SHOWN else ""
         strides = {stride for _, _, stride in ranges}
         every = f", every {min(strides)}th of each range" if len(strides) == 1 and strides != {1} else ""
         return f"{count}, {steps} step{'' if steps == 1 else 's'} lost, ids {ids}{more}{every}"
@@ -192,8 +192,8 @@ class SegmentRepair:
         if problems and not (info is not None and self._undo_pack(info, where, problems)):
             detail, steps = _summary(problems, where), steps_at_stake(info, self._root / where)
             if remedies.may_lose(where, detail, steps):
-                said = steps - info.lost.steps if info is not None and info.steps == steps else None
-                remedies.set_aside(where, detail, steps, said=said)
+                document_steps = steps - info.lost.steps if info is not None and info.steps == steps else None
+                remedies.set_aside(where, detail, steps, document_steps=document_steps)
 
     def _repair_in_place(self, number: int, info: SegmentInfo | None, problems: list[Problem]) -> list[Problem]:
         """Restore the files of a segment and rebuild its rows; return the problems that have no remedy."""
@@ -270,7 +270,7 @@ class SegmentRepair:
         if info.packed is None or not self._has_sources(info):
             return False
         detail = f"{_summary(problems, where)}; the segments that were put into it are still there"
-        self._remedies.set_aside(where, detail, said=0)
+        self._remedies.set_aside(where, detail, document_steps=0)
         return True
 
     def _has_sources(self, pack: SegmentInfo) -> bool:

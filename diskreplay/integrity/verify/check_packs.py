@@ -130,8 +130,8 @@ def _check_steps(segment: Segment, tables: Tables, steps: NDArray[np.int64], is_
     line = np.cumsum(tables.members[:, 1]) - tables.members[:, 1]
     found, unknown = np.add.reduceat(steps, line), np.logical_or.reduceat(is_lost, line)
     for at in np.flatnonzero((found != tables.members[:, 3]) & ~unknown)[:1].tolist():
-        number, _, _, said = tables.members[at].tolist()
-        detail = f"says {said} steps of segment {number}, but its rows hold {found[at]}"
+        number, _, _, stated = tables.members[at].tolist()
+        detail = f"says {stated} steps of segment {number}, but its rows hold {found[at]}"
         segment.files.report("counters", segment.inside(layout.METADATA), detail)
 
 

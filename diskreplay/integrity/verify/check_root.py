@@ -230,13 +230,13 @@ def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tup
             files.report("metadata", where, f"is not the document of an array of {words.evictions} entries")
     entries: dict[int, list[tuple[int, int]]] = {}
     seen: set[int] = set()
-    left = words.evictions
+    remaining = words.evictions
     for chunk in range(-(-words.evictions // layout.EVICTION_ROWS)):
         name = f"{layout.EVICTIONS}/c.{chunk}.0"
         block = files.read(name, layout.EVICTION_ROWS * 16, layout.EVICTION_ROWS * 16)
         if block is None:
             break
-        for first, steps in np.frombuffer(block, "<i8").reshape(-1, 2)[:left].tolist():
+        for first, steps in np.frombuffer(block, "<i8").reshape(-1, 2)[:remaining].tolist():
             number = first >> layout.POSITION_BITS
             if first < 0 or steps < 1 or number >= words.next_segment:
                 files.report("eviction", name, f"{steps} steps from id {first} were never there")
@@ -245,7 +245,7 @@ def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tup
             else:
                 seen.add(first)
                 entries.setdefault(number, []).append((first & layout.POSITION_MASK, steps))
-        left -= layout.EVICTION_ROWS
+        remaining -= layout.EVICTION_ROWS
     return entries
 
 

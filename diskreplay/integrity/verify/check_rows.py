@@ -194,11 +194,11 @@ def check_episodes(segment: Segment, *, deep: bool) -> None:
     """
     if segment.attributes.episodes is None or not _are_sound(segment, layout.DONE):
         return
-    said, found = segment.attributes.episodes, _find(segment)
+    stated, found = segment.attributes.episodes, _find(segment)
     position = found.row * segment.lanes + found.lane
     kept = ~np.isin(position, [first for first, _ in segment.attributes.lost])
-    if said != np.count_nonzero(kept):
-        detail = f"says {said} episodes, but its rows hold {np.count_nonzero(kept)}"
+    if stated != np.count_nonzero(kept):
+        detail = f"says {stated} episodes, but its rows hold {np.count_nonzero(kept)}"
         segment.files.report("episodes", segment.inside(layout.METADATA), detail)
         return
     derived: dict[str, NDArray[Any]] = {"position": position, "steps": found.steps, "end": found.end}

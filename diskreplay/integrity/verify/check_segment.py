@@ -161,10 +161,10 @@ def _prove(segment: Segment) -> NDArray[np.int64]:
 
 
 def _report_unproven(segment: Segment, steps: int) -> None:
-    what = f"up to {steps} steps of writer {segment.attributes.writer} after the last mark that matches do not count"
+    detail = f"up to {steps} steps of writer {segment.attributes.writer} after the last mark that matches do not count"
     if segment.attributes.was_sealed:
-        what += ", unless checksums of blocks prove them: files do not match their checksums"
-    segment.files.report("unproven", segment.where, f"{what}; repair --salvage adds whole ones")
+        detail += ", unless checksums of blocks prove them: files do not match their checksums"
+    segment.files.report("unproven", segment.where, f"{detail}; repair --salvage adds whole ones")
 
 
 # --- its folders: documents, chunk files, and unexpected files -------------------------------------------------------

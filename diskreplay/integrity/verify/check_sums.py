@@ -13,7 +13,7 @@ from diskreplay.integrity.verify.documents import MAX_DOCUMENT_BYTES, check_cont
 from diskreplay.integrity.verify.files import after_zeros, checksum, joined, read_at
 from diskreplay.segments.documents import layout
 
-_RANGES_TOLD = 3
+_RANGES_SHOWN = 3
 
 
 def block_length(row_bytes: int) -> int:
@@ -96,8 +96,8 @@ class Blocks:
         ranges = [part for start, stop in bad for part in self._by_lane(start, stop, per_chunk, first, rows)]
         if not ranges:
             return ": no counted row" if bad else ""
-        more = f" and {len(ranges) - _RANGES_TOLD} more" if len(ranges) > _RANGES_TOLD else ""
-        return f": {', '.join(ranges[:_RANGES_TOLD])}{more}"
+        more = f" and {len(ranges) - _RANGES_SHOWN} more" if len(ranges) > _RANGES_SHOWN else ""
+        return f": {', '.join(ranges[:_RANGES_SHOWN])}{more}"
 
     def _by_lane(self, start: int, stop: int, per_chunk: int, first: int, rows: NDArray[np.int64]) -> Iterator[str]:
         for lane in range(start // per_chunk, -(-stop // per_chunk)):

@@ -121,8 +121,8 @@ class Files:
         with suppress(OSError):
             mode = os.lstat(self.path(where)).st_mode
             if not stat.S_ISREG(mode):
-                what = "is a symbolic link" if stat.S_ISLNK(mode) else "is not a regular file"
-                self.report("type", where, what)
+                detail = "is a symbolic link" if stat.S_ISLNK(mode) else "is not a regular file"
+                self.report("type", where, detail)
 
     @contextmanager
     def opened(self, where: str, nbytes: int | None = None) -> Iterator[int | None]:
@@ -220,9 +220,9 @@ def checksum(fd: int) -> int:
     return crc
 
 
-def _seek(fd: int, at: int, what: int, size: int) -> int:
+def _seek(fd: int, at: int, whence: int, size: int) -> int:
     try:
-        return os.lseek(fd, at, what)
+        return os.lseek(fd, at, whence)
     except OSError:  # no more data, or no more holes, up to the end
         return size
 

@@ -392,7 +392,7 @@ def test_more_than_may_be_lost_is_refused_segment_by_segment(path):
         ("rebuilt", SEGMENT, 10),
         ("refused", "segments/00000002", 10),
     ]
-    assert done.actions[1].detail.endswith("; 10 steps would be set aside, and 2 may be")
+    assert done.actions[1].detail.endswith("; 10 steps would be set aside, but only 2 may be")
     assert (done.steps_lost, done.steps_refused) == (10, 10)
     assert digest(path / SEGMENT) != before
     assert verify(path, deep=True) != []
