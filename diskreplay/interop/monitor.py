@@ -359,7 +359,11 @@ def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> ND
     values: NDArray[np.float64] = batch[name].astype(np.float64)
     if values.ndim > batch["index"].ndim:  # a window has the age of its first step
         values = values[:, 0]
-    newest = float(sampler.store.episodes[-1][name][-1])
+    snapshot = sampler.store.snapshot  # other threads may refresh the store
+    first, steps = snapshot.episodes.first, snapshot.episodes.steps
+    # Ids tell no order between writers: the last episode may be an old one of the writer that began last.
+    youngest = int(np.argmax(snapshot.times(first)))
+    newest = float(snapshot.rows(f"extra/{name}", int(first[youngest]), int(steps[youngest]))[-1])
     return float(np.max(values, initial=newest)) - values.ravel()
 
 

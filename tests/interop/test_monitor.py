@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,8 @@ SHARDED = {
 }
 
 
-def append(store: dr.Store, lengths: list[int], version: int) -> None:
-    with store.writer() as writer:
+def append(store: dr.Store, lengths: list[int], version: int, writer: dr.Writer | None = None) -> None:
+    with store.writer() if writer is None else nullcontext(writer) as writer:
         for length in lengths:
             versions = np.full(length, version)
             state, parts = np.zeros((length, 3)), {"inner": np.zeros(length)}
@@ -213,6 +214,19 @@ def test_staleness_grows_with_the_version_of_the_newest_episode(store: dr.Store)
     with dr.Sampler(store, dr.Transitions(), batch_size=64, seed=0) as sampler:
         assert 50 in sampler.sample().version
         assert recorded(sampler, staleness="version").histograms["sampler/staleness/version"].min() == 0
+
+
+def test_the_newest_version_is_that_of_the_youngest_episode_of_any_writer(tmp_store: Path) -> None:
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as first, store.writer() as second:
+        for version, writer in enumerate([first, second, first]):
+            append(store, [4], version, writer)
+        assert store.episodes[-1]["version"][-1] == 1
+        with dr.Sampler(store, dr.Transitions(), batch_size=1, seed=0) as sampler:
+            version = 2
+            while version == 2:  # that batch would know better
+                version = sampler.sample(1).version.item()
+            found = recorded(sampler, staleness="version").histograms["sampler/staleness/version"]
+    assert found.tolist() == [2 - version]
 
 
 def test_priorities_are_of_the_last_batch(store: dr.Store) -> None:
