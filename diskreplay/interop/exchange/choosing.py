@@ -248,12 +248,31 @@ class Layout:
             same = (made.astype(rows.dtype) == rows) & (made == rows)
         if rows.dtype.kind == "f" and wanted.kind == "f":
             same |= np.isnan(rows)
-        if path not in self.unsafe and not same.all():
-            raise SchemaError(
-                f"{what} has {rows[~same].flat[0]!s} in {path}, which is no {wanted}; choose another dtype, "
-                f"or {wanted}{_UNSAFE} to round"
-            )
-        return made
+        if same.all():
+            return made
+        if path in self.unsafe:
+            return _rounded(rows, made)
+        raise SchemaError(
+            f"{what} has {rows[~same].flat[0]!s} in {path}, which is no {wanted}; choose another dtype, "
+            f"or {wanted}{_UNSAFE} to round"
+        )
+
+
+def _rounded(rows: NDArray[Any], cast: NDArray[Any]) -> NDArray[Any]:
+    """Return the nearest values of the dtype of ``cast``, which NumPy made; 0 for NaN in integers.
+
+    For integers, NumPy drops fractions and high bits: 2.7 would become 2, and 300 would become 44 in a uint8.
+    """
+    if cast.dtype.kind not in "iu":
+        return cast
+    # A float64 has room for the bounds of each integer, or for the next number beyond.
+    whole = np.asarray(np.rint(rows.astype(np.float64)) if rows.dtype.kind == "f" else rows)
+    bounds = np.iinfo(cast.dtype)
+    with np.errstate(invalid="ignore"):
+        found: NDArray[Any] = np.asarray(whole.astype(cast.dtype))
+    for outside, value in ((whole >= bounds.max, bounds.max), (whole <= bounds.min, bounds.min), (whole != whole, 0)):
+        found[outside] = value
+    return found
 
 
 def lay_out(

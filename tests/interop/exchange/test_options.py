@@ -139,7 +139,7 @@ def test_a_dtype_keeps_every_value_or_refuses_it(tmp_path: Path) -> None:
         imported(tmp_path, "other", **ROLES, dtype={"obs/state": "uint8"})
     assert imported(tmp_path, "third", **ROLES, dtype={"obs/state": "uint8:unsafe"}).obs["state"].dtype == np.uint8
     with dr.open(tmp_path / "third") as store:
-        np.testing.assert_array_equal(store.episodes[0].obs["state"], found["state"][:4].astype("u1"))
+        np.testing.assert_array_equal(store.episodes[0].obs["state"], np.rint(found["state"][:4]))
 
 
 def test_episodes_are_chosen_by_a_predicate_and_an_interrupted_import_goes_on(tmp_path: Path) -> None:
@@ -230,6 +230,25 @@ def test_a_value_that_wraps_is_refused(tmp_path: Path, values: np.ndarray, dtype
     pixels(tmp_path / "set", depth=np.resize(values, STEPS))
     with pytest.raises(dr.SchemaError, match=f"has {shown} in extra/depth, which is no {dtype}"):
         imported(tmp_path, **ROLES, rename={"depth": "extra/depth"}, dtype={"extra/depth": dtype})
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "stored"),
+    [
+        ([2.7, -2.7, 300.0, -1e30, np.inf, np.nan], "int8", [3, -3, 127, -128, 127, 0]),
+        ([2.5, -0.4, 255.4, 255.6, 256.0, -1.0], "uint8", [2, 0, 255, 255, 255, 0]),
+        ([2.0**63, -(2.0**63), 1e300, -np.inf, 0.5, 1.5], "int64", [2**63 - 1, -(2**63), 2**63 - 1, -(2**63), 0, 2]),
+        (np.array([300, -1, 7, 255, 256, -300]), "uint8", [255, 0, 7, 255, 255, 0]),
+        (np.array([2**64 - 1, 0, 1, 2, 3, 2**63], "u8"), "int64", [2**63 - 1, 0, 1, 2, 3, 2**63 - 1]),
+        ([0.1, 1e300, np.nan, 1.0, 2.0, -np.inf], "float16", np.float16([0.1, np.inf, np.nan, 1, 2, -np.inf])),
+    ],
+)
+def test_an_unsafe_dtype_takes_the_nearest_values(tmp_path: Path, values: Any, dtype: str, stored: Any) -> None:
+    pixels(tmp_path / "set", depth=np.resize(values, STEPS))
+    imported(tmp_path, **ROLES, rename={"depth": "extra/depth"}, dtype={"extra/depth": f"{dtype}:unsafe"})
+    with dr.open(tmp_path / "store") as store:
+        found = np.concatenate([episode["depth"] for episode in store.episodes])
+    np.testing.assert_array_equal(found, np.resize(np.array(stored, dtype), STEPS)[: len(found)])
 
 
 def stopping(after: int) -> Any:
