@@ -1,8 +1,8 @@
-"""Data sets of D4RL: one HDF5 file of flat arrays, in which flags mark where episodes end.
+"""Data sets of D4RL: one HDF5 file of flat arrays, with flags at the ends of episodes.
 
-``observations`` and ``actions`` have N rows, or are groups of arrays that have; so do ``rewards``, ``terminals`` and
-``timeouts``. What ``next_observations`` has behind the last step of an episode is its final observation. Every other
-array of N rows, such as those in ``infos``, is an extra field of the step; ``metadata`` goes to the store's notes.
+``observations`` and ``actions`` have N rows, or are groups of arrays with N rows. ``rewards``, ``terminals`` and
+``timeouts`` have N rows, too. The last ``next_observations`` of an episode is its final observation. Every other array
+of N rows, such as an array in ``infos``, is an extra field of the step. ``metadata`` goes to the store's notes.
 """
 
 import base64
@@ -66,14 +66,14 @@ OBSERVATIONS, ACTIONS, REWARDS = "observations", "actions", "rewards"
 TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS = "terminals", "timeouts", "next_observations"
 METADATA_GROUP, CHUNKS_GROUP = "metadata", "virtual"
 
-# Groups of arrays, or arrays, that are no extra field.
+# Arrays, or groups of arrays, that are not extra fields.
 RESERVED = (
     *(OBSERVATIONS, ACTIONS, REWARDS, TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS),
     *(METADATA_GROUP, CHUNKS_GROUP),
 )
 _ARRAYS = {OBS: OBSERVATIONS, ACTION: ACTIONS, REWARD: REWARDS}
 _PARTS = {array: part for part, array in _ARRAYS.items()}
-# What is read at once; observations that are compared with what came next are kept, up to so much, to be read once.
+# The size of a read. Observations and next observations that are compared stay in memory up to the second size.
 _BLOCK_BYTES, _KEPT_BYTES = 64 << 20, 1 << 30
 _METADATA_BYTES = 32 << 20
 _NEEDED = ("observations", "actions", REWARDS, TERMINALS)
@@ -84,8 +84,8 @@ _REASONS = {
     CUT: "an episode that was cut has the flag of a timeout",
     NO_FINAL_OBS: "every step has a next observation; the last one of such an episode is repeated",
     PRIORITY: "there is no array of initial priorities",
-    NOTES: "there is no place for what the import of an episode noted",
-    METADATA: "it is that of another format",
+    NOTES: "there is no place for the notes of an episode",
+    METADATA: "it belongs to another format",
 }
 
 
@@ -97,33 +97,33 @@ def import_dataset(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
-    """Import a file of D4RL into a new store, or the rest of it after an interruption.
+    """Import a file of D4RL into a new store, or resume an interrupted import.
 
-    Episodes end where ``terminals`` or ``timeouts`` say so, and what follows the last flag is an episode that was cut,
+    Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last flag are an episode that was cut,
     without a final observation. An episode is also cut after a row whose ``next_observations`` is not the
     observation of the next row. Values are compared, so the two arrays may differ in dtype, and one of them may be
-    rounded to float32. The record counts these cuts as ``cut``, and an import with more than one in ten steps warns.
+    rounded to float32. The result counts these cuts as ``cut``, and an import with more than one in ten steps warns.
 
     Parameters
     ----------
     source : path
         The HDF5 file.
     path : path
-        The store; nothing, or what an interrupted import of this file has left.
+        The store. Nothing may be there, except an interrupted import of this file.
     max_episode_steps : int, optional
-        After how many steps episodes were truncated, for old files that have no ``timeouts``: what D4RL takes from the
-        environment. None: they end at ``terminals`` only.
+        The number of steps after which episodes were truncated, for old files without ``timeouts``. D4RL takes it from
+        the environment. None: episodes end at ``terminals`` only.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
-        What is taken, as which leaf and of which dtype: see `Options`.
+        The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
         There is no such file.
     FormatError
-        It is not a file of D4RL, arrays differ in their numbers of rows, or one is of a dtype that a store cannot hold.
+        It is not a file of D4RL, its arrays differ in length, or an array has a dtype that a store cannot hold.
     SchemaError
         ``max_episode_steps`` is less than 1, or given for a file that has ``timeouts``.
     StoreExists
@@ -133,7 +133,7 @@ def import_dataset(
 
 
 def open_source(source: str | PathLike[str], max_episode_steps: int | None = None) -> Source:
-    """Return a file of D4RL as what `import_dataset` reads, which raises what this raises."""
+    """Return a file of D4RL as a `Source`; it raises the errors of `import_dataset`."""
     file = Path(source).absolute()
     with foreign(file):
         reader = Reader(file, max_episode_steps)
@@ -168,13 +168,13 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The HDF5 file; nothing is there.
+        The HDF5 file. Nothing may be there.
     hdf5_compression : str or None
-        Of its arrays: "gzip", as that of D4RL's own files, "lzf", or None, with which an export is many times faster.
+        The compression of the arrays: "gzip", as in D4RL's own files, "lzf", or None, which is many times faster.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -208,7 +208,7 @@ def _format(
 
 
 def _reason(path: str) -> str | None:
-    """Return why a leaf has no place in a file; None where it has one."""
+    """Return the reason why a leaf has no place in a file; None if it has one."""
     if array_of(path) is not None:
         return None
     return "there are no values of episodes" if is_part(path, FIELDS) else "the name is one of D4RL's own"
@@ -227,7 +227,7 @@ def _own_schema(schema: Schema) -> Schema | None:
 
 
 def array_of(path: str) -> str | None:
-    """Return the array of a leaf; None where a file has no place for it."""
+    """Return the array of a leaf; None if a file has no place for it."""
     part, _, below = path.partition("/")
     if part == EXTRA:
         return None if below.split("/")[0] in RESERVED else below
@@ -241,12 +241,12 @@ def leaf_of(array: str) -> str:
 
 
 def next_of(path: str) -> str:
-    """Return the array of what follows an observation."""
+    """Return the array of the next observations for an observation."""
     return f"{NEXT_OBSERVATIONS}{path.removeprefix(OBS)}"
 
 
 def schema_of(fields: Iterable[tuple[str, Field]]) -> Schema:
-    """Return the schema of a file by its arrays of steps; raises SchemaError where a store cannot have one like it."""
+    """Return the schema of a file by its arrays of steps; SchemaError if no store can have it."""
     return schema_of_leaves({leaf_of(array): field for array, field in fields})
 
 
@@ -264,19 +264,19 @@ class Reader:
     path : Path
         The file.
     max_episode_steps : int, optional
-        Where a file without ``timeouts`` has episodes end.
+        The length of truncated episodes in a file without ``timeouts``.
 
     Attributes
     ----------
     schema, names, metadata, episodes, steps, cut
-        As `Source` has them.
+        The same as in `Source`.
 
     Raises
     ------
     StoreNotFound
         There is no such file.
     FormatError
-        It is not one of D4RL, or holds what a store cannot.
+        It is not a file of D4RL, or has data that a store cannot hold.
     """
 
     def __init__(self, path: Path, max_episode_steps: int | None = None) -> None:
@@ -315,7 +315,7 @@ class Reader:
                 except OSError:
                     if stop == first + 1:
                         raise
-                    rows = 1  # the damage may be behind the first of these episodes
+                    rows = 1  # the damage may be after the first of these episodes
                     continue
                 yield from episodes
                 first = stop
@@ -326,7 +326,7 @@ class Reader:
         if REWARD in block:
             block[REWARD] = block[REWARD].reshape(end - begin)
         following = {path: next_of(path) for path in block if is_obs(path) and next_of(path) in self._arrays}
-        # One row of a chunk takes as long as all of them.
+        # To read one row of a chunk takes as long as to read the whole chunk.
         chunked = [array for array in following.values() if self._arrays[array].chunks]
         behind = {array: self._rows(file, array, begin, end) for array in chunked}
         episodes = list[EpisodeData]()
@@ -342,14 +342,14 @@ class Reader:
     def _check(self, max_episode_steps: int | None) -> None:
         if _D3RLPY_ENDS in self._arrays and TIMEOUTS not in self._arrays:
             raise FormatError(
-                f"{self._path} is of d3rlpy 1 and not of D4RL: {_D3RLPY_ENDS!r} says where its episodes end. Add the "
-                f"array {TIMEOUTS!r}, which is true where that is and {TERMINALS!r} is not"
+                f"{self._path} is of d3rlpy 1 and not of D4RL: {_D3RLPY_ENDS!r} marks the ends of episodes. Add the "
+                f"array {TIMEOUTS!r}, true where {_D3RLPY_ENDS!r} is true and {TERMINALS!r} is not"
             )
         for name in _NEEDED:
             if not any(is_part(array, name) for array in self._arrays):
                 raise FormatError(f"{self._path} has no {name!r}: a file of D4RL has {', '.join(_NEEDED)}")
         if max_episode_steps is not None and max_episode_steps < 1:
-            raise SchemaError(f"max_episode_steps is 1 or more, and not {max_episode_steps}")
+            raise SchemaError(f"max_episode_steps must be 1 or more, not {max_episode_steps}")
         if max_episode_steps is not None and TIMEOUTS in self._arrays:
             raise SchemaError(f"max_episode_steps is for files without {TIMEOUTS!r}, and {self._path} has them")
         shape = self._arrays[REWARDS].shape
@@ -362,7 +362,7 @@ class Reader:
                 )
 
     def _is_step(self, name: str) -> bool:
-        """Tell whether an array must have one row a step; others beside those of D4RL may be anything."""
+        """Tell whether an array must have one row a step: D4RL's own arrays, and others with this number of rows."""
         first = name.split("/")[0]
         if first in RESERVED or first == "infos":
             return first not in (METADATA_GROUP, CHUNKS_GROUP)
@@ -386,7 +386,7 @@ class Reader:
             raise FormatError(f"{self._path}: {name!r}: {error}") from None
 
     def _find_columns(self) -> dict[str, str]:
-        """Return the arrays by leaf; those of what follows an observation are like it."""
+        """Return the arrays by leaf; check that arrays of next observations are like the ones of observations."""
         columns = {path: array for path in self.schema.step_leaves if (array := array_of(path)) is not None}
         for path in filter(is_obs, columns):
             there = self._arrays.get(next_of(path))
@@ -396,7 +396,7 @@ class Reader:
                     f"{self._arrays[columns[path]].shape}"
                 )
             if there is not None and there.dtype.kind not in "biuf":
-                raise FormatError(f"{self._path}: {next_of(path)!r} has no numbers, but is of {there.dtype}")
+                raise FormatError(f"{self._path}: {next_of(path)!r} has values of {there.dtype}, which are not numbers")
         return columns
 
     def _ends(self, file: h5py.File, max_episode_steps: int | None) -> tuple[Bools, Bools]:
@@ -421,7 +421,7 @@ class Reader:
         return flags
 
     def _broken(self, file: h5py.File) -> Bools:
-        """Return after which rows something else follows than `next_observations` says: another episode."""
+        """Tell after which rows another episode follows: the next row's observation is not in `next_observations`."""
         broken = np.zeros(self.steps, np.bool_)
         pairs = {self.names[path]: next_of(path) for path in filter(is_obs, self.names)}
         pairs = {array: following for array, following in pairs.items() if following in self._arrays}
@@ -444,7 +444,7 @@ class Reader:
         return rows
 
     def _chunk_rows(self) -> int:
-        """Return how many rows the largest chunk has: a part of one takes as long as all of it."""
+        """Return the rows of the largest chunk: to read a part of a chunk takes as long as to read all of it."""
         return max((chunks[0] for array in self._arrays.values() if (chunks := array.chunks)), default=1)
 
     def _read_metadata(self, file: h5py.File) -> dict[str, Json]:
@@ -480,7 +480,7 @@ def _opened(path: Path) -> h5py.File:
 
 
 class _Layout(NamedTuple):
-    """How an array lies in a file."""
+    """The shape, dtype and chunks of an array in a file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -518,9 +518,9 @@ def _as_texts(value: Any) -> Json:
 def write(
     plan: Plan, episodes: Iterable[EpisodeData], has_next: bool, metadata: Mapping[str, Json], compression: str | None
 ) -> None:
-    """Write a file with `next_observations` or without.
+    """Write a file, with `next_observations` if ``has_next``.
 
-    An episode that was cut has the flag of a timeout, but for the last one of the file.
+    An episode that was cut gets the flag of a timeout, except the last one of the file.
     """
     layout = _layout(plan, has_next)
     columns = {path: array for path in plan.schema.step_leaves if (array := array_of(path)) is not None}

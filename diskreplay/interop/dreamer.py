@@ -1,9 +1,9 @@
 """Replay folders of Dreamer: compressed NumPy files of rows.
 
-There are two kinds. DreamerV1 and V2, and ports that followed them, write a file an episode, ``TIME-ID-LENGTH.npz``: a
-row holds an observation, and the action and the reward that led to it. The first row has zeros in their place.
-DreamerV3 writes chunks of the rows of each environment, ``TIME-ID-NEXT-LENGTH.npz``, where NEXT is the id of the chunk
-that goes on: a row holds an observation, the reward that led to it, and the action that was taken in it.
+There are two kinds. DreamerV1 and V2, and ports of them, write one file an episode, ``TIME-ID-LENGTH.npz``. A row
+holds an observation, and the action and the reward that led to it. The first row has zeros for action and reward.
+DreamerV3 writes chunks of the rows of each environment, ``TIME-ID-NEXT-LENGTH.npz``. NEXT is the id of the next chunk.
+A row holds an observation, the reward that led to it, and the action that was taken in it.
 """
 
 import re
@@ -46,7 +46,7 @@ __all__ = ["export_dataset", "import_dataset"]
 NAME = "dreamer"
 _DISCOUNT, _FIRST, _LAST, _TERMINAL, _LOG = "discount", "is_first", "is_last", "is_terminal", "log_"
 _FLAGS = (_DISCOUNT, _FIRST, _LAST, _TERMINAL)
-_BOOKKEEPING = ("reset", "stepid", "id")  # of DreamerV3's driver and buffer, and of no use elsewhere
+_BOOKKEEPING = ("reset", "stepid", "id")  # of DreamerV3's driver and buffer; nothing else uses them
 _STEP_DISCOUNT = f"{EXTRA}/step_discount"
 _CHUNK = re.compile(r"[^-]+-(?P<id>[0-9A-Za-z]+)-(?P<next>[0-9A-Za-z]+)-\d+")
 
@@ -68,32 +68,32 @@ def import_dataset(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
-    """Import a replay folder of Dreamer into a new store, or the rest of it after an interruption.
+    """Import a replay folder of Dreamer into a new store, or resume an interrupted import.
 
     A step is the observation of a row, the action that was taken in it, and the reward of the next row. An episode is
-    terminated where its last row is terminal, or, in a folder without that flag, has the discount 0. Else it is
-    truncated; what ends with the chunks of DreamerV3, and not with a last row, is cut.
+    terminated if its last row is terminal, or, in a folder without that flag, has the discount 0. Otherwise it is
+    truncated. An episode of DreamerV3 is cut if its chunks end before a last row.
 
-    Keys are observations, but for ``action``, ``reward``, the flags, and those of ``extra`` and ``log_...``: these
-    become extra fields, each step's from the row of its reward.
+    Keys are observations, except ``action``, ``reward`` and the flags. Keys that the option ``extra`` names, and
+    ``log_...``, are extra fields; a step takes them from the row of its reward.
 
     Parameters
     ----------
     source : path
         The folder.
     path : path
-        The store; nothing, or what an interrupted import of this folder has left.
+        The store. Nothing may be there, except an interrupted import of this folder.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
-        What is taken, as which leaf and of which dtype: see `Options`.
+        The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
         There is no such folder, or no episode in it.
     FormatError
-        A file is damaged, or has not the keys of the first one; the message names it.
+        A file is damaged, or has other keys than the first one; the message names it.
     SchemaError
         Values of a key cannot be stored, or differ in shape or dtype.
     StoreExists
@@ -128,21 +128,21 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a replay folder of DreamerV1 and V2.
 
-    Observations have their keys, those of a store without keys "image" where they are images, else "obs". Extra fields
-    get ``log_`` before their name, which keeps Dreamer from training on them.
+    Observations keep their keys. An observation without a key becomes "image" if it is an image, otherwise "obs". Extra
+    fields get the prefix ``log_``, so that Dreamer does not train on them.
 
     Parameters
     ----------
     store_or_path : Store or path
         The store.
     path : path
-        The folder; nothing is there.
+        The folder. Nothing may be there.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
     one_hot : bool
-        Write discrete actions as one-hot vectors of float32, as Dreamer takes them.
+        Write discrete actions as one-hot vectors of float32, as Dreamer expects.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -169,7 +169,7 @@ class _Replay:
     Attributes
     ----------
     episodes : list of list of _Part
-        The rows of each, of DreamerV3 in one or several chunks; two or more.
+        The parts of files with the rows of each episode, two rows or more. DreamerV3 may have several parts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -186,7 +186,7 @@ class _Replay:
             raise StoreNotFound(f"{folder} has no episodes of Dreamer: no .npz file with two rows or more")
 
     def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
-        """Yield the episodes of files that go on with one another."""
+        """Yield the episodes of a chain of files, each the continuation of the file before."""
         parts: list[_Part] = []
         for file in chain:
             flags = _arrays(file, (REWARD, *_FLAGS))
@@ -209,9 +209,9 @@ class _Replay:
         yield from _if_steps(parts)
 
     def paths(self, actions: Sequence[str], extra: Sequence[str]) -> dict[str, str]:
-        """Return the keys of steps by their default paths: these are the actions and the extra fields.
+        """Return the keys of steps by their default paths, with these names of actions and of extra fields.
 
-        The driver moves leaves, but which row of a step a value is in depends on its role.
+        The import moves leaves itself, but the row of a step's value depends on the role of its key.
         """
         keys = self._open(self.episodes[0][0].file)
         found = {REWARD: REWARD}
@@ -231,7 +231,7 @@ class _Replay:
         return found
 
     def leaves(self, names: Mapping[str, str]) -> dict[str, Field]:
-        """Return what the steps of the first episode hold, by their default paths."""
+        """Return the fields of the first episode's steps, by default path."""
         file = self.episodes[0][0].file
         values = {path: self._open(file)[key] for path, key in names.items()}
         values[REWARD] = values[REWARD].reshape(len(values[REWARD]))
@@ -252,12 +252,12 @@ class _Replay:
         terminal = rows.get(_DISCOUNT, np.ones(1))[-1] == 0
         if _TERMINAL in rows:
             terminal = as_flags(rows[_TERMINAL], f"{where}: {_TERMINAL}", FormatError)[-1]
-        # A file of DreamerV1 and V2 is an episode that was done, also by a time limit that set no flag.
+        # A file of DreamerV1 and V2 is a complete episode, even if a time limit ended it without a flag.
         is_last = rows[_LAST][-1] if self._takes_actions and _LAST in rows else True
         return EpisodeData(steps, bool(terminal), bool(is_last and not terminal))
 
     def _rows(self, parts: Sequence[_Part], keys: Collection[str]) -> Rows:
-        """Return the rows of an episode by key, equally many of these keys."""
+        """Return the rows of an episode by key; FormatError if ``keys`` are missing or differ in length."""
         pieces = [{key: rows[p.start : p.stop] for key, rows in self._open(p.file).items()} for p in parts]
         where = parts[0].file
         if any(piece.keys() != pieces[0].keys() for piece in pieces):
@@ -274,7 +274,7 @@ class _Replay:
 
 
 def _chains(files: Sequence[Path]) -> list[list[Path]]:
-    """Return files in lists of those that go on with one another."""
+    """Return the files in chains: each file is the continuation of the file before."""
     chunks = {match["id"]: (file, match["next"]) for file in files if (match := _CHUNK.fullmatch(file.stem))}
     followed = {after for _, after in chunks.values()}
     chains = [[file] for file in files if not _CHUNK.fullmatch(file.stem)]
@@ -284,7 +284,7 @@ def _chains(files: Sequence[Path]) -> list[list[Path]]:
             file, name = chunks.pop(name)
             chain.append(file)
         chains.append(chain)
-    return chains + [[file] for file, _ in chunks.values()]  # what follows itself
+    return chains + [[file] for file, _ in chunks.values()]  # circles of chunks
 
 
 def _if_steps(parts: list[_Part]) -> Iterator[list[_Part]]:
@@ -297,7 +297,7 @@ def _steps(parts: Sequence[_Part]) -> int:
 
 
 def _arrays(file: Path, names: Sequence[str] | None = None) -> Rows:
-    """Return arrays of a file, those of the names that it has or all."""
+    """Return the arrays of a file with these names, as far as it has them, or all arrays."""
     found = read_npz(file, None if names is None else names.__contains__)
     if scalars := [key for key, rows in found.items() if not rows.ndim]:
         raise FormatError(f"{file} has no rows of {scalars[0]!r}")
@@ -309,7 +309,7 @@ def _extra_name(key: str) -> str:
     try:
         Schema(Field((), "float32"), Field((), "float32"), extra={name: Field((), "float32")})
     except SchemaError:
-        return f"{_LOG}{name}"  # a name that a store has for something else
+        return f"{_LOG}{name}"  # the store uses this name for something else
     return name
 
 
@@ -317,7 +317,7 @@ def _extra_name(key: str) -> str:
 
 
 def _keys(schema: Schema) -> dict[str, str]:
-    """Return the keys of the leaves of steps by their path; SchemaError where two have the same."""
+    """Return the keys of the leaves of steps by path; SchemaError if two have the same key."""
     found: dict[str, str] = {}
     for path, field in schema.step_leaves.items():
         part, _, name = path.partition("/")
@@ -340,8 +340,8 @@ def _not_held(schema: Schema) -> dict[str, str]:
     no_place = "a replay of Dreamer has no place for it"
     return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
         PRIORITY: no_place,
-        ENDS: "cut episodes are truncated there, and what is both terminated and truncated is terminated",
-        NO_FINAL_OBS: "the last observation is repeated where there is no final one",
+        ENDS: "cut episodes are truncated there, and an episode with both ends is terminated",
+        NO_FINAL_OBS: "without a final observation, the last one is repeated",
         NOTES: no_place,
         SCHEMA: no_place,
         METADATA: no_place,
@@ -367,7 +367,7 @@ def _write(one_hot: bool, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
 
 
 def _one_hot(values: NDArray[Any], field: Field) -> NDArray[Any]:
-    """Return discrete actions as vectors, others as they are."""
+    """Return discrete actions as one-hot vectors, others unchanged."""
     space = field.space or {}
     if space.get("type") != "Discrete" or values.ndim != 1:
         return values
@@ -376,5 +376,5 @@ def _one_hot(values: NDArray[Any], field: Field) -> NDArray[Any]:
 
 
 def _stem(number: int) -> str:
-    # In order before what a training run adds, whose names begin with the time.
+    # These names sort before the files of a later training run, which begin with the time.
     return f"00000000T000000-{number:032x}"

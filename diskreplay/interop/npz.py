@@ -1,13 +1,12 @@
-"""Data sets of NumPy files: a folder with one ``.npz`` an episode, which holds all that a store does.
+"""Data sets of NumPy files: a folder with one ``.npz`` file an episode, which holds all data of a store.
 
-``dataset.json`` has the schema, as `docs/format.md` describes it, and how many episodes and steps there are. A file
-``episode-NNNNNNNN.npz`` has the arrays of one episode by the paths of the schema: ``obs`` or ``obs/image``, one row
-longer than the others where there is a final observation, ``action``, ``reward``, ``extra/log_prob``, ``episode/seed``;
-scalars ``terminated`` and ``truncated``, both false where it was cut; ``priority``, where steps were appended with
-priorities; and ``notes``, UTF-8 text in JSON, if it has any.
+``dataset.json`` has the schema, as `docs/format.md` describes it, and the numbers of episodes and steps. A file
+``episode-NNNNNNNN.npz`` has the arrays of one episode by the paths of the schema, such as ``obs`` or ``obs/image``,
+``action``, ``reward``, ``extra/log_prob`` and ``episode/seed``. Observations have one more row if there is a final one.
+The scalars ``terminated`` and ``truncated`` are both false if the episode was cut. ``priority`` is there if steps were
+appended with priorities. ``notes``, if there are any, is UTF-8 text in JSON.
 
-Files that others made are imported, too: one file with the rows of all episodes, or a folder of files with an episode
-each.
+Other NumPy files are imported, too: one file with the rows of all episodes, or a folder with a file for each episode.
 """
 
 import json
@@ -65,34 +64,34 @@ def import_dataset(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
-    """Import NumPy files into a new store, or the rest of them after an interruption.
+    """Import NumPy files into a new store, or resume an interrupted import.
 
     Parameters
     ----------
     source : path
-        A folder, as `export_dataset` writes it. Or an ``.npz`` file with the rows of all episodes behind one another,
-        or a folder of such files with an episode each, in the order of their names. Their arrays "obs", "actions",
-        "rewards", "next_obs", "dones" and the like have their usual places, arrays with a row an episode are episode
-        fields, and others extra fields.
+        A folder that `export_dataset` wrote. Or an ``.npz`` file with the consecutive rows of all episodes, or a folder
+        with such a file for each episode, in the order of their names. Arrays with usual names, such as "obs",
+        "actions", "rewards", "next_obs" and "dones", get their usual parts. Arrays with one row an episode are episode
+        fields, and other arrays are extra fields.
     starts : str, optional
-        In a file of all episodes, the array that is true in the first row of each; by default "episode_starts".
+        In a file of all episodes, the array that is true in the first row of each. The default is "episode_starts".
     indices : str, optional
-        In such a file, the array with the number of the first row of each episode, or of the row behind its last one.
+        In a file of all episodes, the array with the first row of each episode, or with the row after its last one.
     ended : {"truncated", "terminated", "cut"}
-        How episodes ended, where no "dones" or "terminals" say so.
+        How episodes ended, if no array such as "dones" or "terminals" tells.
     path : path
-        The store; nothing, or what an interrupted import of this folder has left.
+        The store. Nothing may be there, except an interrupted import of this folder.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
-        What is taken, as which leaf and of which dtype: see `Options`.
+        The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
         There is no such data set.
     FormatError
-        It cannot be read.
+        The data set cannot be read.
     StoreExists
         Something else is at ``path``.
     """
@@ -134,11 +133,11 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder; nothing is there.
+        The folder. Nothing may be there.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -202,13 +201,13 @@ _KNOWN = (*_AFTER, *_ENDS, *_LIMITS, _STARTS)
 
 
 def _has_foreign_files(folder: Path) -> bool:
-    """Tell whether a folder has NumPy files, and none of `export_dataset`: without its description one is not whole."""
+    """Tell whether a folder has NumPy files that are not an export: an export without description is incomplete."""
     files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
     return bool(files) and not Description.is_in(folder) and not any(_OWN.fullmatch(file.name) for file in files)
 
 
 class _Arrays:
-    """Arrays by names that others gave them: what each is, and the episodes of their rows.
+    """Arrays with foreign names: their roles, and the episodes of their rows.
 
     Attributes
     ----------
@@ -223,7 +222,7 @@ class _Arrays:
         self.not_kept, self._left_out = list[str](), list[str]()
 
     def _load(self, file: Path) -> Rows:
-        """Return the arrays of a file. Arrays that the caller skips are not read, but for flags."""
+        """Return the arrays of a file, without skipped arrays unless they are flags."""
         self._left_out = []
 
         def is_read(name: str) -> bool:
@@ -235,18 +234,18 @@ class _Arrays:
         return read_npz(file, is_read)
 
     def _action_in(self, arrays: Arrays) -> str:
-        """Return the name of an array of actions, which has a row a step."""
+        """Return the name of an array of actions; it has one row a step."""
         wanted = self._choice.named(ACTION) or [name for name, role in _ROLES.items() if role == ACTION]
         found = [name for name, rows in arrays.items() if any(is_in(name, each) for each in wanted) and rows.ndim]
         if not found:
             names = {_ROLES.get(name, f"{EXTRA}/{name}"): name for name, rows in arrays.items() if rows.ndim}
             leaves = leaves_of({path: arrays[name] for path, name in names.items()}, self._place)
-            lay_out(str(self._place), leaves, names, None, self._choice)  # raises, and says how to name them
+            lay_out(str(self._place), leaves, names, None, self._choice)  # raises an error that says how to name them
             raise FormatError(f"{self._place} has no actions; it has {', '.join(arrays)}")
         return found[0]
 
     def _sort(self, arrays: Arrays, count: int, episodes: int) -> dict[str, NDArray[Any]]:
-        """Find what each array is, and return those with a value an episode."""
+        """Find the role of each array, and return the arrays with one value an episode."""
         fields: dict[str, NDArray[Any]] = {}
         steps = list[str]()
         for name, rows in arrays.items():
@@ -268,7 +267,7 @@ class _Arrays:
         return fields
 
     def _flag(self, arrays: Arrays, names: Iterable[str], count: int) -> NDArray[np.bool_] | None:
-        """Return the flags of steps under one of some names."""
+        """Return the flags of steps under the first of the names that exists."""
         found = next((name for name in names if name in arrays), None)
         if found is None:
             return None
@@ -278,7 +277,7 @@ class _Arrays:
         return flags if len(flags) == count else np.arange(count) == (count - 1 if flags[0] else -1)
 
     def _flags(self, arrays: Arrays, count: int) -> Flags:
-        """Return the flags of steps that end an episode, and of those that a limit ended."""
+        """Return two flags of each step: it ends an episode, and a time limit ended the episode."""
         return self._flag(arrays, _ENDS, count), self._flag(arrays, _LIMITS, count)
 
     def _episode(
@@ -290,7 +289,7 @@ class _Arrays:
         count: int,
         fields: Mapping[str, Any],
     ) -> EpisodeData:
-        """Return the steps of a part of the rows, by the paths of the names of arrays."""
+        """Return the episode in a part of the rows; ``names`` gives the array of each path."""
         last, steps = part.stop - 1, dict[str, NDArray[Any]]()
         for path, name in names.items():
             if name not in arrays:
@@ -331,7 +330,7 @@ class _Arrays:
 
 
 class _OneFile(_Arrays):
-    """A file with the rows of all episodes behind one another."""
+    """A file with the consecutive rows of all episodes."""
 
     def __init__(self, file: Path, choice: Choice, starts: str | None, indices: str | None, ended: Ended) -> None:
         super().__init__(file, choice, ended)
@@ -349,7 +348,7 @@ class _OneFile(_Arrays):
         if indices is not None:
             given = self._arrays[indices]
             if given.ndim != 1 or given.dtype.kind not in "iu" or not len(given) or (np.diff(given) <= 0).any():
-                raise FormatError(f"{self._place}: {indices} is not of increasing numbers of rows")
+                raise FormatError(f"{self._place}: {indices} does not have increasing numbers of rows")
             firsts = given if given[0] == 0 else np.concatenate([[0], given[:-1]])
             if given[0] != 0 and given[-1] != count:
                 raise FormatError(f"{self._place}: {indices} ends with {given[-1]}, and the actions have {count} rows")
@@ -367,7 +366,7 @@ class _OneFile(_Arrays):
             firsts = np.concatenate([[0], np.flatnonzero(np.logical_or.reduce(ends)) + 1])
         bounds = [*firsts[firsts < count].tolist(), count]
         if bounds != sorted(set(bounds)):
-            raise FormatError(f"{self._place} has an episode of no step")
+            raise FormatError(f"{self._place} has an episode without steps")
         return list(map(slice, bounds[:-1], bounds[1:]))
 
     def source(self) -> Source:
@@ -382,7 +381,7 @@ class _OneFile(_Arrays):
 
 
 class _Files(_Arrays):
-    """A folder of files with an episode each."""
+    """A folder with a file for each episode."""
 
     def __init__(self, folder: Path, choice: Choice, ended: Ended) -> None:
         super().__init__(folder, choice, ended)
@@ -394,7 +393,7 @@ class _Files(_Arrays):
         self._lengths = list(map(self._length, self._files))
 
     def _length(self, file: Path) -> int:
-        """Return the steps of a file, of which only the actions are read."""
+        """Return the number of steps in a file; only its actions are read."""
         arrays = read_npz(file, self._action.__eq__) or read_npz(file)
         return len(arrays[self._action_in(arrays)])
 

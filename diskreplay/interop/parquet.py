@@ -1,14 +1,16 @@
-"""Data sets of Parquet files: a table of steps and a table of episodes, which hold all that a store does.
+"""Data sets of Parquet files: a table of steps and a table of episodes, which hold all data of a store.
 
 ``steps/`` has files with one row a step: ``episode`` and ``step``, numbers from 0, and a column for each leaf of the
-schema by its path, ``obs/image`` or ``extra/log_prob``. A field with a shape is a nested list of fixed size, of more
-than 256 numbers it is bytes of fixed size, in C order. ``priority`` is there where steps were appended with priorities.
+schema by its path, such as ``obs/image`` or ``extra/log_prob``. A field with a shape is a nested list of fixed size. A
+field of more than 256 numbers is bytes of fixed size, in C order. ``priority`` is there if steps were appended with
+priorities.
 
-``episodes/`` has files with one row an episode: ``episode``, ``length``, ``terminated``, ``truncated`` (neither: it was
-cut), the observation after the last step by the paths of observations, and episode fields, ``episode/seed``; and
-``notes``, text in JSON. What an episode lacks is null, a nested list has null for each number.
+``episodes/`` has files with one row an episode. Its columns are ``episode``, ``length``, ``terminated``, ``truncated``,
+the observation after the last step by the paths of observations, episode fields such as ``episode/seed``, and
+``notes``, text in JSON. An episode that is neither terminated nor truncated was cut. A missing value is null, or a
+nested list with null for each number.
 
-``dataset.json`` has the schema, as the page on the format describes it; the tables of steps have it in their metadata.
+``dataset.json`` has the schema, as the page on the format describes it. The tables of steps have it in their metadata.
 """
 
 import json
@@ -58,9 +60,9 @@ _EPISODE, _STEP, _LENGTH, _TERMINATED, _TRUNCATED, _NOTES = (
     *("episode", "step", "length"),
     *("terminated", "truncated", "notes"),
 )
-# A list of more numbers is written as bytes.
+# Lists with more numbers are written as bytes.
 _MOST_LISTED = 256
-# A file is written when its episodes take so many bytes.
+# A file is written when its episodes take this number of bytes.
 _FILE_BYTES = 16 << 20
 
 
@@ -71,25 +73,25 @@ def import_dataset(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
-    """Import a folder of Parquet files into a new store, or the rest of it after an interruption.
+    """Import a folder of Parquet files into a new store, or resume an interrupted import.
 
     Parameters
     ----------
     source : path
-        The folder, as `export_dataset` writes it.
+        The folder that `export_dataset` wrote.
     path : path
-        The store; nothing, or what an interrupted import of this folder has left.
+        The store. Nothing may be there, except an interrupted import of this folder.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
-        What is taken, as which leaf and of which dtype: see `Options`.
+        The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
         There is no such data set.
     FormatError
-        It cannot be read.
+        The data set cannot be read.
     StoreExists
         Something else is at ``path``.
     """
@@ -97,7 +99,7 @@ def import_dataset(
 
 
 def open_source(source: str | PathLike[str]) -> Source:
-    """Return a folder of Parquet files as what `import_dataset` reads, which raises what this raises."""
+    """Return a folder of Parquet files as a `Source`; it raises the errors of `import_dataset`."""
     folder = Path(source).absolute()
     with foreign(folder):
         found = Description.read(folder, NAME)
@@ -128,13 +130,13 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder; nothing is there.
+        The folder. Nothing may be there.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
     compression : str or None
-        Of pyarrow's: "snappy", "zstd", "gzip", "brotli" or "lz4". None, or "none": the values as they are.
+        A compression of pyarrow: "snappy", "zstd", "gzip", "brotli" or "lz4". None, or "none": no compression.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -161,7 +163,7 @@ def _write(compression: str, plan: Plan, episodes: Iterable[EpisodeData]) -> Non
     def write_files(first: int, some: list[EpisodeData]) -> None:
         for name, table in ((_STEPS, _steps(plan.schema, first, some)), (_EPISODES, _ends(plan.schema, first, some))):
             file = plan.path / name / f"{first:08d}.parquet"
-            # Most values are floats, of which few are equal.
+            # Most values are floats, and few of them are equal.
             parquet.write_table(table, file, compression=compression, use_dictionary=False)
 
     write_behind(episodes, write_files, _FILE_BYTES)
@@ -224,7 +226,7 @@ def _column(leaf: Field, rows: NDArray[Any]) -> "Array":
 
 
 class _Wanted(NamedTuple):
-    """The leaves that the options keep, and that are read."""
+    """The leaves that the options keep; only these are read."""
 
     schema: Schema
     paths: Collection[str]
@@ -236,13 +238,13 @@ class _Wanted(NamedTuple):
 
     @property
     def episodes(self) -> dict[str, Field]:
-        """Leaves of the table of episodes: observations after the last step, and episode fields."""
+        """Leaves of the table of episodes: final observations, and episode fields."""
         of_episodes = {path: leaf for path, leaf in self.schema.leaves.items() if path in self.paths}
         return {path: leaf for path, leaf in of_episodes.items() if is_obs(path) or path not in self.steps}
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of episodes, in order; those of steps have the same names."""
+    """Return the files of episodes, in order; the files of steps have the same names."""
     return sorted((folder / _EPISODES).glob("[0-9]*.parquet"))
 
 
@@ -301,7 +303,7 @@ def _episodes(path: Path, steps: "Table", ends: "Table", wanted: _Wanted, skippe
 
 
 def _lengths(path: Path, steps: "Table", ends: "Table") -> NDArray[Any]:
-    """Return how many steps each episode has; FormatError where the rows of steps are not theirs."""
+    """Return the number of steps of each episode; FormatError if the rows of steps belong to other episodes."""
     lengths = from_arrow(ends.column(_LENGTH), _LENGTH)
     if lengths.dtype.kind not in "iu" or (lengths < 1).any() or int(lengths.sum()) != steps.num_rows:
         raise FormatError(f"{path} has {steps.num_rows} rows, and its episodes the lengths {lengths[:8].tolist()}")
@@ -323,7 +325,7 @@ def _array(column: Any, path: str, leaf: Field) -> NDArray[Any]:
 
 
 def _with_places(column: Any, path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the values that are there, and for each row the place of its value among them, -1 where it has none."""
+    """Return the values that are not null, and the position of each row's value among them; -1: the row has none."""
     rows, there = without_missing(column)
     return _array(rows, path, leaf), np.where(there, np.cumsum(there) - 1, -1)
 

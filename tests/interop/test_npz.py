@@ -132,7 +132,7 @@ def test_a_folder_of_files_with_an_episode_each(tmp_path: Path) -> None:
         ),
         ({}, {"starts": "first"}, dr.SchemaError, "has no array 'first'; it has obs, actions"),
         ({"s": ~STARTS}, {"starts": "s"}, dr.FormatError, "s is not true in the first row"),
-        ({"i": np.array([4, 2, 9])}, {"indices": "i"}, dr.FormatError, "i is not of increasing numbers of rows"),
+        ({"i": np.array([4, 2, 9])}, {"indices": "i"}, dr.FormatError, "i does not have increasing numbers of rows"),
         ({"i": np.array([4, 8])}, {"indices": "i"}, dr.FormatError, "i ends with 8, and the actions have 9 rows"),
         ({"episode_starts": STARTS[:5]}, {}, dr.FormatError, "episode_starts has 5 rows and the actions have 9"),
         ({"actions": None, "moves": np.ones(9)}, {}, dr.SchemaError, "no feature is the action; its features are "),

@@ -136,7 +136,9 @@ def test_names_that_are_taken_are_refused(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", "", PLAIN, schema=schema)
     with pytest.raises(dr.SchemaError, match="the name of extra/is_last is taken in a step of RLDS"):
         export_dataset(store, tmp_path / "set")
-    with pytest.raises(dr.SchemaError, match="name has lower-case letters, digits and underscores, not 'My set'$"):
+    with pytest.raises(
+        dr.SchemaError, match="name must have only lower-case letters, digits and underscores, not 'My set'$"
+    ):
         export_dataset(store, tmp_path / "set", name="My set")
     assert not (tmp_path / "set").exists()
 
@@ -195,7 +197,9 @@ def test_an_incomplete_download_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.FormatError, match="has 0 episodes, and dataset_info.json says .*: the download is"):
         import_dataset(tmp_path / "set", tmp_path / "store")
     train.unlink()
-    with pytest.raises(dr.FormatError, match=f"{train.name} lacks; fetch it, or choose another split with splits="):
+    with pytest.raises(
+        dr.FormatError, match=f"{train.name} is missing; fetch it, or choose another split with splits="
+    ):
         import_dataset(tmp_path / "set", tmp_path / "store")
     assert not (tmp_path / "store").exists()
     assert import_dataset(tmp_path / "set", tmp_path / "val", splits=["val"]).episodes == 1

@@ -1,7 +1,7 @@
-"""Data sets of RLDS as TFDS keeps them: TFRecord files with an example an episode, read and written without TensorFlow.
+"""Data sets of RLDS in TFDS: TFRecord files with one example an episode, read and written without TensorFlow.
 
-``features.json`` says what a step holds. Row t of an episode's steps has an observation, the action that was taken in
-it and the reward of that; the last row has the final observation alone, and its action and reward mean nothing.
+``features.json`` has the features of a step. Row t of an episode's steps has an observation, the action that was taken
+in it and the reward of the action. The last row has only the final observation; its action and reward mean nothing.
 """
 
 from collections.abc import Sequence
@@ -34,35 +34,36 @@ def import_dataset(
     last: Literal["final", "step"] | None = None,
     **options: Unpack[Options],
 ) -> Imported:
-    """Import a data set of RLDS into a new store, or the rest of it after an interruption.
+    """Import a data set of RLDS into a new store, or resume an interrupted import.
 
-    An episode is terminated where its last row is terminal, else truncated. What a step has beside observation, action
-    and reward are extra fields, its discount as ``step_discount``. Numbers that are told of an episode are episode
-    fields. Of a text, a step or an episode has its number in `Store.texts`; the split of an episode is one of them.
+    An episode is terminated if its last row is terminal, otherwise truncated. Features of a step other than
+    observation, action and reward are extra fields; the discount is ``step_discount``. Numbers of an episode are
+    episode fields. A text of a step or of an episode is stored as its number in `Store.texts`. The split of an episode
+    is such a text.
 
     Parameters
     ----------
     source : path
-        The folder with ``features.json``, the one of a version of the data set.
+        The folder of a version of the data set, which has ``features.json``.
     path : path
-        The store; nothing, or what an interrupted import of this data set has left.
+        The store. Nothing may be there, except an interrupted import of this data set.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     splits : str or list of str, optional
         Splits, such as "train"; None: all, in the order of `dataset_info.json`.
     last : str, optional
-        What the last row of an episode is: "final", the final observation alone, as RLDS has it, or "step", a step like
-        the others. None: a step where the last rows of all episodes of a split have an action or a reward that is not
-        zero, final where none has.
+        The meaning of an episode's last row. "final": only the final observation, as RLDS defines it. "step": a step
+        like the others. None: "step" for a split if all its last rows have an action or a reward that is not zero, and
+        "final" if no last row has one.
     **options
-        What is taken, as which leaf and of which dtype: see `Options`.
+        The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
         There is no such data set, or no such split.
     FormatError
-        It is damaged, or its files are not TFRecord; the message says what to do.
+        The data set is damaged, or its files are not TFRecord; the message says what to do.
     SchemaError
         A feature cannot be stored. Or only some episodes of a split end with an action, and ``last`` is None.
     StoreExists
@@ -105,20 +106,20 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a data set that ``tfds.builder_from_directory`` reads.
 
-    There is one split, "train". Images are packed as PNG, and what an example does not hold exactly as bytes.
+    There is one split, "train". Images are written as PNG. Values that an example does not hold exactly are bytes.
 
     Parameters
     ----------
     store_or_path : Store or path
         The store.
     path : path
-        The folder; nothing is there.
+        The folder. Nothing may be there.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
     name : str
-        What TFDS calls the data set: lower-case letters, digits and underscores.
+        The name of the data set in TFDS: lower-case letters, digits and underscores.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -132,7 +133,7 @@ def export_dataset(
         protobuf or Pillow is not installed.
     """
     if not name.isidentifier() or name != name.lower():
-        raise SchemaError(f"name has lower-case letters, digits and underscores, not {name!r}")
+        raise SchemaError(f"name must have only lower-case letters, digits and underscores, not {name!r}")
 
     def make_format(schema: Schema, *_: object) -> Format:
         return Format(_not_held(schema), partial(write, name))
@@ -149,7 +150,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
     } | {
         PRIORITY: "a step has no place for it",
         ENDS: "episodes are terminated or truncated there, and nothing else",
-        NO_FINAL_OBS: "the last observation is repeated where there is no final one",
+        NO_FINAL_OBS: "without a final observation, the last one is repeated",
         NOTES: "texts are not written",
         SCHEMA: "only shapes and dtypes are kept",
         METADATA: "there is no place for it",

@@ -1,4 +1,4 @@
-"""Features of TFDS: their names, what features.json says of them, and how an example holds their values."""
+"""Features of TFDS: their names, their descriptions in features.json, and their values in an example."""
 
 import math
 import zlib
@@ -21,12 +21,12 @@ INFO, FEATURES = "dataset_info.json", "features.json"
 
 
 def is_at(name: str, above: str) -> bool:
-    """Tell whether a name is another one, or one below it."""
+    """Tell whether a name is ``above``, or a name below it."""
     return name == above or name.startswith(f"{above}/")
 
 
 def feature_names(schema: Schema) -> dict[str, str]:
-    """Return the names of features by the paths of leaves; SchemaError where two have the same."""
+    """Return the names of features by the paths of leaves; SchemaError if two have the same name."""
     found: dict[str, str] = {}
     for path in schema.step_leaves:
         part, _, inside = path.partition("/")
@@ -45,7 +45,7 @@ def feature_names(schema: Schema) -> dict[str, str]:
 
 Json = Any
 _PACKAGE = "tensorflow_datasets.core.features"
-# By name, as some libraries teach NumPy further ones, such as bfloat16.
+# Listed by name: some libraries register more dtypes with NumPy, such as bfloat16.
 _DTYPES = {
     "bool",
     "float16",
@@ -53,8 +53,8 @@ _DTYPES = {
     "float64",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 }
-_PLAIN_INTEGERS = 16  # more of them in a value take less space as bytes
-_NEVER_PACKED = ("uint32", "uint64")  # TFDS cannot read their bytes; an int64 keeps them, by its bits
+_PLAIN_INTEGERS = 16  # values with more integers take less space as bytes
+_NEVER_PACKED = ("uint32", "uint64")  # TFDS cannot read their bytes; an int64 keeps their bits
 _LEAST = 1 << 20
 
 
@@ -66,11 +66,11 @@ class Feature(NamedTuple):
     kind : str
         "tensor", "image" or "text".
     shape : tuple of int
-        -1 where it may differ from value to value.
+        The shape of a value. -1: the size may differ from value to value.
     dtype : numpy.dtype
-        Of texts, object.
+        The dtype of a value; object for texts.
     encoding : str
-        Of tensors: "none", "bytes" or "zlib"; of images "png" or "jpeg".
+        "none", "bytes" or "zlib" for tensors; "png" or "jpeg" for images.
     """
 
     kind: str
@@ -84,7 +84,7 @@ class Feature(NamedTuple):
         Raises
         ------
         FormatError
-            They are damaged, or not as many.
+            The values are damaged, or their number is not ``count``.
         """
         try:
             if self.kind == "text":
@@ -108,13 +108,13 @@ class Feature(NamedTuple):
         return np.frombuffer(raw, self.dtype).reshape(self.shape)
 
     def encode(self, rows: NDArray[Any]) -> Sequence[bytes] | NDArray[Any]:
-        """Return values as an example has them."""
+        """Return values in the form of an example."""
         if self.kind == "image":
             return [encode_png(row) for row in rows]
         return rows if self.encoding == "none" else [row.tobytes() for row in rows]
 
     def to_json(self) -> Json:
-        """Return what features.json says of it."""
+        """Return the description of the feature in features.json."""
         shape = {"dimensions": [str(size) for size in self.shape]} if self.shape else {}
         if self.kind == "image":
             name, said = "image_feature.Image", {"shape": shape, "dtype": self.dtype.name, "encodingFormat": "png"}
@@ -132,7 +132,7 @@ def _as_many(values: Values, count: int) -> list[bytes]:
 
 
 def feature_of(field: Field) -> Feature:
-    """Return the feature that keeps each value of a field exactly: examples have float32 and int64 alone."""
+    """Return the feature that keeps the values of a field exactly: examples have only float32 and int64."""
     if field.dtype == np.uint8 and len(field.shape) == 3 and field.shape[-1] in MODES:
         return Feature("image", field.shape, field.dtype, "png")
     is_long = field.dtype.kind != "f" and int(np.prod(field.shape)) > _PLAIN_INTEGERS
@@ -141,12 +141,12 @@ def feature_of(field: Field) -> Feature:
 
 
 def features_dict(inner: Mapping[str, Json]) -> Json:
-    """Return what features.json says of a dict of features."""
+    """Return the description of a dict of features in features.json."""
     return {"pythonClassName": f"{_PACKAGE}.features_dict.FeaturesDict", "featuresDict": {"features": dict(inner)}}
 
 
 def dataset_of(feature: Json) -> Json:
-    """Return what features.json says of the steps of an episode."""
+    """Return the description of the steps of an episode in features.json."""
     return {
         "pythonClassName": f"{_PACKAGE}.dataset_feature.Dataset",
         "sequence": {"feature": feature, "length": "-1"},
@@ -154,12 +154,12 @@ def dataset_of(feature: Json) -> Json:
 
 
 def read_features(node: Json, path: str = "") -> dict[str, Feature]:
-    """Return the features of a document, or of a part of it, by their names in an example.
+    """Return the features of a document, or of a part of it, by name in an example.
 
     Raises
     ------
     SchemaError
-        One is of a kind that cannot be stored.
+        A feature is of a kind that cannot be stored.
     """
     if "featuresDict" in node:
         found: dict[str, Feature] = {}

@@ -1,4 +1,4 @@
-"""Folders of RLDS as TFDS reads them: the episodes of their files, and how they are written."""
+"""Folders of RLDS in TFDS: read the episodes of their files, and write such folders."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def _decode_text(value: Any) -> str:
 
 
 class _Record(NamedTuple):
-    """An episode in a file: its features, and how many rows it has."""
+    """An episode in a file: its features, and its number of rows."""
 
     features: Mapping[str, Values]
     rows: int
@@ -72,7 +72,7 @@ class _Raw(NamedTuple):
 
     @property
     def what(self) -> str:
-        """The episodes in words."""
+        """The episodes, in words for messages."""
         if self.episodes is None:
             return f"the episodes of {self.file.name} from number {self.number} on"
         last = self.number + self.episodes - 1
@@ -80,7 +80,7 @@ class _Raw(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """A split: its files, and how many episodes each has, where `dataset_info.json` says so."""
+    """A split: its files, and the number of episodes in each, if `dataset_info.json` has it."""
 
     name: str
     files: list[Path]
@@ -88,7 +88,7 @@ class _Split(NamedTuple):
 
 
 class _Episode(NamedTuple):
-    """An episode that has a step: the number of its record in the files, and how many rows of it are no steps."""
+    """An episode with steps: the number of its record in the files, and its number of rows that are not steps."""
 
     record: int
     split: str
@@ -104,26 +104,26 @@ class DataSet:
     folder : Path
         The folder of a version of the data set.
     splits : list of str or None
-        Those that are read, in this order; None: all.
+        The splits to read, in this order. None: all.
     last : str or None
-        What the last row of an episode is, "final" or "step". None: found for each split by the actions and rewards.
+        The meaning of an episode's last row, "final" or "step". None: actions and rewards decide for each split.
     choice : Choice
         The options of the import.
 
     Attributes
     ----------
     lengths, numbers : list of int
-        How many steps each has, and its place among the records.
+        The number of steps of each episode, and the number of its record.
     skipped : list of Skipped
         The episodes without a step, and damaged ones.
     leaves : dict of str to Field
-        What the episodes hold, by default paths.
+        The fields of the episodes, by default path.
     names : dict of str to str
-        The features by these.
+        The name of the feature for each default path.
     left_out : list of str
         The features that the caller skips.
     texts : dict of str to list of str
-        The texts behind the numbers of a leaf, by its default path.
+        The texts that the numbers of a leaf stand for, by its default path.
     """
 
     def __init__(self, folder: Path, splits: Sequence[str] | None, last: str | None, choice: Choice) -> None:
@@ -163,8 +163,8 @@ class DataSet:
     def _raw(self) -> Iterator[_Raw]:
         """Yield the records; check the number of each file.
 
-        Damaged records raise FormatError, or are errors if they are to be skipped. If the length of a record is
-        damaged, so are all records behind it.
+        Damaged records raise FormatError. With ``on_error="skip"``, they are yielded as errors. If the length of a
+        record is damaged, all later records of its file are lost.
         """
         number = 0
         for split in self._splits:
@@ -195,7 +195,7 @@ class DataSet:
             raise FormatError(f"{file}: {error}") from None
 
     def _find_episodes(self, last: str | None) -> list[_Episode]:
-        """Return the episodes that have a step, and note the others."""
+        """Return the episodes with steps, and note the others."""
         acted = [name for path, name in self._paths.items() if is_at(path, ACTION) or path == REWARD]
         found, ends = list[_Episode](), dict[str, dict[bool, int]]()
         wanted = [_FIRSTS, *self._tables, *(acted if last is None else ())]
@@ -222,8 +222,8 @@ class DataSet:
             if len(kinds) > 1:
                 raise SchemaError(
                     f"{self._folder}: in {split}, the last row of episode {kinds[True]} has an action or a reward, and "
-                    f"that of episode {kinds[False]} has none; say last='step' if it is a step, or last='final' if it "
-                    "is the final observation alone (on the command line --option last=step)"
+                    f"the last row of episode {kinds[False]} has none; give last='step' if last rows are steps, or "
+                    "last='final' if they are only final observations (on the command line --option last=step)"
                 )
         if last is None:
             found = [each._replace(finals=int(ends.get(each.split, {}).keys() == {False})) for each in found]
@@ -245,7 +245,7 @@ class DataSet:
             inside = name.removeprefix(STEPS)
             if inside in FLAGS or self._choice.skips(inside):
                 continue
-            if feature.kind == "text" and inside != name:  # texts are no observations
+            if feature.kind == "text" and inside != name:  # a text is not an observation
                 found[f"{EXTRA}/{inside.removeprefix(f'{OBSERVATION}/')}"] = name
             elif inside == name:
                 found[f"episode/{name.removeprefix('episode_metadata/')}"] = name
@@ -253,7 +253,7 @@ class DataSet:
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
             elif is_at(inside, ACTION) or inside == REWARD:
                 found[inside] = name
-            # The last row of an observation is kept, and where it is a step is found by the actions.
+            # Observations keep their last row. The actions tell whether it is a step.
             elif any(is_in(inside, each) for each in obs):
                 found[f"{OBS}/{inside}"] = name
             elif any(is_in(inside, each) for each in actions):
@@ -326,7 +326,7 @@ class DataSet:
 
 
 def _read_splits(folder: Path, wanted: Sequence[str] | None, *, is_lenient: bool) -> list[_Split]:
-    """Return the splits of a folder with their files; FormatError where one lacks, unless episodes may lack."""
+    """Return the splits of a folder with their files; a missing file is FormatError, unless ``is_lenient``."""
     try:
         info = parse_json((folder / INFO).read_bytes())
         kind = info.get("fileFormat", "tfrecord")
@@ -353,14 +353,14 @@ def _read_splits(folder: Path, wanted: Sequence[str] | None, *, is_lenient: bool
 def _checked_split(
     folder: Path, dataset: str, name: str, files: list[Path], counts: list[int], is_lenient: bool
 ) -> _Split:
-    """Return a split; FormatError where it lacks a file, unless episodes may lack."""
+    """Return a split; a missing file is FormatError, unless ``is_lenient``."""
     if not counts:
         return _Split(name, files, None)
     expected = [folder / f"{dataset}-{name}.tfrecord-{k:05d}-of-{len(counts):05d}" for k in range(len(counts))]
     if not is_lenient and (missing := [file for file in expected if file not in files]):
         raise FormatError(
             f"{folder} has {len(files)} of the {len(counts)} files of {name}, {sum(counts)} episodes in all: "
-            f"{missing[0].name} lacks; fetch it, or choose another split with splits="
+            f"{missing[0].name} is missing; fetch it, or choose another split with splits="
         )
     return _Split(name, expected, counts)
 
@@ -369,7 +369,7 @@ _SHARD_BYTES = 256 << 20
 
 
 def write(name: str, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write a data set of a name."""
+    """Write a data set with a name."""
     plan.path.mkdir()
     with closing(_Folder(plan, name)) as folder:
         for episode in episodes:
@@ -378,7 +378,7 @@ def write(name: str, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
 
 
 class _Folder:
-    """A data set that is being written."""
+    """Writes a data set."""
 
     def __init__(self, plan: Plan, name: str) -> None:
         self._plan, self._name = plan, name
@@ -421,7 +421,7 @@ class _Folder:
             self._file.close()
 
     def finish(self) -> None:
-        """Give the files their names, and write what says what they are."""
+        """Give the files their names, and write the descriptions."""
         self.close()
         count = len(self._shards)
         for number in range(count):
@@ -438,7 +438,7 @@ class _Folder:
         self._write_json(FEATURES, features_dict({"steps": dataset_of(self._steps())}))
 
     def _steps(self) -> Json:
-        """Return what features.json says of a step."""
+        """Return the description of a step in features.json."""
         flag, number = Feature("tensor", (), np.dtype(bool), "none"), Feature("tensor", (), np.dtype("float32"), "none")
         every = {f"{STEPS}{name}": flag for name in FLAGS} | {f"{STEPS}{DISCOUNT}": number}
         every |= {name: self._features[path] for path, name in self._names.items()}
@@ -449,7 +449,7 @@ class _Folder:
 
 
 def _described(tree: Mapping[str, Any]) -> Json:
-    """Return what features.json says of nested features."""
+    """Return the description of nested features in features.json."""
     return features_dict(
         {key: _described(each) if isinstance(each, dict) else each.to_json() for key, each in tree.items()}
     )

@@ -1,4 +1,4 @@
-"""Images as TFDS packs them, PNG or JPEG, with the pixels that TensorFlow decodes."""
+"""Images of TFDS, PNG or JPEG, decoded to the same pixels as by TensorFlow."""
 
 import io
 from typing import Any
@@ -11,7 +11,7 @@ from diskreplay import MissingExtra
 from diskreplay.interop.exchange.foreign import check_claim
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Pillow's names for images of bytes with this number of channels."""
+"""Pillow's modes for images of bytes, by the number of channels."""
 
 
 def decode_image(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -20,7 +20,7 @@ def decode_image(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
     Raises
     ------
     ValueError, OSError, SyntaxError
-        It is damaged, or does not have this shape and dtype.
+        The image is damaged, or does not have this shape and dtype.
     """
     sides, channels = shape[:2], shape[-1]
     with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
@@ -42,7 +42,7 @@ def _decode_bytes(data: Any, image: Image.Image, channels: int) -> NDArray[Any]:
     mode = MODES.get(channels, image.mode)
     if image.format == "JPEG" and image.mode in ("L", "RGB") and mode in ("L", "RGB"):
         return _decode_jpeg(data, image, "GRAY" if mode == "L" else mode)
-    # TensorFlow does these conversions as Pillow does: it adds or drops opacity, and repeats gray.
+    # TensorFlow and Pillow agree on other conversions: both add or drop opacity, and repeat gray.
     if mode != image.mode and (mode == "L" or image.mode.startswith("I")):
         raise ValueError(f"an image of Pillow's mode {image.mode} is not read as bytes with {channels} channels")
     return np.asarray(image.convert(mode))
@@ -50,17 +50,17 @@ def _decode_bytes(data: Any, image: Image.Image, channels: int) -> NDArray[Any]:
 
 def _decode_jpeg(data: Any, image: Image.Image, colors: str) -> NDArray[Any]:
     with MissingExtra.raised_for("a JPEG image of RLDS", "rlds"):
-        # Pillow has the exact cosine transform alone. TensorFlow takes the fast one, with values up to 17 apart.
+        # Pillow has only the exact cosine transform. TensorFlow uses a fast one, and values differ by up to 17.
         import simplejpeg
     try:
         return np.asarray(simplejpeg.decode_jpeg(data, colors, fastdct=True, fastupsample=False))
     except ValueError:
-        image.load()  # raises for a cut file, but not for stray bytes between parts of one
+        image.load()  # raises for a cut file, but not for stray bytes between its parts
         return np.asarray(simplejpeg.decode_jpeg(data, colors, fastdct=True, fastupsample=False, strict=False))
 
 
 def encode_png(row: NDArray[Any]) -> bytes:
-    """Pack an array of bytes with three axes, the channels last."""
+    """Return the PNG file of an array of bytes, ``(height, width, channels)``."""
     packed = io.BytesIO()
     Image.fromarray(row[..., 0] if row.shape[-1] == 1 else row, MODES[row.shape[-1]]).save(packed, "png")
     return packed.getvalue()

@@ -1,4 +1,4 @@
-"""TFRecord files of tf.train.Example messages, read and written without TensorFlow."""
+"""Read and write TFRecord files of tf.train.Example messages without TensorFlow."""
 
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from diskreplay import FormatError
 from diskreplay.interop.exchange.foreign import check_memory
 
-# A feature is numbers, float32 or int64, or bytes: an array of the kind "V" if all have the same size, else a list.
+# A feature is numbers, float32 or int64, or bytes: an array of kind "V" if all have the same size, otherwise a list.
 Values = list[bytes] | NDArray[Any]
 
 _MASK_DELTA = 0xA282EAD8
@@ -27,7 +27,7 @@ def records(file: Path) -> Iterator[bytes]:
     Raises
     ------
     FormatError
-        It is damaged; the message has the place.
+        A record is damaged; the message has its place.
     """
     for record in records_or_errors(file):
         if isinstance(record, FormatError):
@@ -79,12 +79,12 @@ def write_record(file: BinaryIO, data: bytes) -> None:
 
 
 def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str, Values]:
-    """Return the features of an example by their names, or only those that are wanted.
+    """Return the features of an example by name, all or the wanted ones.
 
     Raises
     ------
     FormatError
-        The bytes are no example.
+        The bytes are not an example.
     """
     found: dict[str, bytes | memoryview] = {}
     try:
@@ -100,7 +100,7 @@ def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[st
 
 _VARINT, _LONG, _SIZED, _SHORT = 0, 1, 2, 5
 _BYTES, _FLOATS, _INTEGERS = 1, 2, 3
-_MOST_DIGITS = 10  # of seven bits each
+_MOST_DIGITS = 10  # of 7 bits each
 _TEXT_TAG = 1 << 3 | _SIZED
 
 
@@ -125,7 +125,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return a number of any length, and the place behind it."""
+    """Return a number of any length, and the place after it."""
     value = 0
     for digit in range(_MOST_DIGITS):
         byte = message[at + digit]
@@ -140,7 +140,7 @@ def _inside(message: memoryview, number: int) -> Iterator[memoryview]:
 
 
 def _joined(parts: Iterator[memoryview], last: bool = False) -> bytes | memoryview:
-    """Return the parts of a value as one, or the last part: messages that are repeated are merged, texts replaced."""
+    """Join the parts of a value, or return the last one: protobuf merges repeated messages and replaces texts."""
     found = [*parts]
     return b"".join(found) if len(found) > 1 and not last else found[-1] if found else b""
 
@@ -153,7 +153,7 @@ def _values(feature: bytes | memoryview) -> Values:
     values = memoryview(_joined(iter(parts)))
     if kind == _BYTES:
         return _texts(values)
-    # Numbers are packed one behind the other, or each of them is a field.
+    # Numbers are packed into one field, or each of them is a field.
     single = _SHORT if kind == _FLOATS else _VARINT
     packed = [value for number, form, value in _fields(values) if number == 1 and form in (_SIZED, single)]
     digits = np.frombuffer(_joined(iter(packed)), np.uint8)
@@ -161,7 +161,7 @@ def _values(feature: bytes | memoryview) -> Values:
 
 
 def _integers(digits: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return numbers of any length, which are packed."""
+    """Return packed numbers of any length."""
     is_last = digits < 0x80
     if is_last.all():
         return digits.astype(np.int64)
@@ -189,7 +189,7 @@ def _texts(values: memoryview) -> Values:
 
 
 def make_example(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> bytes:
-    """Return the bytes of an example: arrays of floats are kept as float32, of integers as int64."""
+    """Return the bytes of an example: arrays of floats become float32, arrays of integers int64."""
     example = example_class()()
     for name, values in features.items():
         feature = example.features.feature[name]
@@ -205,7 +205,7 @@ def make_example(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> byte
 
 @cache
 def example_class() -> Any:
-    """Return the message class, of a pool of its own: TensorFlow has it in the common one."""
+    """Return the message class, from its own pool: TensorFlow has the same class in the common pool."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="records", syntax="proto3")
     field = descriptor_pb2.FieldDescriptorProto
 
