@@ -57,20 +57,20 @@ def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[
     return arrays[0] if len(arrays) == 1 else np.concatenate([*arrays, np.empty((0, *shape), dtype)])
 
 
-def with_missing(column: "Array", there: NDArray[np.bool_]) -> "Array":
-    """Spread the rows of a column over the places where ``there`` is true; the other places are null.
+def with_missing(column: "Array", is_present: NDArray[np.bool_]) -> "Array":
+    """Spread the rows of a column over the places where ``is_present`` is true; other places are null.
 
     Each null row still has a list, whose numbers are null: pyarrow before 26 writes no null for a list of fixed size.
     """
     if pa.types.is_fixed_size_list(column.type):
         size = column.type.list_size
-        return pa.FixedSizeListArray.from_arrays(with_missing(column.flatten(), np.repeat(there, size)), size)
-    return column.take(pa.array(np.cumsum(there) - 1, pa.int64(), mask=~there))
+        return pa.FixedSizeListArray.from_arrays(with_missing(column.flatten(), np.repeat(is_present, size)), size)
+    return column.take(pa.array(np.cumsum(is_present) - 1, pa.int64(), mask=~is_present))
 
 
 def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.bool_]]:
     """Return the rows of a column that are neither null nor a list of nulls, and a mask of their places."""
-    there: NDArray[np.bool_] = column.is_valid().to_numpy()
+    is_present: NDArray[np.bool_] = column.is_valid().to_numpy()
     rows = numbers = column.drop_null()
     while pa.types.is_fixed_size_list(numbers.type):
         numbers = pa.chunked_array([chunk.flatten() for chunk in numbers.chunks], numbers.type.value_type)
@@ -78,8 +78,8 @@ def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.
         complete = numbers.is_valid().to_numpy()
         if len(complete) % len(rows) == 0:  # else some inner lists are null, which from_arrow refuses
             kept = complete.reshape(len(rows), -1).any(axis=1)
-            rows, there[there] = rows.filter(pa.array(kept)), kept
-    return rows, there
+            rows, is_present[is_present] = rows.filter(pa.array(kept)), kept
+    return rows, is_present
 
 
 def from_arrow(column: "Array | ChunkedArray", name: str) -> NDArray[Any]:

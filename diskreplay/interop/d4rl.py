@@ -389,14 +389,16 @@ class Reader:
         """Return the arrays by leaf; check that arrays of next observations are like the ones of observations."""
         columns = {path: array for path in self.schema.step_leaves if (array := array_of(path)) is not None}
         for path in filter(is_obs, columns):
-            there = self._arrays.get(next_of(path))
-            if there is not None and there.shape != self._arrays[columns[path]].shape:
+            following = self._arrays.get(next_of(path))
+            if following is not None and following.shape != self._arrays[columns[path]].shape:
                 raise FormatError(
-                    f"{self._path}: {next_of(path)!r} has the shape {there.shape}, and {columns[path]!r} "
+                    f"{self._path}: {next_of(path)!r} has the shape {following.shape}, and {columns[path]!r} "
                     f"{self._arrays[columns[path]].shape}"
                 )
-            if there is not None and there.dtype.kind not in "biuf":
-                raise FormatError(f"{self._path}: {next_of(path)!r} has values of {there.dtype}, which are not numbers")
+            if following is not None and following.dtype.kind not in "biuf":
+                raise FormatError(
+                    f"{self._path}: {next_of(path)!r} has values of {following.dtype}, which are not numbers"
+                )
         return columns
 
     def _ends(self, file: h5py.File, max_episode_steps: int | None) -> tuple[Bools, Bools]:
@@ -431,9 +433,9 @@ class Reader:
             rows = max(1, _BLOCK_BYTES // self._arrays[array].row_bytes, self._chunk_rows())
             for begin in range(0, self.steps - 1, rows):
                 end = min(begin + rows, self.steps - 1)
-                said = self._rows(file, following, begin, end)
-                came = self._rows(file, array, begin + 1, end + 1)
-                broken[begin:end] |= differ(said, came)
+                expected = self._rows(file, following, begin, end)
+                found = self._rows(file, array, begin + 1, end + 1)
+                broken[begin:end] |= differ(expected, found)
         return broken
 
     def _rows(self, file: h5py.File, name: str, begin: int, end: int) -> Array:

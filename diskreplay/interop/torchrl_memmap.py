@@ -326,18 +326,18 @@ def _tensordict(
     """
     meta = _read_json(folder / _META)
     leaves: Leaves = {}
-    for key, said in meta.items():
-        if not isinstance(said, Mapping):
+    for key, entry in meta.items():
+        if not isinstance(entry, Mapping):
             continue  # an attribute of the tensordict itself
         if "/" in key or key in ("", ".", ".."):
             raise FormatError(f"{shown}: {key!r} cannot be a key")
         if choice.skips(name := f"{above}{key}".removeprefix(f"{_NEXT}/")):
             left_out.append(name)
             continue
-        if said.get("type") == "TensorDict":
+        if entry.get("type") == "TensorDict":
             leaves |= _tensordict(folder / key, shown, choice, left_out, f"{above}{key}/")[1]
-        elif "dtype" in said and not said.get("is_nested"):
-            leaves[f"{above}{key}"] = _tensor(folder / f"{key}.memmap", said)
+        elif "dtype" in entry and not entry.get("is_nested"):
+            leaves[f"{above}{key}"] = _tensor(folder / f"{key}.memmap", entry)
     try:
         shape = tuple(int(size) for size in meta["shape"])
         if any(size < 0 for size in shape):
@@ -347,12 +347,12 @@ def _tensordict(
         raise FormatError(f"{folder / _META} does not tell the shape of a tensordict") from None
 
 
-def _tensor(file: Path, said: Mapping[str, Any]) -> NDArray[Any]:
-    dtype = _DTYPES.get(str(said["dtype"]))
+def _tensor(file: Path, entry: Mapping[str, Any]) -> NDArray[Any]:
+    dtype = _DTYPES.get(str(entry["dtype"]))
     if dtype is None:
-        raise SchemaError(f"{file} is of {said['dtype']}, which cannot be stored")
+        raise SchemaError(f"{file} is of {entry['dtype']}, which cannot be stored")
     with reading(file):
-        shape = tuple(int(size) for size in said["shape"])
+        shape = tuple(int(size) for size in entry["shape"])
         if any(size < 0 for size in shape):
             raise ValueError(f"it has the shape {shape}")
         if 0 in shape:

@@ -265,7 +265,7 @@ def export_from(
     opened = nullcontext(store_or_path) if isinstance(store_or_path, Store) else open_store(store_or_path)
     with opened as store:
         layout = _lay_out(store, choice)
-        found, left = choose(store.episodes, choice.where)
+        found, num_open = choose(store.episodes, choice.where)
         noted, notes = import_notes(store)
         episodes = [ChosenEpisode(each, layout, notes.get(int(each.ids[0]))) for each in found]
         plain = make_format(layout.schema, episodes, noted)
@@ -277,7 +277,7 @@ def export_from(
             NotHeld(path, f"values that are no {layout.schema.leaves[path].dtype} are rounded")
             for path in layout.unsafe
         ]
-        exported = Exported(str(target), len(episodes), steps, left, not_held, lossy, list(layout.not_kept))
+        exported = Exported(str(target), len(episodes), steps, num_open, not_held, lossy, list(layout.not_kept))
         if isinstance(progress, Announced):
             progress.announce(exported)
         if not dry_run:
@@ -402,16 +402,16 @@ def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episo
 
     Episodes whose segment has left the store meanwhile are left out.
     """
-    ended, left = [], 0
+    ended, num_open = [], 0
     for episode in episodes:
         with suppress(SegmentGone):
             if where is not None and not where(episode):
                 continue
             if episode.ended == "open":
-                left += 1
+                num_open += 1
             else:
                 ended.append(episode)
-    return in_order(ended), left
+    return in_order(ended), num_open
 
 
 def began(episode: Episode) -> float:

@@ -75,20 +75,20 @@ def space_of(tree: Any) -> "Space[Any]":
     if isinstance(tree, tuple):
         return spaces.Tuple([space_of(inner) for inner in tree])
     assert isinstance(tree, Field)
-    said: Mapping[str, Any] = tree.space or {}
-    kind = said.get("type")
+    space: Mapping[str, Any] = tree.space or {}
+    kind = space.get("type")
     if kind == "Discrete" and not tree.shape:
         try:
-            return spaces.Discrete(said["n"], start=said["start"], dtype=tree.dtype.type)
+            return spaces.Discrete(space["n"], start=space["start"], dtype=tree.dtype.type)
         except TypeError:  # gymnasium before 1.2.2 has only int64
-            return spaces.Discrete(said["n"], start=said["start"])
+            return spaces.Discrete(space["n"], start=space["start"])
     if kind == "MultiDiscrete":
-        nvec, start = np.asarray(said["nvec"]), np.broadcast_to(said["start"], tree.shape)
+        nvec, start = np.asarray(space["nvec"]), np.broadcast_to(space["start"], tree.shape)
         return spaces.MultiDiscrete(nvec, dtype=tree.dtype.type, start=start)
     if kind == "MultiBinary":
         # Stable-Baselines3 does not accept a tuple of one number as the shape of a vector.
         return spaces.MultiBinary(tree.shape if len(tree.shape) > 1 else tree.shape[0])
-    low, high = (said["low"], said["high"]) if kind == "Box" else _range(tree.dtype)
+    low, high = (space["low"], space["high"]) if kind == "Box" else _range(tree.dtype)
     return spaces.Box(_bounds(low, tree), _bounds(high, tree), dtype=tree.dtype.type)
 
 

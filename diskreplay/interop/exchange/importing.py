@@ -324,11 +324,11 @@ def _append(
     store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None, is_compressed: bool
 ) -> tuple[int, int]:
     """Append the episodes that the store lacks; return the numbers of episodes and steps."""
-    there, steps = store.episodes[:begun], 0
+    existing, steps = store.episodes[:begun], 0
     # If all episodes are wanted, a number finds an episode again. Otherwise the data set is read from the beginning.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     source = selection.source
-    done = first, sum(map(len, there[:first]))
+    done = first, sum(map(len, existing[:first]))
     tally, notes = Tally(progress, store.schema, source.episodes, source.steps, done), _Notes(store)
     count = first
     nbytes = max(_LEAST_SEGMENT_BYTES, source.steps * step_bytes(store.schema) // _MOST_SEGMENTS)
@@ -336,8 +336,8 @@ def _append(
         for episode, is_wanted in read:
             if is_wanted:
                 if count < begun:
-                    _check_same(store, there[count], episode, count)
-                    first_id = int(there[count].ids[0])
+                    _check_same(store, existing[count], episode, count)
+                    first_id = int(existing[count].ids[0])
                 else:
                     first_id, steps = segments.append(episode), steps + len(episode)
                 notes.add(count, first_id, episode.notes)
@@ -427,13 +427,13 @@ def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Col
             raise SchemaError(f"episode {number} of {name} has {path} of the dtype {dtype}, which is no number")
 
 
-def _check_same(store: Store, there: Episode, episode: EpisodeData, number: int) -> None:
-    if len(there) != len(episode):
+def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: int) -> None:
+    if len(existing) != len(episode):
         raise StoreExists(
-            f"episode {number} has {len(there)} steps in {store.path} and {len(episode)} in the data set, so the "
+            f"episode {number} has {len(existing)} steps in {store.path} and {len(episode)} in the data set, so the "
             "import cannot be resumed; give the path of a new store"
         )
-    for path, rows in EpisodeData.of(there, store.schema).steps.items():
+    for path, rows in EpisodeData.of(existing, store.schema).steps.items():
         own = episode.steps[path]
         if len(rows) != len(own) or rows.tobytes() != own.tobytes():
             raise StoreExists(

@@ -244,17 +244,17 @@ class _Opcodes:
         self._mapped, self._opcode = mapped, b""
         self.readline, self.tell = mapped.readline, mapped.tell
 
-    def read(self, nbytes: int) -> "bytes | _PassedOver":
+    def read(self, nbytes: int) -> "bytes | _SkippedBytes":
         if nbytes < _LARGE or self._opcode not in _ARRAYS:
             found = self._mapped.read(nbytes)
             self._opcode = found if nbytes == 1 else self._opcode
             return found
         nbytes = min(nbytes, len(self._mapped) - self._mapped.tell())
         self._mapped.seek(nbytes, os.SEEK_CUR)
-        return _PassedOver(nbytes)
+        return _SkippedBytes(nbytes)
 
 
-class _PassedOver:
+class _SkippedBytes:
     """Skipped bytes, known only by their number."""
 
     def __init__(self, nbytes: int) -> None:

@@ -75,15 +75,15 @@ def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order:
         for before, after in zip(obs, next_obs, strict=True):
             if before.shape != after.shape:
                 raise FormatError(f"observations have the shape {before.shape}, and next ones {after.shape}")
-            led_to, goes_on = (
+            reached, following = (
                 leaf[rows].reshape(-1, *leaf.shape[2:])
                 for leaf, rows in ((after, rows_at(order[start:stop])), (before, rows_at(order[start + 1 : stop + 1])))
             )
-            found[start:stop] |= differ(led_to, goes_on).reshape(-1, lanes)
+            found[start:stop] |= differ(reached, following).reshape(-1, lanes)
     return found
 
 
-def differ(led_to: NDArray[Any], goes_on: NDArray[Any]) -> Bools:
+def differ(one: NDArray[Any], other: NDArray[Any]) -> Bools:
     """Tell which rows of two arrays are different observations.
 
     Rows are compared by value: a NaN equals a NaN, and 0.0 equals -0.0. A row also equals its own rounding to float32,
@@ -91,7 +91,7 @@ def differ(led_to: NDArray[Any], goes_on: NDArray[Any]) -> Bools:
 
     Parameters
     ----------
-    led_to, goes_on : array
+    one, other : array
         The same leaf of N observations, ``(N, ...)``, of numbers in any dtype and byte order.
 
     Returns
@@ -99,16 +99,14 @@ def differ(led_to: NDArray[Any], goes_on: NDArray[Any]) -> Bools:
     array of bool
         ``(N,)``.
     """
-    led_to, goes_on = (
-        np.ascontiguousarray(rows).reshape(len(rows), math.prod(rows.shape[1:])) for rows in (led_to, goes_on)
-    )
-    if led_to.dtype != goes_on.dtype:
-        return ~_same(led_to, goes_on)
+    one, other = (np.ascontiguousarray(rows).reshape(len(rows), math.prod(rows.shape[1:])) for rows in (one, other))
+    if one.dtype != other.dtype:
+        return ~_same(one, other)
     # Most rows have the same bytes. Words of several bytes are compared faster than floats.
-    words = f"u{math.gcd(led_to.shape[1] * led_to.itemsize, 8)}"
-    found: Bools = np.any(led_to.view(words) != goes_on.view(words), axis=-1)
+    words = f"u{math.gcd(one.shape[1] * one.itemsize, 8)}"
+    found: Bools = np.any(one.view(words) != other.view(words), axis=-1)
     if (at := np.flatnonzero(found)).size:
-        found[at] = ~_same(led_to[at], goes_on[at])
+        found[at] = ~_same(one[at], other[at])
     return found
 
 

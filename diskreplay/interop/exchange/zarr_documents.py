@@ -116,13 +116,13 @@ class Documents:
         for document, check in ((_ARRAY_2, self._check_2), (_DOCUMENT_3, self._check_3)):
             for data in self._read(f"{name}/{document}"):
                 try:
-                    said = parse_json(data)
+                    content = parse_json(data)
                 except ValueError as error:
                     raise FormatError(f"{self._place}: {name}/{document} is not JSON: {error}") from None
-                if not isinstance(said, dict):
+                if not isinstance(content, dict):
                     raise FormatError(f"{self._place}: {name}/{document} is not a JSON object")
-                if said.get("node_type") != "group":
-                    found = check(name, said)
+                if content.get("node_type") != "group":
+                    found = check(name, content)
         return found
 
     def _read(self, name: str) -> list[bytes]:
@@ -143,23 +143,25 @@ class Documents:
             raise FormatError(f"{self._place}: {name} has more than {_MOST_BYTES} bytes")
         return found
 
-    def _check_2(self, name: str, said: Mapping[str, Json]) -> Layout:
-        filters, compressor = said.get("filters") or [], said.get("compressor")
+    def _check_2(self, name: str, document: Mapping[str, Json]) -> Layout:
+        filters, compressor = document.get("filters") or [], document.get("compressor")
         codecs = [*(filters if isinstance(filters, list) else [filters]), *([compressor] if compressor else [])]
         named = [(str(each.get("id")), each) if isinstance(each, Mapping) else (str(each), {}) for each in codecs]
         names = self._check_codecs(name, named)
-        return self._layout(name, self._dtype(name, said.get("dtype")), said.get("shape"), said.get("chunks"), names)
+        return self._layout(
+            name, self._dtype(name, document.get("dtype")), document.get("shape"), document.get("chunks"), names
+        )
 
-    def _check_3(self, name: str, said: Mapping[str, Json]) -> Layout:
-        names = self._check_codecs(name, self._named(name, said.get("codecs")))
-        kind = said.get("data_type")
+    def _check_3(self, name: str, document: Mapping[str, Json]) -> Layout:
+        names = self._check_codecs(name, self._named(name, document.get("codecs")))
+        kind = document.get("data_type")
         if not isinstance(kind, str) or kind not in _DTYPES_3:
             raise self._refused(name, f"is of the dtype {kind!r:.80}")
-        grid = said.get("chunk_grid")
+        grid = document.get("chunk_grid")
         is_regular = isinstance(grid, Mapping) and grid.get("name") == "regular"
         found = grid.get("configuration") if isinstance(grid, Mapping) and is_regular else None
         chunks = found.get("chunk_shape") if isinstance(found, Mapping) else None
-        return self._layout(name, np.dtype(kind), said.get("shape"), chunks, names)
+        return self._layout(name, np.dtype(kind), document.get("shape"), chunks, names)
 
     def _named(self, name: str, codecs: Json, *, in_shard: bool = False) -> list[tuple[str, Mapping[str, Json]]]:
         """Return the codecs of version 3 with their configurations; check the codecs inside of shards."""
@@ -196,32 +198,32 @@ class Documents:
         known = _COMPRESSORS | _FILTERS | {_SHARDS}
         if others := [kind for kind, _ in codecs if kind not in known and not kind.startswith(_IMAGES)]:
             raise self._refused(name, f"is packed by the codec {', '.join(others):.80}")
-        for kind, said in codecs:
-            for key in ("dtype", "astype") if isinstance(said, Mapping) else ():
-                if said.get(key) is not None and kind in _FILTERS:
-                    self._dtype(name, said[key])
+        for kind, settings in codecs:
+            for key in ("dtype", "astype") if isinstance(settings, Mapping) else ():
+                if settings.get(key) is not None and kind in _FILTERS:
+                    self._dtype(name, settings[key])
         names = [kind for kind, _ in codecs]
         if len([kind for kind in names if kind in _COMPRESSORS]) > 1:
             raise self._refused(name, f"is packed several times, by {', '.join(names)}")
         return names
 
-    def _dtype(self, name: str, said: Json) -> np.dtype[Any]:
+    def _dtype(self, name: str, value: Json) -> np.dtype[Any]:
         try:
-            dtype = np.dtype(said) if isinstance(said, str) else None
+            dtype = np.dtype(value) if isinstance(value, str) else None
         except (TypeError, ValueError, SyntaxError):
             dtype = None
         if dtype is None or dtype.kind not in NUMBERS or dtype.itemsize > 8:
-            raise self._refused(name, f"is of the dtype {said!r:.80}")
+            raise self._refused(name, f"is of the dtype {value!r:.80}")
         return dtype
 
-    def _sizes(self, name: str, key: str, said: Json, least: int) -> Sequence[int]:
+    def _sizes(self, name: str, key: str, value: Json, least: int) -> Sequence[int]:
         if (
-            not isinstance(said, list)
-            or len(said) > _MOST_AXES
-            or any(type(size) is not int or not least <= size <= _LARGEST for size in said)
+            not isinstance(value, list)
+            or len(value) > _MOST_AXES
+            or any(type(size) is not int or not least <= size <= _LARGEST for size in value)
         ):
-            raise self._refused(name, f"has the {key} {said!r:.80}")
-        return said
+            raise self._refused(name, f"has the {key} {value!r:.80}")
+        return value
 
     def _refused(self, name: str, why: str) -> FormatError:
         return FormatError(

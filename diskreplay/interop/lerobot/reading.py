@@ -238,11 +238,11 @@ class _Scan:
 
     def add(self, piece: _Piece) -> None:
         """Scan the steps of a file."""
-        there = set(read_schema(piece.path).names)
+        columns = set(read_schema(piece.path).names)
         wanted = [TIMESTAMP, FRAME, EPISODE, TASK, *self._flags, *self._text_keys]
-        table = read_table(piece.path, [name for name in wanted if name in there])
+        table = read_table(piece.path, [name for name in wanted if name in columns])
         needed = [name for name in self._stored if name not in COUNTERS]
-        if lacking := [name for name in (EPISODE, *self._flags, *needed) if name not in there]:
+        if lacking := [name for name in (EPISODE, *self._flags, *needed) if name not in columns]:
             raise FormatError(f"{piece.path} has no column {lacking[0]!r}, which info.json names")
         own = self._meta.numbers[piece.first : piece.first + len(piece.lengths)]
         if self._meta.is_lenient:
@@ -259,7 +259,7 @@ class _Scan:
             TASK: np.zeros(len(numbers)),
         }
         for name, expected in derived.items():
-            if name in there and name in self._meta.features and not np.array_equal(_numbers(table, name), expected):
+            if name in columns and name in self._meta.features and not np.array_equal(_numbers(table, name), expected):
                 self._keep(name)
         last = np.cumsum(piece.lengths) - 1
         found = {

@@ -117,10 +117,13 @@ class Feature(NamedTuple):
         """Return the description of the feature in features.json."""
         shape = {"dimensions": [str(size) for size in self.shape]} if self.shape else {}
         if self.kind == "image":
-            name, said = "image_feature.Image", {"shape": shape, "dtype": self.dtype.name, "encodingFormat": "png"}
+            name, settings = "image_feature.Image", {"shape": shape, "dtype": self.dtype.name, "encodingFormat": "png"}
         else:
-            name, said = "tensor_feature.Tensor", {"shape": shape, "dtype": self.dtype.name, "encoding": self.encoding}
-        return {"pythonClassName": f"{_PACKAGE}.{name}", self.kind: said}
+            name, settings = (
+                "tensor_feature.Tensor",
+                {"shape": shape, "dtype": self.dtype.name, "encoding": self.encoding},
+            )
+        return {"pythonClassName": f"{_PACKAGE}.{name}", self.kind: settings}
 
 
 def _as_many(values: Values, count: int) -> list[bytes]:
@@ -174,11 +177,11 @@ def read_features(node: Json, path: str = "") -> dict[str, Feature]:
         return {path: Feature("tensor", (), np.dtype(np.int64), "none")}
     for kind, encoding in (("tensor", "encoding"), ("image", "encodingFormat")):
         if kind in node:
-            said = node[kind]
-            if said["dtype"] in ("string", "object"):
+            settings = node[kind]
+            if settings["dtype"] in ("string", "object"):
                 return {path: Feature("text", (), np.dtype(object), "none")}
-            shape = tuple(int(size) for size in said.get("shape", {}).get("dimensions", []))
-            if said["dtype"] not in _DTYPES:
-                raise SchemaError(f"{path} is of {said['dtype']}, which cannot be stored")
-            return {path: Feature(kind, shape, np.dtype(said["dtype"]), said.get(encoding, "none").lower())}
+            shape = tuple(int(size) for size in settings.get("shape", {}).get("dimensions", []))
+            if settings["dtype"] not in _DTYPES:
+                raise SchemaError(f"{path} is of {settings['dtype']}, which cannot be stored")
+            return {path: Feature(kind, shape, np.dtype(settings["dtype"]), settings.get(encoding, "none").lower())}
     raise SchemaError(f"{path} is a {node.get('pythonClassName', '?').rpartition('.')[2]}, which cannot be stored")
