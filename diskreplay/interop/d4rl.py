@@ -354,7 +354,7 @@ class Reader:
             raise SchemaError(f"max_episode_steps is for files without {TIMEOUTS!r}, and {self._path} has them")
         shape = self._arrays[REWARDS].shape
         if not shape or shape not in (shape[:1], (shape[0], 1)):
-            raise FormatError(f"{self._path}: {REWARDS!r} is one number a step, and not of shape {shape}")
+            raise FormatError(f"{self._path}: {REWARDS!r} must be one number a step, not of shape {shape}")
         for name, array in self._arrays.items():
             if self._is_step(name) and (not array.shape or array.shape[0] != shape[0]):
                 raise FormatError(
@@ -418,7 +418,7 @@ class Reader:
         values = file[name][()] if is_one_number else np.empty(0)
         if not is_one_number or not ((values == 0) | (values == 1)).all():
             found = f"{array.dtype} of shape {array.shape}" if array else "a group"
-            raise FormatError(f"{self._path}: {name!r} is one flag a step, 0 or 1, and not {found}")
+            raise FormatError(f"{self._path}: {name!r} must be one flag a step, 0 or 1, not {found}")
         flags: Bools = values.reshape(self.steps) != 0
         return flags
 

@@ -340,7 +340,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
     no_place = "a replay of Dreamer has no place for it"
     return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
         PRIORITY: no_place,
-        ENDS: "cut episodes are truncated there, and an episode with both ends is terminated",
+        ENDS: "cut episodes are truncated there, and an episode with both flags is terminated",
         NO_FINAL_OBS: "without a final observation, the last one is repeated",
         NOTES: no_place,
         SCHEMA: no_place,

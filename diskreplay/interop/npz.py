@@ -103,7 +103,7 @@ def import_dataset(
             arrays = _OneFile(folder, choice, starts, indices, ended) if is_file else _Files(folder, choice, ended)
         return import_into(path, arrays.source(), choice, progress)
     if starts is not None or indices is not None:
-        raise SchemaError(f"starts and indices are for one file with the rows of all episodes, and {folder} is none")
+        raise SchemaError(f"starts and indices are for one file with the rows of all episodes, and {folder} is not one")
     with foreign(folder):
         found = Description.read(folder, NAME)
     made = Source(
@@ -186,7 +186,7 @@ def _file(number: int) -> str:
     return f"episode-{number:08d}.npz"
 
 
-# --- arrays that others made ------------------------------------------------------------------------------------------
+# --- other NumPy files ------------------------------------------------------------------------------------------------
 
 _ROLES = {
     **dict.fromkeys(("obs", "observation", "observations", "state", "states"), OBS),

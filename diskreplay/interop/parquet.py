@@ -258,7 +258,7 @@ def _read(folder: Path, wanted: _Wanted, first: int, total: int) -> Iterator[Epi
     tables = read_ahead(partial(_tables, folder, file.name, wanted) for file, _, _ in spans)
     for (file, start, stop), (steps, ends) in zip(spans, tables, strict=True):
         if ends.num_rows > stop - start:
-            raise FormatError(f"{file} has {ends.num_rows} episodes, and no more than {stop - start} by its name")
+            raise FormatError(f"{file} has {ends.num_rows} episodes, and its name allows {stop - start} at most")
         yield from _episodes(folder / _STEPS / file.name, steps, ends, wanted, max(first - start, 0))
         if ends.num_rows < stop - start:
             raise FormatError(f"{folder} has no file of episode {start + ends.num_rows}")

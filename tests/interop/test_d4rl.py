@@ -236,11 +236,11 @@ def without(name: str) -> Arrays:
         ),
         (
             {**arrays_of(), "rewards": np.zeros((60, 2))},
-            r": 'rewards' is one number a step, and not of shape \(60, 2\)$",
+            r": 'rewards' must be one number a step, not of shape \(60, 2\)$",
         ),
         (
             {**arrays_of(), "terminals": np.full(60, 0.5)},
-            ": 'terminals' is one flag a step, 0 or 1, and not float64 of",
+            ": 'terminals' must be one flag a step, 0 or 1, not float64 of",
         ),
         (
             {**arrays_of(), "next_observations": np.zeros((60, 4), "f4")},
@@ -336,7 +336,7 @@ HOSTILE = [
     (put_filters, "infos/secret is packed by several filters"),
     (put_many_rows, "infos/secret claims 4398046511104 bytes, which cannot come from"),
     (put_deep, "is nested deeper than 64 groups"),
-    (put_texts, "'terminals' is one flag a step, 0 or 1, and not object of shape"),
+    (put_texts, "'terminals' must be one flag a step, 0 or 1, not object of shape"),
 ]
 
 

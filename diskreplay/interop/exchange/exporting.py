@@ -93,7 +93,7 @@ class Plan(NamedTuple):
     Attributes
     ----------
     path : Path
-        Where to write it. The path does not exist, and the folder above is new. Its name is that of the data set.
+        Where to write it. The path does not exist, and the folder above is new. The last part is the data set's name.
     schema : Schema
         The schema of the exported leaves, with an extra field for the marks of hidden steps if some are hidden.
     episodes, steps : int
@@ -122,9 +122,9 @@ class Format:
         ``write(plan, episodes)`` writes a data set of these episodes. The driver removes its files if it fails. All
         episodes have a final observation if "no_final_obs" is in ``not_held``, and none has one if "final_obs" is.
     lossy : mapping
-        Leaves that the caller asked to keep inexactly, by path, and how.
+        Leaves that are kept inexactly at the caller's request, by path, with the kind of loss.
     marks_hidden : bool
-        Whether it marks hidden steps in a column of its own. Others do by an extra field, if steps are hidden.
+        Whether it marks hidden steps in a column of its own. Other formats use an extra field if steps are hidden.
     """
 
     not_held: Mapping[str, str]
@@ -241,7 +241,7 @@ def export_from(
     Parameters
     ----------
     store_or_path : Store or path
-        The store. The episodes of its current snapshot are exported in the order in which they began.
+        The store. The episodes of its current snapshot are exported in the order of their start.
     path : path
         The data set. Nothing may be there. It appears when it is complete. An export that fails leaves nothing. One
         that is killed leaves a hidden folder ``.NAME.new-...`` next to the path.

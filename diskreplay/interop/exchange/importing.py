@@ -199,7 +199,7 @@ def import_into(
     Parameters
     ----------
     path : path
-        The store: nothing is there, an empty store with this schema, or an import of the same data set.
+        The store. The path may be new, or have an empty store with this schema or an import of the same data set.
     source : Source
         The data set.
     choice : Choice

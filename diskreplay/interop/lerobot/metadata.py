@@ -94,7 +94,7 @@ class Metadata:
         except (KeyError, ValueError, TypeError) as error:
             raise FormatError(f"{root}: the table of episodes has no column {error} of numbers") from None
         if (np.diff(self.numbers, prepend=-1) < 1).any() or (self.lengths < 1).any():
-            raise FormatError(f"{root}: the table of episodes is not of episodes 0, 1, ..., each of one step or more")
+            raise FormatError(f"{root}: the table of episodes must have rising numbers and lengths of 1 or more")
         self._check_numbers()
         self.files = [self._data_file(position) for position in range(len(self.numbers))]
         self.fields: dict[str, Field] = {}
@@ -110,7 +110,7 @@ class Metadata:
         """Note episodes that the table lacks, or raise FormatError."""
         total = self.info.get("total_episodes", len(self.numbers))
         if type(total) is not int or total < 0:
-            raise FormatError(f"{self.root / INFO}: total_episodes is a number of episodes, and not {total!r:.80}")
+            raise FormatError(f"{self.root / INFO}: total_episodes must be a number of episodes, not {total!r:.80}")
         last = int(self.numbers[-1]) + 1 if len(self.numbers) else 0
         if total < len(self.numbers):
             raise FormatError(
@@ -153,7 +153,7 @@ class Metadata:
     def _old_file(self, name: str, usual: str, number: int, **names: str) -> Path:
         size = self.info.get("chunks_size", 1000)
         if type(size) is not int or size < 1:
-            raise FormatError(f"{self.root / INFO}: chunks_size is 1 or more, and not {size!r:.80}")
+            raise FormatError(f"{self.root / INFO}: chunks_size must be 1 or more, not {size!r:.80}")
         chunk = number // size
         return self._file(name, usual, episode_chunk=chunk, episode_index=number, **names)
 
@@ -192,7 +192,7 @@ class Metadata:
             )
         fps, features = info.get("fps"), info.get("features")
         if not isinstance(fps, int | float) or isinstance(fps, bool) or not fps > 0:
-            raise FormatError(f"{path}: fps is a number of frames a second, and not {fps!r:.80}")
+            raise FormatError(f"{path}: fps must be a number of frames a second, not {fps!r:.80}")
         if not isinstance(features, dict) or not all(map(_is_feature, features.values())):
             raise FormatError(f"{path}: features are not objects with a dtype and a shape of integers")
         return info

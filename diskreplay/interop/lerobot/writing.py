@@ -111,7 +111,7 @@ def write(contents: Contents, plan: Plan, episodes: Iterable[EpisodeData]) -> No
 
 
 class _DataSet:
-    """A data set that is being written."""
+    """Writes a data set."""
 
     def __init__(self, plan: Plan, contents: Contents) -> None:
         self._root, self._plan, self._contents = plan.path, plan, contents

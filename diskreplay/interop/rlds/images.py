@@ -25,7 +25,7 @@ def decode_image(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
     sides, channels = shape[:2], shape[-1]
     with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
         if -1 not in sides and (image.height, image.width) != sides:
-            raise ValueError(f"an image has the sides {image.height, image.width} and not {sides}")
+            raise ValueError(f"an image has the sides {image.height, image.width}, not {sides}")
         check_claim(4 * image.height * image.width, len(data), "an image")
         if dtype == np.uint8:
             pixels = _decode_bytes(data, image, channels)

@@ -349,7 +349,7 @@ def other_feature(**changes: Any) -> Any:
             "is of version v1.6, and v2.0, v2.1 and v3.0 are read: convert it",
         ),
         (lambda d: d.pop("codebase_version"), "info.json has no codebase_version$"),
-        (lambda d: d.update(fps=0), "info.json: fps is a number of frames a second, and not 0$"),
+        (lambda d: d.update(fps=0), "info.json: fps must be a number of frames a second, not 0$"),
         (lambda d: d.update(features=[]), "info.json: features are not objects with a dtype and a shape of integers$"),
         (other_feature(shape=[0]), "info.json: features are not objects with a dtype and a shape of integers$"),
         (
