@@ -1,7 +1,7 @@
 """Replay buffers of Stable-Baselines3 as ``save_replay_buffer`` pickles them.
 
-A pickle can run code when it is loaded. An import does not load it so: arrays, numbers and spaces are read, and a file
-that asks for anything else is refused.
+A pickle can run code when Python loads it. An import reads only arrays, numbers and spaces, and refuses a file that
+asks for anything else.
 """
 
 import pickle
@@ -70,14 +70,14 @@ _CLASSES = {
     *_SPACES,
     "stable_baselines3.her.goal_selection_strategy.GoalSelectionStrategy",
     "torch.device",
-    # Of the path in a buffer of ours, and of the random numbers of spaces.
+    # The path in a buffer of this package, and the random numbers of spaces.
     *("pathlib.PosixPath", "pathlib._local.PosixPath"),
     *("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor"),
     *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),
     *("numpy.random._pickle.__randomstate_ctor", "gym.utils.seeding.RandomNumberGenerator"),
     *("numpy.random.bit_generator.SeedSequence", "numpy.random.bit_generator.__pyx_unpickle_SeedSequence"),
 }
-# What an export takes over from the buffer that a store was imported from.
+# Settings that an export copies from the buffer that a store was imported from.
 _SETTINGS = ("handle_timeout_termination", "n_steps", "gamma", "n_sampled_goal")
 _FLOAT32_HOLDS = ("float16", "float32", "int8", "int16", "uint8", "uint16")
 
@@ -91,30 +91,30 @@ def import_dataset(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
-    """Import a pickled replay buffer of Stable-Baselines3 into a new store, or the rest after an interruption.
+    """Import a pickled replay buffer of Stable-Baselines3 into a new store, or resume an interrupted import.
 
-    Each environment of the buffer is a lane of it. An episode goes on until a step is done or does not lead to the next
-    observation; a time limit is a truncation where the buffer has handled timeouts, and a termination as any other
-    where it has not. The oldest part of a buffer that is full may begin in the middle of an episode, and the last steps
-    of each environment end where the buffer does: that episode is cut.
+    The steps of each environment are divided into episodes. An episode ends with a step that is done, or whose next
+    observation is not the observation of the next step. A time limit is a truncation if the buffer handled timeouts,
+    and a termination otherwise. The oldest steps of a full buffer may begin in the middle of an episode. The last
+    episode of each environment is cut where the buffer ends.
 
     Parameters
     ----------
     source : path
         The file.
     path : path
-        The store; nothing, or what an interrupted import of this file has left.
+        The store. Nothing may be there, except an interrupted import of this file.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
-        What is taken, as which leaf and of which dtype: see `Options`.
+        The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
         There is no such file.
     FormatError
-        It is damaged, has no replay buffer, or asks for code.
+        The file is damaged, has no replay buffer, or asks for code.
     SchemaError
         The observations or actions are of a space that cannot be stored.
     StoreExists
@@ -152,7 +152,7 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a file that ``load_replay_buffer`` of Stable-Baselines3 loads.
 
-    The buffer has exactly the steps of these episodes, the oldest first, and is full. It is made in memory, and written
+    The buffer has exactly the steps of these episodes, oldest first, and is full. It is made in memory, and written
     when it is complete.
 
     Parameters
@@ -160,24 +160,25 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The file; nothing is there.
+        The file. Nothing may be there.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
     n_envs : int, optional
-        Environments of the buffer: each episode goes where the fewest steps are. None: those of the buffer that the
-        store was imported from, else 1. More than one must come out with equally many steps.
+        The number of environments of the buffer. Each episode is added to the environment with the fewest steps, and
+        all must end with the same number of steps. None: the number in the buffer that the store was imported from, or
+        1.
     buffer_class : str, optional
-        "ReplayBuffer", "NStepReplayBuffer", "DictReplayBuffer" or "HerReplayBuffer". None: that of the buffer that the
-        store was imported from, else by whether observations are dicts.
+        "ReplayBuffer", "NStepReplayBuffer", "DictReplayBuffer" or "HerReplayBuffer". None: the class of the buffer that
+        the store was imported from, or "DictReplayBuffer" for observations in a dict and otherwise "ReplayBuffer".
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
     Raises
     ------
     SchemaError
-        Stable-Baselines3 has no buffer for such steps, or the environments would have unequally many.
+        Stable-Baselines3 has no buffer for such steps, or the environments would have different numbers of steps.
     StoreExists
         Something is at ``path``.
     MissingExtra
@@ -190,7 +191,7 @@ def export_dataset(
     def make_format(schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json]) -> Format:
         not_held = _not_held(schema)
         maker = _maker(schema, episodes, noted, n_envs, buffer_class)
-        _empty(maker, schema, maker.lanes)  # raises where there is no such buffer
+        _empty(maker, schema, maker.lanes)  # raises if there is no such buffer
         return Format(not_held, partial(_write, maker))
 
     return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
@@ -205,13 +206,13 @@ class _Buffer:
     Attributes
     ----------
     schema : Schema
-        What its steps hold.
+        The schema of its steps.
     ended : array of bool
-        After which steps episodes end, ``(T, n_envs)``.
+        Whether an episode ends after each step, ``(T, n_envs)``.
     settings : dict
-        What it was made with.
+        The class of the buffer, and its arguments.
     cut : int
-        How many of these ends are there only because the next step has another observation.
+        The number of ends that exist only because the next step has another observation.
     """
 
     def __init__(self, file: Path) -> None:
@@ -240,7 +241,7 @@ class _Buffer:
 
     def _read_steps(self) -> None:
         dones = as_flags(array(self._get("dones"), "dones"), "dones", FormatError)
-        timeouts = np.zeros_like(dones)  # which old versions do not have
+        timeouts = np.zeros_like(dones)  # old versions have none
         if "timeouts" in self._attributes:
             timeouts = as_flags(array(self._attributes["timeouts"], "timeouts"), "timeouts", FormatError)
         rows, shares_obs = len(dones), bool(self._attributes.get("optimize_memory_usage"))
@@ -255,7 +256,7 @@ class _Buffer:
                 raise FormatError(f"the {name} has the shape {leaf.shape} and dones have {dones.shape}")
         order = ring_order(rows, pos, is_full)
         if shares_obs and is_full:
-            order = order[1:]  # the oldest observation has made way for the one after the newest step
+            order = order[1:]  # the observation after the newest step replaced the oldest observation
         self._order, self._newest = order, len(order) - 1
         self._terminated, self._truncated = (dones & ~timeouts)[order], timeouts[order]
         self.cut, self.ended = 0, self._terminated | self._truncated
@@ -276,12 +277,12 @@ class _Buffer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of arrays by their leaves; arrays of a dict have slashes."""
+        """The names of arrays by leaf; names of arrays in a dict have slashes."""
         obs = {path: f"observations{path.removeprefix(OBS)}" for path in self.schema.leaves if is_obs(path)}
         return {**obs, ACTION: "actions", REWARD: "rewards"}
 
     def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
-        """Return the wanted leaves of a piece of an environment."""
+        """Return the wanted leaves of an environment's piece."""
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         newest = self._order[last : piece.stop]
         obs = {path: leaf[rows, lane] for path, leaf in self._obs.items() if path in wanted}
@@ -301,7 +302,7 @@ def _record(file: Path) -> Record:
     except OSError as error:
         raise StoreNotFound(f"{file} cannot be read: {error.strerror}") from None
     if isinstance(record, Record) and record.class_name in _OURS:
-        raise FormatError(f"{file} has no steps: it names a store of this package, which has them; use that store")
+        raise FormatError(f"{file} has no steps: it names a store of this package with the steps; use that store")
     if not isinstance(record, Record) or record.class_name not in _BUFFERS.values():
         raise FormatError(f"{file} is not a pickled replay buffer of Stable-Baselines3")
     return record
@@ -343,7 +344,7 @@ def _space(record: Any) -> Any:
 
 
 def _not_held(schema: Schema) -> dict[str, str]:
-    """Return what a buffer cannot hold of the steps; SchemaError where there is no buffer for them."""
+    """Return the data of steps that a buffer cannot hold; SchemaError if there is no buffer for them."""
     if any(path.count("/") > 1 for path in schema.step_leaves if is_obs(path)) or isinstance(schema.obs, tuple):
         raise SchemaError("Stable-Baselines3 has no buffer for tuples and nested dicts of observations")
     if not isinstance(schema.action, Field):
@@ -356,8 +357,8 @@ def _not_held(schema: Schema) -> dict[str, str]:
         lost[ACTION] = "actions are float32 there, and float64 here"
     return lost | {
         PRIORITY: no_place,
-        ENDS: "cut episodes are truncated there, and what is both terminated and truncated is terminated",
-        NO_FINAL_OBS: "the last observation is repeated where there is no final one",
+        ENDS: "cut episodes are truncated there, and an episode with both flags is terminated",
+        NO_FINAL_OBS: "without a final observation, the last one is repeated",
         NOTES: no_place,
         SCHEMA: "only spaces are kept",
         METADATA: no_place,
@@ -383,8 +384,8 @@ def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
             after[at] = leaf[1:].reshape(after[at].shape)
     buffer.actions[at] = episode.steps[ACTION].reshape(buffer.actions[at].shape)
     buffer.rewards[at] = episode.steps[REWARD]
-    # What is cut goes on at the end of a lane, as in a buffer that was saved in the middle of an episode. One for
-    # hindsight samples whole episodes only, and no public name of it says that one is open.
+    # A cut episode at the end of a lane stays open, as in a buffer that was saved in the middle of an episode. A buffer
+    # for hindsight samples only whole episodes, and has no public name to mark an open one.
     is_hindsight = type(buffer).__name__ == _HER
     is_done = not episode.cut or piece.stop < len(buffer.rewards) or is_hindsight
     buffer.dones[piece.stop - 1, piece.lane] = is_done
@@ -394,7 +395,7 @@ def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
 
 
 class _Maker(NamedTuple):
-    """How a buffer is made: its class, the arguments that only that has, and the number of environments."""
+    """The plan of a buffer: its class, the arguments of this class, and the number of environments."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -419,9 +420,9 @@ def _maker(
         if n_envs is not None:
             raise SchemaError(
                 f"{n_envs} environments would have {min(filler.lengths)} to {max(filler.lengths)} steps, and a buffer "
-                "has equally many of each; give n_envs=1"
+                "has the same number of each; give n_envs=1"
             )
-        lanes = 1  # a part of what was imported
+        lanes = 1  # a part of the imported episodes
     default = "DictReplayBuffer" if isinstance(schema.obs, Mapping) else "ReplayBuffer"
     name = buffer_class or str(settings.get("class", default))
     if name.startswith(("Dict", "Her")) is not isinstance(schema.obs, Mapping):
@@ -432,7 +433,7 @@ def _maker(
 
 
 def _empty(maker: _Maker, schema: Schema, steps: int) -> Any:
-    """Return a buffer that takes so many steps, and is full."""
+    """Return a full buffer of ``steps`` steps."""
     with MissingExtra.raised_for("a replay buffer of Stable-Baselines3", "sb3"):
         from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
         from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer

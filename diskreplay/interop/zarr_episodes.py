@@ -1,9 +1,9 @@
-"""Data sets in the layout of diffusion_policy's ReplayBuffer: zarr arrays of all steps, and where each episode ends.
+"""Data sets in the layout of diffusion_policy's ReplayBuffer: zarr arrays of all steps, and the ends of episodes.
 
-``data/NAME`` are arrays ``(steps, ...)``, and ``meta/episode_ends`` has the number of steps up to the end of each
-episode. The format says nothing of rewards, of how episodes ended, or of an observation after the last action. An
-export keeps these in further arrays, which other readers of the format pass over: ``data/reward``, and in ``meta``
-arrays with a row an episode. The attribute ``diskreplay`` of the root group says which array holds what.
+``data/NAME`` are arrays ``(steps, ...)``. ``meta/episode_ends`` has the number of steps up to the end of each episode.
+The format has no place for rewards, the kinds of ends, or an observation after the last action. An export keeps these
+in further arrays, which other readers of the format ignore: ``data/reward``, and arrays in ``meta`` with one row an
+episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
 """
 
 import math
@@ -51,7 +51,7 @@ _HAS_FINAL, _HAS_FIELDS, _FINAL = "has_final_obs", "has_fields", "final_"
 _CHUNK_BYTES, _BLOCK_BYTES = 2 << 20, 32 << 20
 _PRIORITIES = Field((), "float64")
 _DOCUMENTS = (".zarray", ".zattrs", ".zgroup", "zarr.json")
-_MOST_CONSTANT = 64 << 30  # bytes of an array that takes next to nothing on disk: chunks of zeros may be left out
+_MOST_CONSTANT = 64 << 30  # bytes of an array that takes almost no space on disk, since chunks of zeros may be omitted
 
 Rows = Mapping[str, NDArray[Any]]
 Ended = Literal["terminated", "truncated", "cut"]
@@ -65,31 +65,31 @@ def import_dataset(
     ended: Ended = "truncated",
     **options: Unpack[Options],
 ) -> Imported:
-    """Import a data set of diffusion_policy into a new store, or the rest of it after an interruption.
+    """Import a data set of diffusion_policy into a new store, or resume an interrupted import.
 
-    Of what an export of this module wrote, all is restored. Of others, arrays in ``data`` are observations by their
-    names, but for ``action``, ``reward`` and those of ``extra``; rewards are zeros where there are none; and episodes
-    have no observation after their last action.
+    An export of this module is restored completely. In other data sets, arrays in ``data`` are observations by their
+    names, except ``action``, ``reward`` and the arrays that the option ``extra`` names. Missing rewards are zeros.
+    Episodes have no observation after their last action.
 
     Parameters
     ----------
     source : path
         The data set, of zarr version 2 or 3: a folder, or a ``.zip`` of one.
     path : path
-        The store; nothing, or what an interrupted import of this data set has left.
+        The store. Nothing may be there, except an interrupted import of this data set.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     ended : str
-        How episodes ended, which the format does not say: "truncated", "terminated" or "cut".
+        How episodes ended, since the format does not tell: "truncated", "terminated" or "cut".
     **options
-        What is taken, as which leaf and of which dtype: see `Options`.
+        The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
         There is no such data set.
     FormatError
-        It is damaged, or an array has a dtype or a codec that is not read, or not installed.
+        The data set is damaged, or an array has a dtype or a codec that is not supported or not installed.
     SchemaError
         An array cannot be stored.
     StoreExists
@@ -135,11 +135,11 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The data set: a folder, or a file if it ends in ``.zip``; nothing is there.
+        The data set: a folder, or a file if it ends in ``.zip``. Nothing may be there.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
     zarr_format : int
         The version of zarr: 2, which diffusion_policy reads, or 3.
     **options
@@ -177,7 +177,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
             else:
                 documents, store = Documents(file, None, stored), LocalStore(file, read_only=True)
             chunks = _BoundedStore(file, store)
-            # Consolidated documents may differ from the arrays' own, which are checked.
+            # Consolidated metadata may differ from the documents of the arrays, which are checked.
             root = zarr.open_group(chunks, mode="r", use_consolidated=False)
         except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):
@@ -187,7 +187,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
 
 
 class _BoundedStore(WrapperStore[Any]):
-    """A store of zarr whose chunks unpack to no more than the documents say.
+    """A store of zarr whose chunks unpack to the declared size at most.
 
     Attributes
     ----------
@@ -200,7 +200,7 @@ class _BoundedStore(WrapperStore[Any]):
         self._file, self.layouts = file, dict[str, ArrayLayout]()
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        """Return the bytes of a key; FormatError where a chunk would unpack to more than it may."""
+        """Return the bytes of a key; FormatError for a chunk that would unpack to more than its declared size."""
         found = await super().get(key, prototype, byte_range)
         layout = self.layouts.get("/".join(key.split("/")[:2]))
         is_chunk = layout is not None and byte_range is None and not key.endswith(_DOCUMENTS)
@@ -212,18 +212,18 @@ class _BoundedStore(WrapperStore[Any]):
 
 
 class _Group:
-    """The root group, whose arrays are checked before zarr opens them."""
+    """The root group; its arrays are checked before zarr opens them."""
 
     def __init__(self, file: Path, root: zarr.Group, documents: Documents, chunks: _BoundedStore, stored: int) -> None:
         self._file, self._root, self._documents, self._chunks, self.stored = file, root, documents, chunks, stored
         self.attributes = root.attrs.asdict()
 
     def names(self) -> list[str]:
-        """Return the names of the members of the group data."""
+        """Return the names of the members of the group ``data``."""
         return self._documents.members("data")
 
     def array(self, name: str) -> "zarr.Array[Any]":
-        """Open an array; FormatError if it is missing or of a kind that is not read."""
+        """Open an array; FormatError if it is missing or of an unsupported kind."""
         layout = self._documents.check(name)
         try:
             found = self._root[name]
@@ -237,7 +237,7 @@ class _Group:
 
 
 class _Layout(NamedTuple):
-    """What the attribute of a root group says: the schema, and the names of arrays by the paths of leaves."""
+    """The attribute of a root group: the schema, and the names of arrays by the paths of leaves."""
 
     schema: Schema
     names: Mapping[str, str]
@@ -259,24 +259,24 @@ def _layout(file: Path, document: Json) -> _Layout | None:
 
 
 class _DataSet:
-    """A data set that is open.
+    """An open data set.
 
     Attributes
     ----------
     schema : Schema or None
-        What its steps hold, where an export of this module says so.
+        The schema, if an export of this module noted it.
     leaves : dict of str to Field
-        The same by default paths.
+        The fields by default path.
     names : dict of str to str
-        The arrays by these.
+        The name of the array for each default path.
     left_out : list of str
         The arrays that the caller skips.
     not_kept : list of str
-        Rows that are of no episode.
+        Rows that belong to no episode.
     bounds : list of (int, int)
-        The rows of each episode, from and to before.
+        The first row of each episode, and the row after its last one.
     metadata : dict
-        What an export noted of the store's own import.
+        The note of the import that made the exported store.
     """
 
     def __init__(self, file: Path, root: _Group, choice: Choice, ended: Ended) -> None:
@@ -300,7 +300,7 @@ class _DataSet:
             if len(column) < self._rows:
                 raise FormatError(f"{file}: {path} has {len(column)} rows, and the episodes have {self._rows} steps")
         longest = max(map(len, self._columns.values()), default=0)
-        self.not_kept = [f"rows {self._rows} to {longest}, behind the last episode"] if longest > self._rows else []
+        self.not_kept = [f"rows {self._rows} to {longest}, after the last episode"] if longest > self._rows else []
         self.metadata = self._layout.metadata if self._layout else {}
         self.schema = self._layout.schema if self._layout else None
         self.leaves = self._leaves()
@@ -368,7 +368,7 @@ class _DataSet:
 
 
 class _Column:
-    """An array that is read in order, some whole chunks at a time."""
+    """An array that is read in order, in groups of whole chunks."""
 
     def __init__(self, array: "zarr.Array[Any]") -> None:
         self._array, self.shape, self.dtype = array, array.shape, np.dtype(array.dtype)
@@ -381,12 +381,12 @@ class _Column:
         return self.shape[0]
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return rows; those of a chunk are unpacked once where calls go forward."""
+        """Return rows; a chunk is unpacked once if calls are in the order of rows."""
         if start < self._start or stop > self._start + len(self._rows):
             first = start - start % self._chunk
             try:
                 rows = self._array[first : max(stop, first + self._block_rows)]
-            except Exception:  # whatever codecs raise: the damage may be behind these rows
+            except Exception:  # any error of a codec: the damage may be after these rows
                 rows = self._array[first:stop]
             self._start, self._rows = first, np.asarray(rows)
         return self._rows[start - self._start : stop - self._start]
@@ -396,7 +396,7 @@ class _Column:
 
 
 def _names(schema: Schema) -> dict[str, str]:
-    """Return the names of arrays by the paths of leaves; SchemaError where two have the same."""
+    """Return the names of arrays by the paths of leaves; SchemaError if two have the same name."""
     found = {path: path.partition("/")[2].replace("/", ".") or path for path in schema.step_leaves}
     for path, name in found.items():
         if list(found.values()).count(name) > 1 or name == PRIORITY:
@@ -405,7 +405,7 @@ def _names(schema: Schema) -> dict[str, str]:
 
 
 def _meta_name(path: str) -> str:
-    return path.replace("/", "_", 1).replace("/", ".")  # episode_seed
+    return path.replace("/", "_", 1).replace("/", ".")  # such as episode_seed
 
 
 def _write(zarr_format: Literal[2, 3], names: Mapping[str, str], plan: Plan, episodes: Iterable[EpisodeData]) -> None:
@@ -421,7 +421,7 @@ def _write(zarr_format: Literal[2, 3], names: Mapping[str, str], plan: Plan, epi
 
 
 class _Arrays:
-    """The arrays of a data set that is being written."""
+    """Writes the arrays of a data set."""
 
     def __init__(self, root: zarr.Group, plan: Plan, names: Mapping[str, str]) -> None:
         self._root, self._plan, self._names, self._rows = root, plan, names, 0
@@ -466,9 +466,9 @@ class _Arrays:
 
 
 def _column(root: zarr.Group, name: str, rows: int, field: Field, fill: float = 0, begin: int = 0) -> ColumnWriter:
-    """Create an array, to be written from row ``begin`` on; those before have its fill value."""
+    """Create an array to write from row ``begin`` on; earlier rows have the fill value."""
     if root.metadata.zarr_format == 2:
-        compressor: Any = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}  # as diffusion_policy does
+        compressor: Any = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}  # as in diffusion_policy
     else:
         compressor = BloscCodec(cname="lz4", clevel=5, shuffle="noshuffle")
     chunk = max(1, min(rows, _CHUNK_BYTES // max(1, field.row_bytes)))

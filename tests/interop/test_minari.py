@@ -336,7 +336,7 @@ def test_what_cannot_be_imported_is_said(home: Path, tmp_path: Path) -> None:
     metadata = json.loads(path.read_text())
     text = json.dumps({"type": "Text", "max_length": 5, "min_length": 1, "charset": "ab"})
     path.write_text(json.dumps({**metadata, "observation_space": text}))
-    with pytest.raises(dr.SchemaError, match="own-v0/data: obs: a Text space of texts alone cannot be stored$"):
+    with pytest.raises(dr.SchemaError, match="own-v0/data: obs: a Text space with only texts cannot be stored$"):
         import_dataset("own-v0", tmp_path / "store")
     path.write_text("{")
     with pytest.raises(dr.FormatError, match="own-v0/data/metadata.json is not JSON: "):

@@ -39,7 +39,7 @@ def push_t() -> dict[str, np.ndarray]:
 def test_rows_behind_the_last_episode_are_named(tmp_path: Path) -> None:
     write(tmp_path / "set", [4, 7], **push_t())
     done = import_dataset(tmp_path / "set", tmp_path / "store")
-    assert (done.steps, done.not_kept) == (7, ["rows 7 to 10, behind the last episode"])
+    assert (done.steps, done.not_kept) == (7, ["rows 7 to 10, after the last episode"])
 
 
 def test_a_round_trip_through_zarr_3(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of the values of Minari's episodes in a store, and of a store's in Minari."""
+"""Convert episodes of Minari to episodes of a store, and back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ __all__ = ["Layout", "derive"]
 
 NOTE = "minari"
 RESET_INFOS, SEED = "reset_infos", "seed"
-"""Names of episode fields. An extra field is called `INFOS`: what each step returned beside its observation."""
+"""Names of episode fields. The extra field `INFOS` has the infos that steps returned."""
 
 _ABSENT, _NO_SEED, _TEXTS = "absent", "no_seed", "observations"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What becomes of the values of a data set's episodes.
+    """The leaves of a store for the values of a data set's episodes.
 
     Attributes
     ----------
     schema : Schema
-        That of the store.
+        The schema of the store.
     infos : dict of str to str
-        The path of an extra field for each info that has one, by joined keys.
+        The path of the extra field for each info that has one, by the keys of the info, joined by slashes.
     texts : list of str
-        Joined keys of the observations that are texts.
+        The keys of observations that are texts, joined by slashes.
     """
 
     schema: Schema
@@ -43,7 +43,7 @@ class Layout:
 
     @classmethod
     def of(cls, schema: Schema, texts: list[str]) -> "Layout":
-        """Return the layout of a store's schema: each extra field is an info, those below "infos" without that word."""
+        """Return the layout of a store's schema: each extra field is an info, and its name drops a leading "infos"."""
         infos = {}
         for path in schema.step_leaves:
             if path.startswith(f"{EXTRA}/"):
@@ -51,7 +51,7 @@ class Layout:
         return cls(schema, infos, texts)
 
     def episode(self, raw: Raw) -> EpisodeData:
-        """Return an episode of Minari as one of the store; what no field takes is in its notes."""
+        """Return an episode of Minari as an episode of the store; its notes have values without a field."""
         schema, count = self.schema, len(raw["rewards"])
         observations, texts = self._texts(raw["observations"])
         steps = dict(schema.flatten(OBS, observations)) | dict(schema.flatten(ACTION, raw["actions"]))
@@ -78,7 +78,7 @@ class Layout:
         return nest(values), texts
 
     def _infos(self, infos: Raw, count: int, steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Json]]:
-        """Add infos that have a field to the steps; return those of the reset, and the notes of the others."""
+        """Add infos with a field to the steps; return the infos of the reset, and notes with the other infos."""
         left, fields, absent = flat(infos) if infos else {}, {}, []
         for name, path in self.infos.items():
             leaf, reset = self.schema.leaves[path], f"{FIELDS}/{RESET_INFOS}/{name}"
@@ -91,7 +91,7 @@ class Layout:
                 del left[name]
             else:
                 steps[path] = np.zeros((count, *leaf.shape), leaf.dtype)
-                if has_reset:  # or its nest would lack a value
+                if has_reset:  # a nest must have all its values
                     fields[reset] = np.zeros(leaf.shape, leaf.dtype)
                 absent += [name]
         notes: dict[str, Json] = {_ABSENT: absent} if absent else {}
@@ -112,10 +112,10 @@ class Layout:
     # --- and back ----------------------------------------------------------------------------------------------------
 
     def raw(self, episode: EpisodeData, *, in_arrow: bool) -> Raw:
-        """Return an episode of the store as Minari has it: what `EpisodeBuffer` takes, and its further "metadata".
+        """Return an episode of the store in Minari's form: the arguments of `EpisodeBuffer`, and further "metadata".
 
-        ``in_arrow``: for Arrow and Parquet, whose columns are of one length: an info of which no reset is known gets a
-        row of zeros for it, also below "infos".
+        ``in_arrow``: for Arrow and Parquet. Their columns have the same length, so each info without a value of the
+        reset gets a row of zeros for it, also below "infos".
         """
         schema, count = self.schema, len(episode)
         notes = _own(episode.notes)
@@ -150,7 +150,7 @@ def _own(notes: Json) -> dict[str, Json]:
 
 
 def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[str, NDArray[np.bool_]]:
-    """Return the two arrays of flags; Minari has an episode that was cut as truncated."""
+    """Return the two arrays of flags; an episode that was cut is truncated in Minari."""
     found = {}
     lasts = episode.terminated, episode.truncated or (episode.cut and not any(name in notes for name in ENDS))
     for name, last in zip(ENDS, lasts, strict=True):
@@ -162,9 +162,9 @@ def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[
 
 
 def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:
-    """Whether an info has the rows of a field: those of all steps, and that of the reset where that has one, too.
+    """Tell whether an info has the rows of a field: one for each step, and one for the reset if that has a field.
 
-    Where it has none, a row of zeros in its place says nothing.
+    If the reset has no field, the info may have a row of zeros for it.
     """
     if rows.shape[1:] != leaf.shape or rows.dtype != leaf.dtype:
         return False
@@ -174,7 +174,7 @@ def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:
 
 
 def derive(observation_space: AnySpace, action_space: AnySpace, raw: Raw) -> Layout:
-    """Return the layout of a data set from its spaces and its first episode, which has the dtypes and infos.
+    """Return the layout of a data set from its spaces, and from the dtypes and infos of its first episode.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def derive(observation_space: AnySpace, action_space: AnySpace, raw: Raw) -> Lay
 
 
 def _with_dtypes(tree: Any, path: str, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Return a tree of fields with the dtypes of the data, which need not be those of the spaces."""
+    """Return a tree of fields with the dtypes of the data, which may differ from the dtypes of the spaces."""
     if isinstance(tree, Mapping):
         return {key: _with_dtypes(inner, f"{path}/{key}", arrays) for key, inner in tree.items()}
     if isinstance(tree, tuple):
@@ -205,14 +205,14 @@ def _with_dtypes(tree: Any, path: str, arrays: Mapping[str, NDArray[Any]]) -> An
 
 
 def _info_fields(raw: Raw) -> tuple[dict[str, Field], dict[str, Field]]:
-    """Return a field for each info of an episode that is an array of its steps, and for those of its reset."""
+    """Return the fields for infos that are arrays of an episode's steps, and the fields for infos of its reset."""
     count = len(raw["rewards"])
     infos, resets = {}, {}
     for name, rows in flat(raw[INFOS]).items() if raw[INFOS] else ():
         if isinstance(rows, np.ndarray) and rows.ndim and len(rows) in (count, count + 1):
             try:
                 leaf = Field(rows.shape[1:], rows.dtype)
-                Schema(leaf, leaf, extra={INFOS: nest({name: leaf})})  # its keys may be none of a store
+                Schema(leaf, leaf, extra={INFOS: nest({name: leaf})})  # raises for keys that a store cannot have
             except SchemaError:
                 continue
             infos[name] = leaf

@@ -1,4 +1,4 @@
-"""Values of Minari that no array of a store holds, as JSON: texts, options, arrays of other lengths; its spaces."""
+"""Convert values of Minari that no array of a store holds to JSON, such as texts and options; handle its spaces."""
 
 import base64
 from collections import OrderedDict
@@ -19,12 +19,12 @@ _ARRAY, _TEXTS, _COUNT = "@array", "@texts", "@count"
 
 
 def to_json(value: Any, name: str) -> Any:
-    """Return a value as JSON that `from_json` makes the same again.
+    """Return a value as JSON, which `from_json` converts back.
 
     Raises
     ------
     SchemaError
-        There is no JSON for it; the message says ``name``.
+        There is no JSON for the value; the message has ``name``.
     """
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
@@ -51,7 +51,7 @@ def _array_to_json(array: NDArray[Any], name: str) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return the value that `to_json` was given; texts of an array as a list."""
+    """Return the value that `to_json` converted; an array of texts becomes a list."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
@@ -65,7 +65,7 @@ def from_json(value: Any) -> Any:
 
 
 def flat(tree: Any, path: str = "") -> dict[str, Any]:
-    """Return the values of nested dicts and tuples by their keys, joined by slashes; the items of tuples by number."""
+    """Return the values of nested dicts and tuples by their keys, joined by slashes; items of tuples by number."""
     if isinstance(tree, tuple):
         tree = {str(i): item for i, item in enumerate(tree)}
     if not isinstance(tree, Mapping):
@@ -86,11 +86,11 @@ def without_texts(space: AnySpace, name: str) -> tuple[AnySpace, list[str]]:
     Raises
     ------
     SchemaError
-        Nothing else is in the space, which is called ``name``.
+        The space, called ``name`` in the message, has only texts.
     """
     kept, texts = _without_texts(space, "")
     if kept is None:
-        raise SchemaError(f"{name}: a {type(space).__name__} space of texts alone cannot be stored")
+        raise SchemaError(f"{name}: a {type(space).__name__} space with only texts cannot be stored")
     return kept, texts
 
 
@@ -109,9 +109,9 @@ def _without_texts(space: AnySpace, path: str) -> tuple[AnySpace | None, list[st
 
 
 def with_one_bound(space: AnySpace) -> AnySpace:
-    """Return a space of whose boxes only the first number is left.
+    """Return a space with only the first number of each box.
 
-    What Minari's JSON keeps of a space it keeps of this one, without the many thousand bounds of an image.
+    Minari's JSON keeps the same parts of this space, without the many thousand bounds of an image.
     """
     if isinstance(space, spaces.Dict):
         return spaces.Dict(OrderedDict((key, with_one_bound(inner)) for key, inner in space.spaces.items()))

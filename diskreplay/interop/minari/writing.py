@@ -1,4 +1,4 @@
-"""Writing episodes to a data set of Minari, some at a time."""
+"""Write episodes to a data set of Minari, in groups."""
 
 import json
 import re
@@ -27,20 +27,20 @@ __all__ = ["DATA_SET_ID", "NAME", "DataFormat", "write"]
 NAME = "minari"
 DataFormat = Literal["hdf5", "arrow", "parquet"]
 
-# What a name in the folder of Minari is like; a path begins with a dot or a slash, or is not like this.
+# The form of a name in the folder of Minari. Other texts are paths.
 DATA_SET_ID = re.compile(r"[-\w][-\w/]*-v\d+")
-# What Minari makes itself.
+# Metadata that Minari computes.
 _COMPUTED = {
     *("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding"),
     *("observation_space", "action_space", "dataset_id", "minari_version"),
 }
 _SETS = "author", "author_email"
-# Episodes are written when they take so many bytes, or are so many.
+# A group is written when its episodes take this number of bytes, or reach this number.
 _WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 
 
 def write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write a data set, with a name in the folder of Minari or without one."""
+    """Write a data set; ``name`` is its name in the folder of Minari, if it has one."""
     plan.path.mkdir()
     data_set = _DataSet(plan, data_format, name)
     write_behind(episodes, data_set.write, _WAITING_BYTES, _WAITING_EPISODES)
@@ -48,7 +48,7 @@ def write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Itera
 
 
 class _DataSet:
-    """A data set that is being written."""
+    """Writes a data set."""
 
     def __init__(self, plan: Plan, data_format: DataFormat, name: str | None) -> None:
         self._plan, self._name, self._data_format = plan, name, data_format
@@ -64,7 +64,7 @@ class _DataSet:
         )
 
     def _spaces(self) -> tuple[AnySpace, AnySpace]:
-        """Return the spaces that the data set was imported with, if they are those of the schema, else made of it."""
+        """Return the spaces of the import that made the store if they fit the schema, otherwise the schema's spaces."""
         schema = self._plan.schema
         noted = [self._metadata.get(f"{part}_space") for part in ("observation", "action")]
         if all(isinstance(text, str) for text in noted):
@@ -75,12 +75,12 @@ class _DataSet:
         return space_of(schema.obs), space_of(schema.action)
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
-        """Return what spaces must agree in; Arrow has values in the dtypes of the spaces."""
+        """Return the shapes and dtypes that spaces must agree in; only Arrow needs the dtypes."""
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 
     def write(self, first: int, some: list[EpisodeData]) -> None:
-        """Write episodes from number ``first`` on, with what Minari keeps of each beyond its arrays."""
+        """Write episodes from number ``first`` on, with the metadata of each."""
         episodes = [self._layout.raw(episode, in_arrow=self._in_arrow) for episode in some]
         beyond = [episode.pop(METADATA) for episode in episodes]
         if self._in_arrow:
