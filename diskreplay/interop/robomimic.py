@@ -3,6 +3,11 @@
 A demonstration has ``actions``, and a row of every other array for each action. ``obs`` are the observations, and
 the last row of ``next_obs`` is the one after the last step. Files of robosuite have ``states`` alone: these are the
 observations then. In files of Isaac Lab, ``states`` are those after each step, and ``initial_state`` the one before.
+
+``obs/NAME``, which may be nested, is ``obs/NAME`` of the store. Other arrays are extra fields. Attributes such as
+``seed`` are episode fields, and texts such as ``model_file`` are notes. ``initial_state`` of Isaac Lab is a group of
+episode fields. ``demo_2`` comes before ``demo_10``. An export repeats the last observation of an episode without a
+final one.
 """
 
 import json

@@ -2,6 +2,19 @@
 
 A pickle can run code when Python loads it. An import reads only arrays, numbers and spaces, and refuses a file that
 asks for anything else.
+
+The features are ``observations`` or ``observations/KEY``, ``actions`` and ``rewards``. An import follows these rules:
+
+- The steps of each environment are in the order of time, the oldest first.
+- Episodes are in the order of their first steps. Equal first steps are in the order of environments.
+- With ``optimize_memory_usage``, the buffer overwrote the observation after the last step of each episode. These
+  episodes have no final observation. A full buffer also lacks the step whose observation it overwrote last.
+- The infos of a ``HerReplayBuffer`` are left out.
+
+An export of an imported store restores the class, the environments and the settings of the buffer. ``HerReplayBuffer``
+takes observations with goals. Rewards and actions of float64 become float32. An episode that was cut is truncated. The
+last episode of each environment stays cut, except in a ``HerReplayBuffer``. An episode without a final observation
+repeats its last one.
 """
 
 import pickle

@@ -3,6 +3,17 @@
 A tensordict is a folder: ``meta.json`` has the shape and dtype of each tensor, and ``NAME.memmap`` has its bytes. A
 nested tensordict is a folder in the folder. A row is a transition: the data after the action are below "next". The
 folders are read and written without TorchRL.
+
+An import follows these rules:
+
+- Rows are in the order of time. In a full storage, ``writer/metadata.json`` says which row is the oldest. If only the
+  storage was saved, all its rows are steps, even rows that were never written.
+- The keys "index", "priority", "_weight" and "priority_weight" are left out. ``skip`` leaves out further keys, such as
+  a key that a store cannot hold.
+- If "done" comes with only one of "terminated" and "truncated", the rest of "done" is the other one.
+
+An export writes a storage of one axis with trajectory ids. Episodes that were cut are truncated, except the last one of
+all. An episode without a final observation repeats its last one.
 """
 
 import json

@@ -4,6 +4,11 @@
 The format has no place for rewards, the kinds of ends, or an observation after the last action. An export keeps these
 in further arrays, which other readers of the format ignore: ``data/reward``, and arrays in ``meta`` with one row an
 episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
+
+An export also writes extra fields and initial priorities to ``data``. It writes ``terminated``, ``truncated``, final
+observations and episode fields to ``meta``, and the schema to the attribute ``diskreplay``. Its arrays are packed by
+Blosc, as in diffusion_policy. An import names rows after the last episode in `Imported.not_kept`. It reads images that
+a codec of another library packed, such as JPEG XL, if this library is installed and registered.
 """
 
 import math

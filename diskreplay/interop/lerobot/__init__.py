@@ -5,6 +5,26 @@ itself; ``action`` follows the same rule. ``next.reward`` is the reward. An epis
 true in its last step, otherwise it is cut. Other features are extra fields of steps, and numbers in the table of
 episodes are episode fields. A text of a step is stored as a number. The notes of the store have the texts, the texts of
 tasks, and the statistics.
+
+An import maps further features:
+
+- ``action.arm`` and ``action.hand`` are ``action/arm`` and ``action/hand``. A feature such as ``next.success`` is an
+  extra field of the same name.
+- ``task_index`` is an extra field: ``store.texts["task"][number]`` is the text of a task.
+- ``timestamp`` and ``frame_index`` are extra fields if they differ from the values that the frame rate gives.
+- Images have the order of axes of ``info.json``. A frame of a video is found by its time. If the nearest frame is
+  further away than half the time between two frames, the import raises.
+- Other files below ``meta`` are not read.
+- ``on_error="skip"`` leaves out an episode without its film, its file of steps or its row in the table of episodes. A
+  camera without any film is refused.
+
+An export follows these rules:
+
+- Each episode is a row group, which the loader of LeRobot reads.
+- An array of bytes is an image if it has 1, 3 or 4 channels and is at least 8 pixels high and wide.
+- Names of axes, the frame rate, the robot, texts and statistics of an imported data set are written back. Statistics
+  are computed again if the steps differ.
+- If some episode was truncated, ``next.truncated`` and ``next.terminated`` say how each one ended.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,6 +5,21 @@ and the dtypes of the data. The seed of an episode is its episode field ``seed``
 extra field ``infos``, nested as they are, and what reset returned the episode field ``reset_infos``. What is no array
 of the steps, such as texts, options, and infos that other episodes lack, is in the store's notes, and so is all that
 the data set says of itself: the environment's spec, the authors, ...
+
+An import follows these rules:
+
+- The options name features as the files do: ``observations/image``, ``actions``, ``rewards``, ``infos/success``,
+  ``seed``, and ``reset_infos/success`` for the infos of the reset.
+- An episode with equal numbers of observations and steps has no final observation.
+- Flags of terminations and truncations before the last step of an episode are notes.
+- Texts in a dict of observations are notes. A data set whose observations are only texts is refused. So is a space that
+  no store can hold.
+- The fields of infos are the fields of the first episode. If a later episode lacks one, its values are zeros, and a
+  note says so.
+- Images that Minari keeps as JPEG are imported as Minari decodes them.
+
+An export writes the notes of an import back. The extra fields of other stores become infos. Their first row, the row of
+the reset, is zeros. An episode that was cut is truncated. An episode without a final observation repeats its last one.
 """
 
 import os
