@@ -3,6 +3,11 @@
 ``observations`` and ``actions`` have N rows, or are groups of arrays with N rows. ``rewards``, ``terminals`` and
 ``timeouts`` have N rows, too. The last ``next_observations`` of an episode is its final observation. Every other array
 of N rows, such as an array in ``infos``, is an extra field of the step. ``metadata`` goes to the store's notes.
+
+The episodes are the trajectories of D4RL's ``sequence_dataset``. Their transitions are the transitions of
+``qlearning_dataset``. An export writes ``metadata`` back from the notes. An episode without a final observation repeats
+its last one in ``next_observations``. An episode that was cut is marked as timed out, unless it is the last of the
+file.
 """
 
 import base64

@@ -4,6 +4,13 @@ There are two kinds. DreamerV1 and V2, and ports of them, write one file an epis
 holds an observation, and the action and the reward that led to it. The first row has zeros for action and reward.
 DreamerV3 writes chunks of the rows of each environment, ``TIME-ID-NEXT-LENGTH.npz``. NEXT is the id of the next chunk.
 A row holds an observation, the reward that led to it, and the action that was taken in it.
+
+An import follows these rules:
+
+- If some discounts are neither 0 nor 1, the discounts are the extra field ``step_discount``.
+- One-hot actions stay vectors. If a file has no key ``action`` but keys such as ``action/move``, the action is a dict.
+
+In an export, an episode that was cut is truncated. An episode without a final observation repeats its last one.
 """
 
 import re

@@ -7,6 +7,11 @@ The scalars ``terminated`` and ``truncated`` are both false if the episode was c
 appended with priorities. ``notes``, if there are any, is UTF-8 text in JSON.
 
 Other NumPy files are imported, too: one file with the rows of all episodes, or a folder with a file for each episode.
+
+An export marks hidden steps in the array ``hidden``. An import does not read this array.
+
+In the files of others, ``obs`` or ``observations``, ``actions``, ``rewards``, ``next_obs`` and ``dones`` have their
+usual places. Arrays with one value for each episode are episode fields, and other arrays are extra fields.
 """
 
 import json

@@ -2,6 +2,22 @@
 
 ``features.json`` has the features of a step. Row t of an episode's steps has an observation, the action that was taken
 in it and the reward of the action. The last row has only the final observation; its action and reward mean nothing.
+
+An import follows these rules:
+
+- ``store.texts["language_instruction"][number]`` is a text. The episode field ``split`` is a number in
+  ``store.texts["split"]``.
+- PNG and JPEG images, tensors packed as bytes or by zlib, and class labels are read. Videos, sounds, and sequences
+  inside a step are refused by name.
+- A missing file is refused, and so is a file with fewer episodes than ``dataset_info.json`` says. With
+  ``on_error="skip"``, the missing episodes are left out and named. So are records with a wrong checksum. After a
+  damaged length no record can be found, so the rest of the file is left out.
+- Pixels equal the pixels of TensorFlow, which decodes JPEG with a fast cosine transform. simplejpeg uses this transform
+  too. The transform of Pillow changes 94% of the pixels of BridgeData, by 1.9 of 255 on average and by 17 at most.
+
+An export writes files of at most 256 MiB. TFDS stores numbers as float32 and int64. If these change a value or take
+much space, the export writes bytes instead. uint32 and uint64 stay int64, since TFDS cannot read their bytes. An
+episode without a final observation repeats its last one.
 """
 
 from collections.abc import Sequence
