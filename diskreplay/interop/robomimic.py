@@ -11,14 +11,16 @@ final one.
 """
 
 import json
+import math
 import os
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +54,7 @@ from diskreplay.interop.step_values import as_flags
 with MissingExtra.raised_for("a file of demonstrations", "d4rl"):
     import h5py
 
-    from diskreplay.interop.exchange.hdf5_files import check_hdf5
+    from diskreplay.interop.exchange.hdf5_files import Shape, check_hdf5, read_array, read_attributes, read_into
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -122,26 +124,29 @@ def import_dataset(
         The file has no observations, and its states take their place.
     """
     choice, file = Choice(**options), Path(source).absolute()
-    with foreign(file):
-        demos = _Demos(file, choice)
-    if demos.has_states_alone:
-        warnings.warn(f"{file} has no obs: its states are the observations of the store", stacklevel=2)
-    made = Source(
-        NAME,
-        file,
-        None,
-        len(demos.keys),
-        sum(demos.lengths),
-        demos.read,
-        demos.metadata,
-        leaves=demos.leaves,
-        names=demos.names,
-        left_out=demos.left_out,
-        not_kept=list(demos.not_kept),
-        skipped=demos.skipped,
-        numbers=[int(key.removeprefix("demo_")) for key in demos.keys],
-    )
-    return import_into(path, made, choice, progress)
+    with ExitStack() as opened:
+        with foreign(file):
+            if not file.is_file():
+                raise StoreNotFound(f"{file} is not a file of demonstrations: there is no such file")
+            demos = _Demos(file, opened.enter_context(h5py.File(file, "r")), choice)
+        if demos.has_states_alone:
+            warnings.warn(f"{file} has no obs: its states are the observations of the store", stacklevel=2)
+        made = Source(
+            NAME,
+            file,
+            None,
+            len(demos.keys),
+            sum(demos.lengths),
+            demos.read,
+            demos.metadata,
+            leaves=demos.leaves,
+            names=demos.names,
+            left_out=demos.left_out,
+            not_kept=list(demos.not_kept),
+            skipped=demos.skipped,
+            numbers=[int(key.removeprefix("demo_")) for key in demos.keys],
+        )
+        return import_into(path, made, choice, progress)
 
 
 def export_dataset(
@@ -194,6 +199,19 @@ def _taken(path: str) -> bool:
     return not is_obs(path) and path.count("/") > 0 and not is_part(path, ACTION) and path.split("/")[1] in names
 
 
+class _Array(NamedTuple):
+    """An array of a demonstration, before it is read."""
+
+    name: str
+    item: h5py.h5d.DatasetID
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 class _Demos:
     """The demonstrations of a file.
 
@@ -211,36 +229,35 @@ class _Demos:
         Whether states take the place of observations.
     """
 
-    def __init__(self, file: Path, choice: Choice) -> None:
+    def __init__(self, file: Path, opened: h5py.File, choice: Choice) -> None:
         self._file, self._choice = file, choice
-        if not file.is_file():
-            raise StoreNotFound(f"{file} is not a file of demonstrations: there is no such file")
-        check_hdf5(file)
-        with h5py.File(file, "r") as opened:
-            data = opened.get(_DATA)
-            keys = self._find_keys(data)
-            self.not_kept = dict.fromkeys(f"{_DATA}/{key}" for key in data if key not in keys)
-            self.skipped = list[Skipped]()
-            self._counts = dict[str, int]()
-            listed = {key: names for key in keys if (names := self._names_or_none(data, key)) is not None}
-            if not listed:
-                raise FormatError(f"{file} has no demonstration that can be read: {self.skipped[0].why}")
-            self.keys, self.lengths = list(listed), list(self._counts.values())
-            self._masks = self._read_masks(opened)
-            self.metadata = self._read_metadata(data)
-            first, names = data[self.keys[0]], listed[self.keys[0]]
-            self._obs_states = self._find_states(names)
-            self.names = self._find_names([name for name in names if not choice.skips(name)], first)
-            rows, fields, attributes = self._steps(self.keys[0], first, self.names), dict[str, Any](), dict[str, None]()
-            for key, arrays in listed.items():
-                demo = data[key]
-                told = dict(demo.attrs)
-                fields = self._fields(key, demo, told) | fields
-                attributes |= dict.fromkeys(told)
-                self.not_kept |= dict.fromkeys(name for name in arrays if name not in names)
-            every = dict.fromkeys([*names, *attributes, *(f"{_MASK}_{name}" for name in self._masks)])
-            self.left_out = [name for name in every if choice.skips(name)]
+        self._arrays = _arrays_of_demos(check_hdf5(file))
+        data = self._data = opened.get(_DATA)
+        keys = self._find_keys(data)
+        self.not_kept = dict.fromkeys(f"{_DATA}/{key}" for key in data if key not in keys)
+        self.skipped = list[Skipped]()
+        self._counts = dict[str, int]()
+        listed = {key: names for key in keys if (names := self._names_or_none(data, key)) is not None}
+        self._arrays.clear()
+        if not listed:
+            raise FormatError(f"{file} has no demonstration that can be read: {self.skipped[0].why}")
+        self.keys, self.lengths = list(listed), list(self._counts.values())
+        self._masks = self._read_masks(opened)
+        self.metadata = self._read_metadata(data)
+        first, names = _open(data, self.keys[0]), listed[self.keys[0]]
+        self._obs_states = self._find_states(names)
+        self.names = self._find_names([name for name in names if not choice.skips(name)], first)
+        rows, fields, attributes = self._steps(self.keys[0], first, self.names), dict[str, Any](), dict[str, None]()
+        for key, arrays in listed.items():
+            demo = _open(data, key)
+            told = read_attributes(demo)
+            fields = self._fields(key, demo, told) | fields
+            attributes |= dict.fromkeys(told)
+            self.not_kept |= dict.fromkeys(name for name in arrays if name not in names)
+        every = dict.fromkeys([*names, *attributes, *(f"{_MASK}_{name}" for name in self._masks)])
+        self.left_out = [name for name in every if choice.skips(name)]
         self.names |= {path: path.removeprefix(f"{FIELDS}/") for path in fields}
+        self._kept = {self.keys[0]: rows}
         own = {path: values[:0] for path, values in rows.items()}
         self.leaves = leaves_of({**own, **{path: np.asarray(v)[None] for path, v in fields.items()}}, file)
 
@@ -266,12 +283,14 @@ class _Demos:
     def _names_or_none(self, data: h5py.Group, key: str) -> list[str] | None:
         """Return the arrays of a demonstration, and note its steps; None if it has none and is left out."""
         try:
-            demo = data.get(key)
-            if not isinstance(demo, h5py.Group):
-                raise FormatError(f"{self._file}: {_DATA}/{key} is no group of arrays")
-            names = _datasets(demo)
-            self._counts[key] = self._length(demo, names)
-            return names
+            shapes = self._arrays.get(key)
+            if shapes is None:
+                demo = data.get(key)
+                if not isinstance(demo, h5py.Group):
+                    raise FormatError(f"{self._file}: {_DATA}/{key} is no group of arrays")
+                shapes = _datasets(demo.id)
+            self._counts[key] = self._length(data, key, shapes)
+            return list(shapes)
         except FormatError as error:
             if self._choice.on_error == "raise":
                 raise
@@ -290,14 +309,15 @@ class _Demos:
                 found |= {} if name in _COUNTS else {name: noted}
         return found
 
-    def _length(self, demo: h5py.Group, names: Sequence[str]) -> int:
-        arrays = [demo[name] for name in names if is_part(name, _ACTIONS)]
-        if not arrays or not arrays[0].shape or arrays[0].shape[0] < 1:
+    def _length(self, data: h5py.Group, key: str, shapes: Mapping[str, Shape]) -> int:
+        shape = next((shape for name, shape in shapes.items() if is_part(name, _ACTIONS)), ())
+        if not shape or shape[0] < 1:
+            demo = data[key]
             raise FormatError(
                 f"{self._file}: {demo.name} has no actions, but {demo.get(_ACTIONS)!r:.80}; on_error='skip' leaves "
                 "it out"
             )
-        return int(arrays[0].shape[0])
+        return shape[0]
 
     def _read_masks(self, opened: h5py.File) -> dict[str, set[str]]:
         """Return the demonstrations of each list of the file."""
@@ -313,14 +333,14 @@ class _Demos:
                 self.not_kept[f"{_MASK}/{key}"] = None
         return found
 
-    def _find_names(self, names: list[str], first: h5py.Group) -> dict[str, str]:
+    def _find_names(self, names: list[str], first: h5py.h5g.GroupID) -> dict[str, str]:
         """Return the arrays of steps by the default paths of their leaves."""
         found = dict[str, str]()
         for name in names:
             part, _, below = name.partition("/")
             if part in (_DONES, _NEXT, _INITIAL):
                 continue
-            if first[name].dtype.kind not in NUMBERS:
+            if h5py.h5o.open(first, os.fsencode(name)).dtype.kind not in NUMBERS:
                 self.not_kept[name] = None
             elif name in self._obs_states:
                 above = OBS if self.has_states_alone else f"{OBS}/{_STATES}"
@@ -336,96 +356,132 @@ class _Demos:
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
         """Yield the wanted leaves of the demonstrations from number ``first`` on."""
         names = {path: name for path, name in self.names.items() if path in wanted}
-        with h5py.File(self._file, "r") as opened:
-            data = opened[_DATA]
-            for key in self.keys[first:]:
-                yield self._episode(key, data[key], names)
+        for key in self.keys[first:]:
+            yield self._episode(key, _open(self._data, key), names)
 
-    def _episode(self, key: str, demo: h5py.Group, names: Mapping[str, str]) -> EpisodeData:
-        steps = self._steps(key, demo, {path: name for path, name in names.items() if not is_part(path, FIELDS)})
+    def _episode(self, key: str, demo: h5py.h5g.GroupID, names: Mapping[str, str]) -> EpisodeData:
+        kept = self._kept.pop(key, None)
+        wanted = {path: name for path, name in names.items() if not is_part(path, FIELDS)}
+        steps = self._steps(key, demo, wanted) if kept is None else {path: kept[path] for path in wanted}
         is_done = False
-        if _DONES in demo and not self._choice.skips(_DONES):
-            flags = self._rows(self._array(demo, _DONES), self._counts[key])
+        if not self._choice.skips(_DONES) and (dones := _find(demo, _DONES)) is not None:
+            flags = self._rows(key, self._checked(key, _DONES, dones))
             is_done = bool(as_flags(flags, f"{self._file}: {key}/{_DONES}", FormatError)[-1])
-        told = dict(demo.attrs)
+        told = read_attributes(demo)
         texts = {name: _json(value) for name, value in told.items() if not self._choice.skips(name)}
         texts = {name: text for name, text in texts.items() if isinstance(text, str)}
         return EpisodeData(steps, is_done, not is_done, self._fields(key, demo, told), notes=texts or None)
 
-    def _steps(self, key: str, demo: h5py.Group, names: Mapping[str, str]) -> Rows:
+    def _steps(self, key: str, demo: h5py.h5g.GroupID, names: Mapping[str, str]) -> Rows:
         """Return the rows of a demonstration, with an observation after the last step where the file has it."""
-        count = self._counts[key]
-        arrays = {path: self._array(demo, name) for path, name in names.items()}
-        check_memory(sum(array.nbytes for array in arrays.values()), f"{self._file}: {demo.name}")
-        found: Rows = {path: self._rows(array, count) for path, array in arrays.items()}
-        obs = [path for path in found if is_obs(path)]
+        count, found = self._counts[key], Rows()
+        arrays = {path: self._checked(key, name, _find(demo, name)) for path, name in names.items()}
+        check_memory(sum(array.nbytes for array in arrays.values()), f"{self._file}: {_DATA}/{key}")
+        obs = [path for path in arrays if is_obs(path)]
         following = {path: names[path].replace(OBS, _NEXT, 1) for path in obs if is_part(names[path], OBS)}
-        there = [name for name in following.values() if name in demo and not self._choice.skips(name)]
-        if following and len(there) == len(following):
-            for path, name in following.items():
-                rows = self._rows(self._array(demo, name), count)
-                pair = rows[:-1], found[path][1:]
-                if not np.array_equal(*pair) and not np.array_equal(*pair, equal_nan=rows.dtype.kind == "f"):
-                    raise FormatError(
-                        f"{self._file}: {demo.name}/{name} is not the observation of the next row, as a "
-                        f"demonstration has it; skip='{_NEXT}' leaves it out"
-                    )
-                found[path] = np.concatenate([found[path], rows[-1:].astype(found[path].dtype)])
-        has_final = all(len(found[path]) > count for path in following)
+        after = {path: _find(demo, name) for path, name in following.items() if not self._choice.skips(name)}
+        has_final = len(after) == len(following) and all(array is not None for array in after.values())
+        for path, array in arrays.items():
+            found[path] = self._rows(key, array, has_final and path in following)
+            if has_final and path in following:
+                self._add_final(key, self._checked(key, following[path], after[path]), found[path])
         for path in obs if self._is_isaac else ():
             if path not in following:  # states are those after each step
-                before = np.asarray(demo[names[path].replace(_STATES, _INITIAL, 1)][()])[:1]
+                name = names[path].replace(_STATES, _INITIAL, 1)
+                before = np.asarray(read_array(self._checked(key, name, _find(demo, name)).item))[:1]
                 rows = np.concatenate([before.astype(found[path].dtype), found[path]])
                 found[path] = rows if has_final else rows[:-1]
         if REWARD in found:
             found[REWARD] = found[REWARD].reshape(count)
         return found
 
-    def _array(self, demo: h5py.Group, name: str) -> h5py.Dataset:
-        found = demo.get(name)
-        if not isinstance(found, h5py.Dataset):
-            raise FormatError(f"{self._file}: {demo.name} has no {name}, which {self.keys[0]} has")
-        if found.dtype.kind not in NUMBERS:
-            raise FormatError(f"{self._file}: {demo.name}/{name} has no numbers, but is of {found.dtype}")
-        return found
+    def _add_final(self, key: str, following: "_Array", obs: NDArray[Any]) -> None:
+        """Set the last row of the observations to that of the next ones, which must be the same in the other rows."""
+        rows = self._rows(key, following)
+        pair = rows[:-1], obs[1:-1]
+        if not np.array_equal(*pair) and not np.array_equal(*pair, equal_nan=rows.dtype.kind == "f"):
+            raise FormatError(
+                f"{self._file}: {_DATA}/{key}/{following.name} is not the observation of the next row, as a "
+                f"demonstration has it; skip='{_NEXT}' leaves it out"
+            )
+        obs[-1:] = rows[-1:].astype(obs.dtype)
 
-    def _rows(self, array: h5py.Dataset, count: int) -> NDArray[Any]:
-        rows: NDArray[Any] = np.asarray(array[()])
-        if rows.shape[:1] != (count,):
-            raise FormatError(f"{self._file}: {array.name} has the shape {rows.shape} and {count} actions")
+    def _checked(self, key: str, name: str, item: Any) -> "_Array":
+        """Return a member of a demonstration that is an array of numbers; raises FormatError for any other."""
+        if not isinstance(item, h5py.h5d.DatasetID):
+            raise FormatError(f"{self._file}: {_DATA}/{key} has no {name}, which {self.keys[0]} has")
+        dtype = item.dtype
+        if dtype.kind not in NUMBERS:
+            raise FormatError(f"{self._file}: {_DATA}/{key}/{name} has no numbers, but is of {dtype}")
+        return _Array(name, item, item.shape or (), dtype)
+
+    def _rows(self, key: str, array: "_Array", has_final: bool = False) -> NDArray[Any]:
+        """Return the rows of an array, with room for one more behind them where ``has_final``."""
+        count, shape = self._counts[key], array.shape
+        if shape[:1] != (count,):
+            raise FormatError(f"{self._file}: {_DATA}/{key}/{array.name} has the shape {shape} and {count} actions")
+        rows = np.empty((count + has_final, *shape[1:]), array.dtype)
+        read_into(array.item, rows[:count])
         return rows
 
-    def _fields(self, key: str, demo: h5py.Group, told: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields(self, key: str, demo: h5py.h5g.GroupID, told: Mapping[str, Any]) -> dict[str, Any]:
         """Return the episode fields of a demonstration: numbers of its attributes, masks, and the initial state."""
         found: dict[str, Any] = {f"{FIELDS}/{_MASK}_{name}": key in listed for name, listed in self._masks.items()}
         for name, value in told.items():
             if name not in _COUNTS and np.asarray(value).dtype.kind in NUMBERS:
                 found[f"{FIELDS}/{name}"] = np.asarray(value)
         if self._is_isaac and not self.has_states_alone:
-            group = demo.get(_INITIAL)
-            inside = _datasets(group) if isinstance(group, h5py.Group) else [""] if group is not None else []
-            initial = [f"{_INITIAL}/{name}".rstrip("/") for name in inside]
-            found |= {f"{FIELDS}/{name}": np.asarray(demo[name][()])[0] for name in initial}
+            group = _find(demo, _INITIAL)
+            inside = [*_datasets(group)] if isinstance(group, h5py.h5g.GroupID) else [] if group is None else [""]
+            for name in (f"{_INITIAL}/{each}".rstrip("/") for each in inside):
+                found[f"{FIELDS}/{name}"] = np.asarray(read_array(_find(demo, name)))[0]
         return {path: value for path, value in found.items() if not self._choice.skips(path.removeprefix("episode/"))}
 
 
-def _datasets(group: h5py.Group) -> list[str]:
-    """Return the names of the arrays in a group, with slashes, those of inner groups in it, and those linked to."""
-    found, waiting, seen = list[str](), [("", group.id)], set[Any]()
+def _open(data: h5py.Group, key: str) -> h5py.h5g.GroupID:
+    return h5py.h5o.open(data.id, key.encode())
+
+
+def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
+    """Return the member of a demonstration that has a name; None if there is none, or a link that leads nowhere."""
+    try:
+        return h5py.h5o.open(demo, os.fsencode(name))
+    except KeyError:
+        return None
+
+
+def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, Shape]]:
+    """Return the arrays of each demonstration, sorted, with their shapes.
+
+    A demonstration with links, whose arrays have other names, is missing: `_datasets` finds these.
+    """
+    found, linked = dict[str, dict[str, Shape]](), set[str]()
+    for name, shape in sorted(shapes.items()):
+        above, key, below = (*name.split("/", 2), "", "")[:3]
+        if above == _DATA and shape is None:
+            linked.add(key)
+        elif above == _DATA and below:
+            found.setdefault(key, {})[below] = shape or ()
+    return {key: arrays for key, arrays in found.items() if key not in linked}
+
+
+def _datasets(group: h5py.h5g.GroupID) -> dict[str, Shape]:
+    """Return the shapes of the arrays in a group by their names, with slashes, also of inner groups and links."""
+    found, waiting, seen = dict[str, Shape](), [("", group)], set[Any]()
     while waiting:
         above, inner = waiting.pop()
         for key in inner:
             try:
-                info = h5py.h5o.get_info(inner, key)
+                item = h5py.h5o.open(inner, key)
             except KeyError:
                 continue  # a link that leads nowhere
             name = f"{above}{os.fsdecode(key)}"
-            if info.type == h5py.h5o.TYPE_DATASET:
-                found.append(name)
-            elif info.type == h5py.h5o.TYPE_GROUP and info.addr not in seen:
-                seen.add(info.addr)
-                waiting.append((f"{name}/", h5py.h5o.open(inner, key)))
-    return sorted(found)
+            if isinstance(item, h5py.h5d.DatasetID):
+                found[name] = item.shape or ()
+            elif isinstance(item, h5py.h5g.GroupID) and (address := h5py.h5o.get_info(item).addr) not in seen:
+                seen.add(address)
+                waiting.append((f"{name}/", item))
+    return dict(sorted(found.items()))
 
 
 def _json(value: Any) -> Json:

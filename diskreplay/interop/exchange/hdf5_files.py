@@ -8,21 +8,31 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
+import numpy as np
+from numpy.typing import NDArray
 
 from diskreplay import FormatError
-from diskreplay.interop.exchange.foreign import check_chunks, check_claim
+from diskreplay.interop.exchange.foreign import NUMBERS, check_chunks, check_claim
 
-__all__ = ["check_hdf5"]
+__all__ = ["Shape", "check_hdf5", "read_array", "read_attributes", "read_into"]
+
+Shape = tuple[int, ...]
 
 _MOST_DEEP = 64
 # Filters that do not pack: shuffle, and a checksum.
 _PLAIN_FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)
 
 
-def check_hdf5(path: Path) -> None:
+def check_hdf5(path: Path) -> dict[str, Shape | None]:
     """Check every link and data set of a file before one is read.
+
+    Returns
+    -------
+    dict of str to tuple of int or None
+        The shapes of the data sets by their names. A soft link, or a further name of a group, has None.
 
     Raises
     ------
@@ -32,15 +42,54 @@ def check_hdf5(path: Path) -> None:
     OSError
         The file is not HDF5.
     """
-    stored = path.stat().st_size
+    stored, found = path.stat().st_size, dict[str, Shape | None]()
     with h5py.File(path, "r") as file:
         for name, item in _items(file.id, path):
             if isinstance(item, h5py.h5d.DatasetID):
-                _check_dataset(item, f"{path}: {name}", stored)
+                found[name] = _check_dataset(item, f"{path}: {name}", stored)
+            elif item is None:
+                found[name] = None
+    return found
 
 
 # Files may have thousands of arrays, and h5py's objects are ten times slower than their identifiers.
-def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> None:
+
+
+def read_array(item: h5py.h5d.DatasetID) -> Any:
+    """Return the values of a data set as ``h5py.Dataset`` does."""
+    dtype, shape = item.dtype, item.shape
+    if dtype.kind not in NUMBERS or not shape:
+        return h5py.Dataset(item)[()]
+    rows = np.empty(shape, dtype)
+    read_into(item, rows)
+    return rows
+
+
+def read_into(item: h5py.h5d.DatasetID, rows: NDArray[Any]) -> None:
+    """Read a data set of numbers into a contiguous array of its shape and dtype."""
+    if rows.size:
+        item.read(h5py.h5s.ALL, h5py.h5s.ALL, rows)
+
+
+def read_attributes(item: h5py.h5g.GroupID) -> dict[str, Any]:
+    """Return the attributes of a group as ``h5py.Group`` does."""
+    if not h5py.h5a.get_num_attrs(item):
+        return {}
+    attributes = h5py.Group(item).attrs
+    return {name: _read_attribute(item, attributes, name) for name in attributes}
+
+
+def _read_attribute(item: h5py.h5g.GroupID, attributes: h5py.AttributeManager, name: str) -> Any:
+    opened = h5py.h5a.open(item, os.fsencode(name))
+    dtype, shape = opened.dtype, opened.shape
+    if dtype.kind not in NUMBERS or shape is None:
+        return attributes[name]
+    value = np.empty(shape, dtype)
+    opened.read(value)
+    return value[()]
+
+
+def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> Shape:
     plan, itemsize = item.get_create_plist(), item.get_type().get_size()
     layout = plan.get_layout()
     if plan.get_external_count() or layout == h5py.h5d.VIRTUAL:
@@ -48,30 +97,34 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> None:
     filters = [plan.get_filter(at)[0] for at in range(plan.get_nfilters())]
     if len([each for each in filters if each not in _PLAIN_FILTERS]) > 1:
         raise FormatError(f"{what} is packed by several filters, {filters}, which is not read")
-    shape = item.get_space().get_simple_extent_dims()  # HDF5's own number of points may overflow
+    shape: Shape = item.shape or ()  # HDF5's own number of points may overflow
     check_claim(math.prod(shape) * itemsize, stored, what)
     if layout == h5py.h5d.CHUNKED:
         chunks = plan.get_chunk()
         check_claim(math.prod(chunks) * itemsize, stored, f"a chunk of {what}")
         check_chunks(shape, chunks, stored, what)
+    return shape
 
 
 def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the members of all groups, each group once."""
+    """Yield the members of all groups; None for a soft link, and for a group that has another name."""
     waiting, seen = [(root, "", 0)], set()
     while waiting:
         group, above, depth = waiting.pop()
-        for key in group:
+        links: list[tuple[bytes, int]] = []
+        group.links.iterate(lambda key, link, links=links: links.append((key, link.type)), info=True)
+        for key, link in links:
             name = f"{above}{os.fsdecode(key)}"
-            link = group.links.get_info(key).type
             if link == h5py.h5l.TYPE_SOFT:
-                continue  # its target in this file is listed under its own name
+                yield name, None  # its target in this file is listed under its own name
+                continue
             if link != h5py.h5l.TYPE_HARD:
                 raise FormatError(f"{path}: {name} is a link to another file; copy its data into this file")
             item = h5py.h5o.open(group, key)
             if isinstance(item, h5py.h5g.GroupID):
                 info = h5py.h5o.get_info(item)
                 if (info.fileno, info.addr) in seen:
+                    yield name, None
                     continue
                 if depth >= _MOST_DEEP:
                     raise FormatError(f"{path}: {name:.200} is nested deeper than {_MOST_DEEP} groups")
