@@ -38,7 +38,7 @@ from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import foreign, read_document
 from diskreplay.interop.exchange.importing import Imported, Source, import_into
 from diskreplay.interop.exchange.progress import Progress
-from diskreplay.interop.minari.arrow_files import INFOS, read_episodes
+from diskreplay.interop.minari.arrow_files import INFOS, METADATA, Raw, read_file
 from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, derive
 from diskreplay.interop.minari.values import with_one_bound, without_texts
 from diskreplay.interop.minari.writing import DATA_SET_ID, NAME, DataFormat, write
@@ -100,19 +100,45 @@ def open_source(source: str | PathLike[str]) -> Source:
         if not episodes:
             raise FormatError(f"{folder} has no episodes")
         without_texts(storage.observation_space, OBS)  # a space of nothing but texts is refused before values are read
-        example = next(read_episodes(storage, metadata, 0, 1), None)
+        example = next(_read_episodes(storage, metadata, 0, 1), None)
         if example is None:
             raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")
-        layout = derive(storage.observation_space, storage.action_space, example)
+        layout, kept = derive(storage.observation_space, storage.action_space, example), [example]
 
     def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
         with _libraries():
-            for raw in read_episodes(storage, metadata, first, episodes):
+            if first:
+                kept.clear()
+            elif kept:
+                yield layout.episode(kept.pop())
+                first = 1
+            for raw in _read_episodes(storage, metadata, first, episodes):
                 yield layout.episode(raw)
 
     export_path = folder.parent if folder.name == "data" else None
     names = {path: _name_of(path) for path in layout.schema.leaves}
     return Source(NAME, folder, layout.schema, episodes, steps, read, metadata, export_path=export_path, names=names)
+
+
+def _read_episodes(storage: MinariStorage, metadata: Mapping[str, Any], first: int, stop: int) -> Iterator[Raw]:
+    """Yield the episodes of a data set from number ``first`` to below ``stop``, each with its "metadata".
+
+    ``metadata`` is the document of the data set, which a storage would read again.
+    """
+    numbers, data_format = range(first, stop), metadata["data_format"]
+    form = storage.observation_space, storage.action_space, bool(metadata.get("jpeg_encoding", True))
+    found = storage.get_episode_metadata(numbers)
+    if data_format == "hdf5":
+        from diskreplay.interop.minari.hdf5_episodes import read_hdf5  # Arrow and Parquet can do without h5py
+
+        for raw, own in zip(read_hdf5(storage.data_path, *form, numbers), found, strict=True):
+            yield {**raw, METADATA: own}
+        return
+    for number, own in zip(numbers, found, strict=True):
+        folder = storage.data_path / str(number)
+        if not isinstance(steps := own.get("total_steps"), int) or steps < 0:
+            raise FormatError(f"{folder / 'metadata.json'} has no number of steps, but total_steps {steps!r:.40}")
+        yield {**read_file(folder, data_format, *form, steps), METADATA: own}
 
 
 def _name_of(path: str) -> str:

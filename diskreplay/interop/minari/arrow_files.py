@@ -1,4 +1,4 @@
-"""Episodes of Minari from HDF5, Arrow and Parquet, and files of the latter two.
+"""Episodes of Minari in Arrow and Parquet.
 
 A file in Arrow or Parquet has a row for each observation, also for a final one.
 
@@ -10,9 +10,9 @@ an episode of more than 131072 steps in parts.
 
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,7 @@ with MissingExtra.raised_for("a data set of Minari", "minari"):
 
     from diskreplay.interop.arrow_arrays import from_arrow, to_arrow
 
-if TYPE_CHECKING:
-    from minari.dataset.minari_storage import MinariStorage
-
-__all__ = ["ENDS", "INFOS", "METADATA", "Raw", "read_episodes", "write_file"]
+__all__ = ["ENDS", "INFOS", "METADATA", "Raw", "decode_images", "read_file", "write_file"]
 
 INFOS, METADATA, ENDS = "infos", "metadata", ("terminations", "truncations")
 
@@ -46,7 +43,7 @@ _ARRAYS = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _read_file(
+def read_file(
     folder: Path, data_format: str, observations: AnySpace, actions: AnySpace, is_jpeg: bool, steps: int
 ) -> Raw:
     """Return the episode in a folder, of ``steps`` steps; the arrays of one in Arrow are in its mapped file.
@@ -92,9 +89,14 @@ def _decode(space: AnySpace, column: Any, is_jpeg: bool) -> Any:
     if isinstance(space, spaces.Text):
         return column.to_pylist()
     if is_jpeg and pa.types.is_binary(column.type):
-        return np.stack([np.asarray(Image.open(io.BytesIO(frame), formats=_IMAGES)) for frame in column.to_pylist()])
+        return decode_images(column.to_pylist())
     rows = from_arrow(column, "of observations or actions")
     return rows.reshape(len(rows), *(space.shape or ()))
+
+
+def decode_images(files: Iterable[bytes]) -> NDArray[Any]:
+    """Return the values of images in JPEG or PNG, which are of one size."""
+    return np.stack([np.asarray(Image.open(io.BytesIO(file), formats=_IMAGES)) for file in files])
 
 
 def _decode_infos(column: Any) -> Raw:
@@ -169,22 +171,3 @@ def _encode_infos(infos: Mapping[str, Any]) -> Any:
         else:
             columns[name] = pa.array(list(values))
     return _struct(columns, shapes)
-
-
-def read_episodes(storage: "MinariStorage", metadata: Mapping[str, Any], first: int, stop: int) -> Iterator[Raw]:
-    """Yield the episodes of a data set from number ``first`` to below ``stop``, each with its "metadata".
-
-    ``metadata`` is the document of the data set, which a storage would read again.
-    """
-    numbers, data_format = range(first, stop), metadata["data_format"]
-    if data_format == "hdf5":
-        found: Iterator[Raw] = iter(storage.get_episodes(numbers))
-        for raw, own in zip(found, storage.get_episode_metadata(numbers), strict=True):
-            yield {**raw, INFOS: raw[INFOS] or {}, METADATA: own}
-        return
-    form = data_format, storage.observation_space, storage.action_space, bool(metadata.get("jpeg_encoding", True))
-    for number, own in zip(numbers, storage.get_episode_metadata(numbers), strict=True):
-        folder = storage.data_path / str(number)
-        if not isinstance(steps := own.get("total_steps"), int) or steps < 0:
-            raise FormatError(f"{folder / 'metadata.json'} has no number of steps, but total_steps {steps!r:.40}")
-        yield {**_read_file(folder, *form, steps), METADATA: own}

@@ -1,0 +1,64 @@
+"""Episodes of Minari in HDF5: a group of arrays for each, nested as the spaces and the infos are.
+
+Minari's own functions make several objects of h5py for each array, which takes longer than reading a short one.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from diskreplay import MissingExtra
+from diskreplay.interop.minari.arrow_files import ENDS, INFOS, Raw, decode_images
+from diskreplay.interop.minari.values import AnySpace
+
+with MissingExtra.raised_for("a data set of Minari in HDF5", "minari"):
+    import h5py
+    from gymnasium import spaces
+
+    from diskreplay.interop.exchange.hdf5_files import read_array
+
+__all__ = ["read_hdf5"]
+
+
+def read_hdf5(
+    folder: Path, observations: AnySpace, actions: AnySpace, is_jpeg: bool, numbers: Iterable[int]
+) -> Iterator[Raw]:
+    """Yield episodes of a file that was checked, as Minari returns them; infos are empty if an episode has none."""
+    with h5py.File(folder / "main_data.hdf5", "r") as file:
+        for number in numbers:
+            group = h5py.h5o.open(file.id, f"episode_{number}".encode())
+            yield {
+                "observations": _decode(observations, _member(group, "observations"), is_jpeg),
+                "actions": _decode(actions, _member(group, "actions"), is_jpeg),
+                **{name: read_array(_member(group, name)) for name in ("rewards", *ENDS)},
+                INFOS: _decode_infos(_member(group, INFOS)) if INFOS.encode() in group else {},
+            }
+
+
+def _member(group: h5py.h5g.GroupID, name: str) -> Any:
+    return h5py.h5o.open(group, name.encode())
+
+
+def _decode(space: AnySpace, item: Any, is_jpeg: bool) -> Any:
+    if isinstance(space, spaces.Tuple):
+        return tuple(_decode(inner, _member(item, f"_index_{at}"), is_jpeg) for at, inner in enumerate(space.spaces))
+    if isinstance(space, spaces.Dict):
+        names = [key.decode() for key in item]
+        return {name: _decode(space.spaces[name], _member(item, name), is_jpeg) for name in names}
+    values = read_array(item)
+    if isinstance(space, spaces.Text):
+        return [text.decode() for text in values]
+    # An image in JPEG is a row of bytes, while the values of one have the axes of the space.
+    if is_jpeg and isinstance(space, spaces.Box) and values.ndim <= 2 <= len(space.shape):
+        return decode_images(map(bytes, values))
+    return values
+
+
+def _decode_infos(group: h5py.h5g.GroupID) -> Raw:
+    found: Raw = {}
+    for key in group:
+        item = h5py.h5o.open(group, key)
+        is_group = isinstance(item, h5py.h5g.GroupID)
+        # Minari has bytes for a name that is no text, which no note can have.
+        found[key.decode(errors="backslashreplace")] = _decode_infos(item) if is_group else read_array(item)
+    return found
