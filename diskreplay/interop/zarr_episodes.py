@@ -209,11 +209,17 @@ class _BoundedStore(WrapperStore[Any]):
         found = await super().get(key, prototype, byte_range)
         layout = self.layouts.get("/".join(key.split("/")[:2]))
         is_chunk = layout is not None and byte_range is None and not key.endswith(_DOCUMENTS)
-        if found is not None and layout is not None and is_chunk and not layout.may_unpack(found.to_bytes()):
+        if found is not None and layout is not None and is_chunk and not layout.may_unpack(_bytes_of(found)):
             raise FormatError(
                 f"{self._file}: the chunk {key} is cut, or unpacks to more than {layout.chunk_nbytes} bytes"
             )
         return found
+
+
+def _bytes_of(buffer: Any) -> memoryview:
+    """Return the bytes of a buffer of zarr without a copy."""
+    data: memoryview = buffer.as_numpy_array().view(np.uint8).data
+    return data
 
 
 class _Group:
@@ -344,13 +350,14 @@ class _DataSet:
         columns = {path: each for path, each in self._columns.items() if path in {*wanted, PRIORITY}}
         lacking = {_meta_name(path) for path in self.leaves if is_part(path, FIELDS) and path not in wanted}
         names = [name for name in self._meta if name not in lacking]
+        stops, numbers = np.array([stop for _, stop in self.bounds]), np.array(self._numbers) + 1
         for number, (start, stop) in zip(self._numbers[first:], self.bounds[first:], strict=True):
             what = f"{self._file}: the episode of rows {start} to {stop}"
             check_claim((stop - start) * row_bytes, self._root.stored, what)
             check_memory((stop - start) * row_bytes, what)
             with reading(f"{self._file}: rows {start} to {stop}"):
-                steps = {path: column.read(start, stop) for path, column in columns.items()}
-                meta = {name: self._meta[name].read(number, number + 1)[0] for name in names}
+                steps = {path: column.read(start, stop, stops) for path, column in columns.items()}
+                meta = {name: self._meta[name].read(number, number + 1, numbers)[0] for name in names}
             yield self._episode(meta, stop - start, steps)
 
     def _episode(self, meta: Rows, count: int, steps: dict[str, NDArray[Any]]) -> EpisodeData:
@@ -385,12 +392,13 @@ class _Column:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return rows; a chunk is unpacked once if calls are in the order of rows."""
+    def read(self, start: int, stop: int, stops: NDArray[np.int64]) -> NDArray[Any]:
+        """Return rows. Later calls read on, up to one of the rows in ``stops``, so that a block ends with a call."""
         if start < self._start or stop > self._start + len(self._rows):
             first = start - start % self._chunk
+            whole = int(np.searchsorted(stops, first + self._block_rows, "right")) - 1
             try:
-                rows = self._array[first : max(stop, first + self._block_rows)]
+                rows = self._array[first : max(stop, int(stops[max(0, whole)]))]
             except Exception:  # any error of a codec: the damage may be after these rows
                 rows = self._array[first:stop]
             self._start, self._rows = first, np.asarray(rows)

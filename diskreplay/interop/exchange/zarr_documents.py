@@ -59,7 +59,7 @@ class Layout(NamedTuple):
     compressor: str | None
     most: int
 
-    def may_unpack(self, data: bytes) -> bool:
+    def may_unpack(self, data: memoryview) -> bool:
         """Tell whether a chunk is complete and unpacks to ``most`` bytes or fewer; it never unpacks more than that."""
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
@@ -241,7 +241,7 @@ class _Stream(Protocol):
     @property
     def unused_data(self) -> bytes: ...
 
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+    def decompress(self, data: bytes | memoryview, max_length: int, /) -> bytes: ...
 
 
 def _any_zlib() -> _Stream:
@@ -251,7 +251,7 @@ def _any_zlib() -> _Stream:
 _STREAMS: Mapping[str, Callable[[], _Stream]] = {"zlib": _any_zlib, "gzip": _any_zlib, "bz2": bz2.BZ2Decompressor}
 
 
-def _stream_fits(make: Callable[[], _Stream], data: bytes, most: int) -> bool:
+def _stream_fits(make: Callable[[], _Stream], data: bytes | memoryview, most: int) -> bool:
     """Tell whether consecutive streams unpack to ``most`` bytes or fewer. Damaged streams pass: zarr reports them."""
     left = most
     while data:
@@ -268,7 +268,7 @@ def _stream_fits(make: Callable[[], _Stream], data: bytes, most: int) -> bool:
     return True
 
 
-def _zstd_size(data: bytes) -> int:
+def _zstd_size(data: memoryview) -> int:
     """Return the most bytes that a zstd frame unpacks to: the size in its header, or the largest size of its blocks."""
     flags = data[4] if len(data) > 4 else 0
     code, is_single = flags >> 6, flags >> 5 & 1
