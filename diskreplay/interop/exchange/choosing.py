@@ -459,6 +459,10 @@ class _Chooser:
         obs = [name for name in steps if any(word in name.lower() for word in ("obs", "state", "image", "rgb", "cam"))]
         obs = [name for name in obs or steps if name != action]
         call = {OBS: obs[0] if len(obs) == 1 else obs, ACTION: action or "..."}
+        reward = min((name for name in steps if "rew" in name.lower() and name != action), key=len, default=None)
+        if reward is not None and REWARD not in self._leaves:  # else the store would have zeros
+            call[REWARD] = reward
         words = ", ".join(f"{part}={value!r}" for part, value in call.items())
-        line = f"--obs {','.join(obs)} --action {action or '...'}"
+        commas = {part: value if isinstance(value, str) else ",".join(value) for part, value in call.items()}
+        line = " ".join(f"--{part} {value}" for part, value in commas.items())
         return f"its features are {', '.join(listed)}. Name them, for example {words} (on the command line {line})"
