@@ -106,7 +106,7 @@ def import_dataset(
     check_option("ended", ended, get_args(Ended))
     choice, folder = Choice(**options), Path(source).absolute()
     if folder.is_dir() and (starts is not None or indices is not None):
-        raise SchemaError(f"starts and indices are for one file with the rows of all episodes, and {folder} is none")
+        raise SchemaError(f"starts and indices are for one file with the rows of all episodes, and {folder} is not one")
     if folder.is_file() or _has_foreign_files(folder):
         with foreign(folder):
             is_file = folder.is_file()
