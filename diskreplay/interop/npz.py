@@ -433,7 +433,7 @@ class _Files(_Arrays):
             if inside.any():
                 raise FormatError(
                     f"{file} has several episodes: {name} says so in row {int(inside.argmax()) + (name == _STARTS)}. "
-                    f"A folder has an episode a file. Import this file alone, and `diskreplay merge` the stores"
+                    "A folder must have one episode in each file. Import each file by its own path and merge the stores"
                 )
 
     def source(self) -> Source:

@@ -101,7 +101,8 @@ class Choice:
         if wrong := [to for to in (self.rename or {}).values() if not isinstance(to, str) or not to]:
             raise SchemaError(f"rename gives features names in the store, and not {wrong[0]!r:.80}")
         if self.where is not None and not callable(self.where):
-            raise SchemaError(f"where must be a function of an episode, not {self.where!r:.80}")
+            example = "such as lambda episode: episode.total_reward > 20"
+            raise SchemaError(f"where must be a function of an episode, {example}, not {self.where!r:.80}")
 
     def named(self, option: str) -> list[str] | None:
         """Return the features that "obs", "action", "reward", "extra" or "skip" names; None if it is not given."""
