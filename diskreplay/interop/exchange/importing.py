@@ -220,6 +220,8 @@ def import_into(
     StoreExists
         Something else is at the path. Or the store is an import of other data or with other options. Or the store or
         the data set changed since an import was interrupted.
+    StoreLocked
+        A writer has the store open, such as another call of this import: both would append the same episodes.
     SchemaError
         An option does not fit the data set; nothing was written. Or an episode does not fit the schema that the data
         set declares; the episodes before it are in the store.
@@ -304,7 +306,8 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
     """Return whether the import is complete, and the store's number of episodes; write the note of a new import."""
     note = store.read_note(NOTE)
     # Steps that are hidden or lost would shift the number of the first episode to come.
-    changed = store.info()["steps_inserted"] != len(store)
+    info = store.info()
+    changed = info["steps_inserted"] != len(store)
     if note is None:
         if len(store) or changed:
             raise StoreExists(f"{store.path} has steps that no import has written; give the path of a new store")
@@ -321,6 +324,8 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
         )
     if note[COMPLETE]:
         return True, store.num_episodes
+    if any(writer["state"] == "alive" for writer in info["writers"]):
+        raise StoreLocked(f"{store.path} is being written, perhaps by another call of this import; wait for its end")
     if changed:
         raise StoreExists(
             f"{store.path} has lost or hidden steps of its interrupted import, which cannot be resumed; give a new path"

@@ -105,6 +105,22 @@ def test_an_import_has_no_part_of_an_episode_wherever_it_is_interrupted(
     assert content(tmp_path / "copy") == content(path)
 
 
+def test_an_import_is_not_resumed_while_another_call_appends(tmp_path: Path) -> None:
+    data_set, refused = make_set(tmp_path / "set"), []
+
+    def progress(done: int, total: int) -> None:
+        if not refused:
+            with pytest.raises(
+                dr.StoreLocked, match="is being written, perhaps by another call of this import"
+            ) as error:
+                npz.import_dataset(data_set, tmp_path / "a")
+            refused.append(error)
+
+    assert npz.import_dataset(data_set, tmp_path / "a", progress=progress).episodes == 5
+    with dr.open(tmp_path / "a") as store:
+        assert store.num_episodes == 5
+
+
 def test_an_import_into_a_store_of_other_data_is_refused(tmp_path: Path) -> None:
     data_set, other = make_set(tmp_path / "set"), make_set(tmp_path / "other")
     with lacks_episode(data_set, 3):
