@@ -59,7 +59,7 @@ def compact(
     compression: Annotated[
         str | None,
         typer.Option(
-            "--compression", metavar="zstd[:LEVEL]", help="Compression of wide fields; default: that of the store."
+            "--compression", metavar="zstd[:LEVEL]", help="Compression of wide fields; default: as in the store."
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; only print their number.")] = False,

@@ -128,7 +128,7 @@ def fields_of(columns: Columns) -> list[str]:
 
 
 def sort_key(columns: Columns, name: str) -> str:
-    """Return the column for a name of `SortBy` or an episode field; BadParameter if there is none."""
+    """Return the column for a name of `SortBy` or an episode field; BadParameter for another name."""
     if name in list(SortBy):
         return name
     path = name if name.startswith("episode/") else f"episode/{name}"

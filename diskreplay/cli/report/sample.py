@@ -30,9 +30,9 @@ Ints = NDArray[np.int64]
 class Episodes:
     """The episodes of a report, oldest first.
 
-    ``at`` are their indices in `Store.episodes`, and ``began`` the times at which their first steps were published, in
-    seconds. ``total_reward`` is NaN for an episode that was not read. ``asked`` episodes were tested, ``matching`` of
-    them meet the condition, and the store has ``total`` episodes.
+    ``at`` has their indices in `Store.episodes`, and ``began`` the publishing times of their first steps, in seconds.
+    ``total_reward`` is NaN for an episode that was not read. ``asked`` episodes were tested, ``matching`` of them meet
+    the condition, and the store has ``total`` episodes.
     """
 
     at: Ints
@@ -120,7 +120,7 @@ class Steps:
         return np.concatenate(found), np.concatenate(values)
 
     def times(self) -> tuple[Ints, NDArray[np.float64]]:
-        """Return ids of steps, and the times at which they were published, in seconds since the epoch."""
+        """Return ids of steps, and their publishing times in seconds since the epoch."""
         ids, times = self.read(layout.TIME)
         clocks = self.snapshot.clocks[(ids >> layout.POSITION_BITS) - self.snapshot.origin]
         return ids, (times + clocks) / 1e9

@@ -228,7 +228,7 @@ class _Backup:
 
 
 def unfinished_path(to: Path) -> Path:
-    """Return the hidden folder in which the backup for a path is made."""
+    """Return the hidden folder of the unfinished backup for a path."""
     return hidden_sibling(to, ".backup")
 
 

@@ -42,7 +42,7 @@ _LOCK = f"{layout.COMMITTED}/{layout.LOCK}"
 def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Account) -> None:
     """Copy a sealed segment to the folder ``target``, which may hold some files already.
 
-    A file that is there and matches its checksum stays. Every other file is copied; if the copy of a file does not
+    A file that matches its checksum stays. Every other file is copied; if the copy of a file does not
     match its checksum, that is noted. Raises SegmentVanished if the segment is gone or was replaced, or the system's
     OSError of the target.
     """

@@ -240,7 +240,7 @@ def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
     wrong = first_wrong(rows, before, np.array([rows.shape[1]]))
     stop = stop if wrong is None else first + wrong[1]
     times = _rows(info, layout.TIME, lane, max(0, first - 1), stop)
-    times = times if first else np.append(1, times)  # a clock is past 0
+    times = times if first else np.append(1, times)  # times are positive
     falls = np.flatnonzero(np.diff(times) < 0)
     return first + int(falls[0]) if len(falls) else stop
 

@@ -43,7 +43,7 @@ def repair(
     are sealed, and segments of living writers are left alone. Every sealed chunk is read once, a damaged one a few
     times. Readers follow with their next refresh.
 
-    The arguments are those of `Store.repair`. Other processes may use the store meanwhile, and its folder may be moved
+    It takes the arguments of `Store.repair`. Other processes may use the store meanwhile, and its folder may be moved
     within its file system. ``progress`` is called with the bytes that were read of segments, and with the bytes of all
     segments. Raises the errors of `Store.repair` except ReadOnlyError; ValueError if ``max_lost_steps`` is not a number
     of steps, FormatError if this release does not know the version of the store.

@@ -54,7 +54,7 @@ def _bring_back(remedies: Remedies, number: int) -> str:
     detail = f"from {entry.where}" + ("" if entry.steps is None else f", {entry.steps} steps")
     now, is_taken = None, os.path.lexists(root / place)
     if not remedies.dry_run and is_taken:
-        reason = "another one of it was brought back from quarantine"
+        reason = "another copy of it was brought back from quarantine"
         now = exchange(remedies.store, entry, _members(info), reason)
     elif not remedies.dry_run:
         bring_back(root, entry, _members(info))
@@ -77,7 +77,7 @@ def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentIn
 def _find_segments(root: Path, number: int) -> list[Quarantined]:
     """Return the segments in quarantine with a number, the one set aside last first.
 
-    Raises ReplayError if there is none.
+    Raises ReplayError if the quarantine has no such segment.
     """
     found = [entry for entry in read_quarantine(root) if entry.segment == number]
     if not found:

@@ -165,7 +165,7 @@ def _rows_with_flags(segment: Path) -> int:
 # --- the repair of a segment ------------------------------------------------------------------------------------------
 
 
-# A restored file may reveal other damage: the segment is verified and repaired up to so often.
+# The most rounds of repair of a segment: a restored file may reveal other damage.
 _ROUNDS = 4
 
 

@@ -73,7 +73,7 @@ def check_indexes(segment: Segment) -> None:
         with files.quiet().opened(name, how.nbytes) as fd:
             data = b"" if fd is None else read_at(fd, nbytes + 4, how.nbytes - nbytes - 4)
         if len(data) < nbytes + 4 or int(crc32c(data[:nbytes])) != int.from_bytes(data[nbytes:], "little"):
-            return  # the file does not fit its checksum, which is checked elsewhere
+            return  # the file does not match its checksum, which `check_sums` reports
         indexes.append(data)
         entries = np.frombuffer(data[:nbytes], "<u8").reshape(-1, 2)
         entries = entries[entries[:, 0] != np.uint64(2**64 - 1)]
@@ -126,7 +126,7 @@ def _lines_in(tables: Tables, first: int, stop: int) -> slice:
 
 
 def _check_steps(segment: Segment, tables: Tables, steps: NDArray[np.int64], is_lost: NDArray[np.bool_]) -> None:
-    """Check the number of steps of each segment; that of a segment with lost rows is unknown."""
+    """Check the number of steps of each segment; it is unknown for a segment with lost rows."""
     line = np.cumsum(tables.members[:, 1]) - tables.members[:, 1]
     found, unknown = np.add.reduceat(steps, line), np.logical_or.reduceat(is_lost, line)
     for at in np.flatnonzero((found != tables.members[:, 3]) & ~unknown)[:1].tolist():

@@ -133,7 +133,7 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
 
 
 def check_root(files: Files, plan: Plan) -> set[str]:
-    """Check the folders of a store and their documents; return the folders that are there."""
+    """Check the folders of a store and their documents; return the present folders."""
     names = _root_names(files)
     good = {name for name in GROUPS if files.is_folder(name)}
     hidden = {name for name in names if name.startswith(".")}

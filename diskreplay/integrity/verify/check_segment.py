@@ -34,7 +34,7 @@ from diskreplay.segments.documents import layout
 EntriesBySegment = Mapping[int, list[tuple[int, int]]]
 """Position and steps of episodes that were evicted by hand, by segment number."""
 
-# A segment that changes is verified up to so often before a problem is reported.
+# The most attempts to verify a segment that changes, before a problem is reported.
 _ATTEMPTS = 5
 _PAUSE_S = 0.02
 
