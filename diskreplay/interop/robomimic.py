@@ -1,8 +1,9 @@
 """Demonstrations in HDF5 as robosuite, robomimic and Isaac Lab record them: ``data/demo_0``, ``data/demo_1``, ...
 
-A demonstration has ``actions``, and a row of every other array for each action. ``obs`` are the observations, and
-the last row of ``next_obs`` is the one after the last step. Files of robosuite have ``states`` alone: these are the
-observations then. In files of Isaac Lab, ``states`` are those after each step, and ``initial_state`` the one before.
+A demonstration has ``actions``, and every other array has one row for each action. ``obs`` are the observations. The
+last row of ``next_obs`` is the observation after the last step. Files of robosuite have only ``states``, which become
+the observations. In files of Isaac Lab, ``states`` has the state after each step, and ``initial_state`` the state
+before the first one.
 
 ``obs/NAME``, which may be nested, is ``obs/NAME`` of the store. Other arrays are extra fields. Attributes such as
 ``seed`` are episode fields, and texts such as ``model_file`` are notes. ``initial_state`` of Isaac Lab is a group of
@@ -78,14 +79,14 @@ _ACTIONS, _REWARDS, _DONES, _NEXT, _STATES, _INITIAL = (
 )
 _PARTS = {_ACTIONS: ACTION, _REWARDS: REWARD, OBS: OBS}
 _COUNTS = "num_samples", "total"
-_ATTRIBUTE_BYTES = 60_000  # of at most 64 KiB
-_ALONE = f"{OBS}/{OBS}"  # of an observation that is no dict
+_ATTRIBUTE_BYTES = 60_000  # HDF5 allows 64 KiB
+_ALONE = f"{OBS}/{OBS}"  # the path of an observation that is not a dict
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and names of fields",
     PRIORITY: "there are no initial priorities",
-    METADATA: "it is that of another format",
-    NO_FINAL_OBS: "the last observation is repeated where there is no final one",
-    ENDS: "an episode is done or not: cut ones are truncated, and those that are both are terminated",
+    METADATA: "it belongs to another format",
+    NO_FINAL_OBS: "without a final observation, the last one is repeated",
+    ENDS: "an episode is done or not: a cut one is truncated, and one with both flags is terminated",
     NOTES: "only texts have a place, as attributes",
 }
 
@@ -97,29 +98,30 @@ def import_dataset(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
-    """Import a file of demonstrations into a new store, or the rest of it after an interruption.
+    """Import a file of demonstrations into a new store, or resume an interrupted import.
 
-    Episodes are in the order of their numbers. One is terminated where the last of its ``dones`` is true, else
-    truncated. Numbers among the attributes of a demonstration, such as ``success``, are episode fields, and texts are
-    notes. Each list in ``mask`` is an episode field of truth values, ``mask_train``.
+    Episodes are in the order of their numbers. An episode is terminated if the last of its ``dones`` is true, otherwise
+    truncated. Attributes of a demonstration that are numbers, such as ``success``, are episode fields; texts are notes.
+    Each list in ``mask`` is a boolean episode field, such as ``mask_train``.
 
     Parameters
     ----------
     source : path
         The HDF5 file.
     path : path
-        The store; nothing, or what an interrupted import of this file has left.
+        The store. Nothing may be there, except an interrupted import of this file.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
-        What is taken, as which leaf and of which dtype: see `Options`.
+        The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
         There is no such file.
     FormatError
-        It is damaged or has no demonstrations, or one has arrays of other lengths than its actions.
+        The file is damaged or has no demonstrations. Or a demonstration has an array whose length is not the number of
+        its actions.
     SchemaError
         A value cannot be stored, or an option does not fit.
     StoreExists
@@ -128,7 +130,7 @@ def import_dataset(
     Warns
     -----
     UserWarning
-        The file has no observations, and its states take their place.
+        The file has no observations, and its states become the observations.
     """
     choice, file = Choice(**options), Path(source).absolute()
     with ExitStack() as opened:
@@ -163,21 +165,21 @@ def export_dataset(
     dry_run: bool = False,
     **options: Unpack[ExportOptions],
 ) -> Exported:
-    """Export the ended episodes of a store to a file as robomimic has them, with ``obs``, ``next_obs`` and ``dones``.
+    """Export the ended episodes of a store to a file of robomimic, with ``obs``, ``next_obs`` and ``dones``.
 
-    Extra fields are arrays of a demonstration, and episode fields its attributes, or the lists of ``mask``. Episode
-    fields in ``initial_state`` are the group of this name, as in files of Isaac Lab.
+    Extra fields become arrays of a demonstration. Episode fields become its attributes or the lists of ``mask``.
+    Episode fields in ``initial_state`` become the group of this name, as in files of Isaac Lab.
 
     Parameters
     ----------
     store_or_path : Store or path
         The store.
     path : path
-        The HDF5 file; nothing is there.
+        The HDF5 file. Nothing may be there.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -224,15 +226,15 @@ class _Demos:
     Attributes
     ----------
     keys : list of str
-        Their groups, in the order of their numbers.
+        The groups of the demonstrations, in the order of their numbers.
     lengths : list of int
-        The steps of each.
+        The number of steps of each.
     leaves, names, metadata, left_out, skipped
-        As `Source` has them.
+        The same as in `Source`.
     not_kept : dict of str to None
-        What is in no leaf and no note.
+        Data that neither a leaf nor a note keeps.
     has_states_alone : bool
-        Whether states take the place of observations.
+        Whether states become the observations because there are no others.
     """
 
     def __init__(self, file: Path, opened: h5py.File, choice: Choice) -> None:
@@ -256,9 +258,9 @@ class _Demos:
         rows, fields, attributes = self._steps(self.keys[0], first, self.names), dict[str, Any](), dict[str, None]()
         for key, arrays in listed.items():
             demo = _open(data, key)
-            told = read_attributes(demo)
-            fields = self._fields(key, demo, told) | fields
-            attributes |= dict.fromkeys(told)
+            attrs = read_attributes(demo)
+            fields = self._fields(key, demo, attrs) | fields
+            attributes |= dict.fromkeys(attrs)
             self.not_kept |= dict.fromkeys(name for name in arrays if name not in names)
         every = dict.fromkeys([*names, *attributes, *(f"{_MASK}_{name}" for name in self._masks)])
         self.left_out = [name for name in every if choice.skips(name)]
@@ -275,9 +277,9 @@ class _Demos:
         return sorted(keys, key=lambda key: int(key.removeprefix("demo_")))
 
     def _find_states(self, names: Sequence[str]) -> list[str]:
-        """Return the states that are observations: all without any other, else those that the caller names.
+        """Return the states that become observations: all if there are no others, otherwise those named by ``obs``.
 
-        States of Isaac Lab are those after each step: as observations they stand behind the initial ones.
+        A row of Isaac Lab's states is the state after a step, so the initial state becomes the first observation.
         """
         states = [name for name in names if is_part(name, _STATES)]
         has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None
@@ -287,13 +289,13 @@ class _Demos:
         return states if self.has_states_alone else wanted if self._is_isaac else []
 
     def _names_or_none(self, data: h5py.Group, key: str) -> list[str] | None:
-        """Return the arrays of a demonstration, and note its steps; None if it has none and is left out."""
+        """Return the arrays of a demonstration, and note its steps; None if it is left out."""
         try:
             shapes = self._arrays.get(key)
             if shapes is None:
                 demo = data.get(key)
                 if not isinstance(demo, h5py.Group):
-                    raise FormatError(f"{self._file}: {_DATA}/{key} is no group of arrays")
+                    raise FormatError(f"{self._file}: {_DATA}/{key} is not a group of arrays")
                 shapes = _datasets(demo.id)
             self._counts[key] = self._length(data, key, shapes)
             return list(shapes)
@@ -304,7 +306,7 @@ class _Demos:
             return None
 
     def _read_metadata(self, data: h5py.Group) -> dict[str, Json]:
-        """Return the attributes of the file that notes can hold."""
+        """Return the attributes of the file as far as notes can hold them."""
         found = dict[str, Json]()
         for name, value in data.attrs.items():
             try:
@@ -373,13 +375,13 @@ class _Demos:
         if not self._choice.skips(_DONES) and (dones := _find(demo, _DONES)) is not None:
             flags = self._rows(key, self._checked(key, _DONES, dones))
             is_done = bool(as_flags(flags, f"{self._file}: {key}/{_DONES}", FormatError)[-1])
-        told = read_attributes(demo)
-        texts = {name: _json(value) for name, value in told.items() if not self._choice.skips(name)}
+        attrs = read_attributes(demo)
+        texts = {name: _json(value) for name, value in attrs.items() if not self._choice.skips(name)}
         texts = {name: text for name, text in texts.items() if isinstance(text, str)}
-        return EpisodeData(steps, is_done, not is_done, self._fields(key, demo, told), notes=texts or None)
+        return EpisodeData(steps, is_done, not is_done, self._fields(key, demo, attrs), notes=texts or None)
 
     def _steps(self, key: str, demo: h5py.h5g.GroupID, names: Mapping[str, str]) -> Rows:
-        """Return the rows of a demonstration, with an observation after the last step where the file has it."""
+        """Return the rows of a demonstration, with the observation after the last step if the file has it."""
         count, found = self._counts[key], Rows()
         arrays = {path: self._checked(key, name, _find(demo, name)) for path, name in names.items()}
         check_memory(sum(array.nbytes for array in arrays.values()), f"{self._file}: {_DATA}/{key}")
@@ -392,7 +394,7 @@ class _Demos:
             if has_final and path in following:
                 self._add_final(key, self._checked(key, following[path], after[path]), found[path])
         for path in obs if self._is_isaac else ():
-            if path not in following:  # states are those after each step
+            if path not in following:  # a row of states is the state after a step
                 name = names[path].replace(_STATES, _INITIAL, 1)
                 before = np.asarray(read_array(self._checked(key, name, _find(demo, name)).item))[:1]
                 rows = np.concatenate([before.astype(found[path].dtype), found[path]])
@@ -402,27 +404,27 @@ class _Demos:
         return found
 
     def _add_final(self, key: str, following: "_Array", obs: NDArray[Any]) -> None:
-        """Set the last row of the observations to that of the next ones, which must be the same in the other rows."""
+        """Copy the last row of the next observations to ``obs``; their other rows must equal the observations."""
         rows = self._rows(key, following)
         pair = rows[:-1], obs[1:-1]
         if not np.array_equal(*pair) and not np.array_equal(*pair, equal_nan=rows.dtype.kind == "f"):
             raise FormatError(
-                f"{self._file}: {_DATA}/{key}/{following.name} is not the observation of the next row, as a "
-                f"demonstration has it; skip='{_NEXT}' leaves it out"
+                f"{self._file}: {_DATA}/{key}/{following.name} does not have the observations of the "
+                f"next rows; skip='{_NEXT}' leaves it out"
             )
         obs[-1:] = rows[-1:].astype(obs.dtype)
 
     def _checked(self, key: str, name: str, item: Any) -> "_Array":
-        """Return a member of a demonstration that is an array of numbers; raises FormatError for any other."""
+        """Return an array of numbers in a demonstration; FormatError for any other member."""
         if not isinstance(item, h5py.h5d.DatasetID):
             raise FormatError(f"{self._file}: {_DATA}/{key} has no {name}, which {self.keys[0]} has")
         dtype = item.dtype
         if dtype.kind not in NUMBERS:
-            raise FormatError(f"{self._file}: {_DATA}/{key}/{name} has no numbers, but is of {dtype}")
+            raise FormatError(f"{self._file}: {_DATA}/{key}/{name} has values of {dtype}, which are not numbers")
         return _Array(name, item, item.shape or (), dtype)
 
     def _rows(self, key: str, array: "_Array", has_final: bool = False) -> NDArray[Any]:
-        """Return the rows of an array, with room for one more behind them where ``has_final``."""
+        """Return the rows of an array, with one empty row after them if ``has_final``."""
         count, shape = self._counts[key], array.shape
         if shape[:1] != (count,):
             raise FormatError(f"{self._file}: {_DATA}/{key}/{array.name} has the shape {shape} and {count} actions")
@@ -430,10 +432,10 @@ class _Demos:
         read_into(array.item, rows[:count])
         return rows
 
-    def _fields(self, key: str, demo: h5py.h5g.GroupID, told: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields(self, key: str, demo: h5py.h5g.GroupID, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the episode fields of a demonstration: numbers of its attributes, masks, and the initial state."""
         found: dict[str, Any] = {f"{FIELDS}/{_MASK}_{name}": key in listed for name, listed in self._masks.items()}
-        for name, value in told.items():
+        for name, value in attrs.items():
             if name not in _COUNTS and np.asarray(value).dtype.kind in NUMBERS:
                 found[f"{FIELDS}/{name}"] = np.asarray(value)
         if self._is_isaac and not self.has_states_alone:
@@ -449,7 +451,7 @@ def _open(data: h5py.Group, key: str) -> h5py.h5g.GroupID:
 
 
 def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
-    """Return the member of a demonstration that has a name; None if there is none, or a link that leads nowhere."""
+    """Return the member of a demonstration with this name; None if it is missing or a broken link."""
     try:
         return h5py.h5o.open(demo, os.fsencode(name))
     except KeyError:
@@ -459,7 +461,7 @@ def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
 def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, Shape]]:
     """Return the arrays of each demonstration, sorted, with their shapes.
 
-    A demonstration with links, whose arrays have other names, is missing: `_datasets` finds these.
+    Demonstrations with links are missing, since their arrays have other names: `_datasets` finds these arrays.
     """
     found, linked = dict[str, dict[str, Shape]](), set[str]()
     for name, shape in sorted(shapes.items()):
@@ -472,7 +474,7 @@ def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, 
 
 
 def _datasets(group: h5py.h5g.GroupID) -> dict[str, Shape]:
-    """Return the shapes of the arrays in a group by their names, with slashes, also of inner groups and links."""
+    """Return the shapes of the arrays in a group and its inner groups by name; links are followed."""
     found, waiting, seen = dict[str, Shape](), [("", group)], set[Any]()
     while waiting:
         above, inner = waiting.pop()
@@ -480,7 +482,7 @@ def _datasets(group: h5py.h5g.GroupID) -> dict[str, Shape]:
             try:
                 item = h5py.h5o.open(inner, key)
             except KeyError:
-                continue  # a link that leads nowhere
+                continue  # a broken link
             name = f"{above}{os.fsdecode(key)}"
             if isinstance(item, h5py.h5d.DatasetID):
                 found[name] = item.shape or ()
@@ -491,7 +493,7 @@ def _datasets(group: h5py.h5g.GroupID) -> dict[str, Shape]:
 
 
 def _json(value: Any) -> Json:
-    """Return an attribute or an item of a list as JSON, where it can be; texts that were bytes are texts."""
+    """Return an attribute or an item of a list as JSON if possible; bytes become text."""
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return value if isinstance(value, str) else np.asarray(value).tolist()
@@ -510,7 +512,7 @@ def _write(taken: Collection[str], plan: Plan, episodes: Iterable[EpisodeData]) 
                 if path in taken:
                     continue
                 name = path.removeprefix(f"{FIELDS}/")
-                if is_part(name, _INITIAL):  # a row, as Isaac Lab has it
+                if is_part(name, _INITIAL):  # one row, as in Isaac Lab
                     demo[name] = np.asarray(value)[None]
                 elif name.startswith(f"{_MASK}_") and np.asarray(value).dtype == np.bool_ and not np.ndim(value):
                     masks.setdefault(name.removeprefix(f"{_MASK}_"), [])

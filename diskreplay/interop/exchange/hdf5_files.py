@@ -45,7 +45,7 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
     Returns
     -------
     dict of str to tuple of int or None
-        The shapes of the data sets by their names. A soft link, or a further name of a group, has None.
+        The shapes of the data sets by name. None: a soft link, or another name of a group.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> Shape:
 
 
 def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the members of all groups; None for a soft link, and for a group that has another name."""
+    """Yield the members of all groups by name; None for a soft link, and for another name of a group."""
     waiting, seen = [(root, "", 0)], set()
     while waiting:
         group, above, depth = waiting.pop()

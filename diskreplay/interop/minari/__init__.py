@@ -1,10 +1,10 @@
 """Data sets of Minari, in HDF5, Arrow or Parquet.
 
 Observations, actions, rewards, terminations and truncations are fields of the store, with the spaces of the data set
-and the dtypes of the data. The seed of an episode is its episode field ``seed``. What steps return as infos is the
-extra field ``infos``, nested as they are, and what reset returned the episode field ``reset_infos``. What is no array
-of the steps, such as texts, options, and infos that other episodes lack, is in the store's notes, and so is all that
-the data set says of itself: the environment's spec, the authors, ...
+and the dtypes of the data. The seed of an episode is its episode field ``seed``. The infos of steps are the extra field
+``infos``, with the same nesting, and the infos of the reset are the episode field ``reset_infos``. The notes of the
+store have data that are not arrays of the steps: texts, options, and infos that other episodes lack. They also have the
+metadata of the data set, such as the spec of the environment and the authors.
 
 An import follows these rules:
 
@@ -59,28 +59,28 @@ def import_dataset(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
-    """Import a data set of Minari into a new store, or the rest of it after an interruption.
+    """Import a data set of Minari into a new store, or resume an interrupted import.
 
     Parameters
     ----------
     source : str or path
-        A name in the local folder of Minari, such as ``"D4RL/door/human-v2"``, or the path of a data set. Nothing is
-        downloaded: ``minari download`` does that.
+        A name in the local folder of Minari, such as ``"D4RL/door/human-v2"``, or the path of a data set. The import
+        does not download; use ``minari download``.
     path : path
-        The store; nothing, or what an interrupted import of this data set has left.
+        The store. Nothing may be there, except an interrupted import of this data set.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
-        What is taken, as which leaf and of which dtype: see `Options`.
+        The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
         There is no such data set.
     SchemaError
-        A space of it cannot be stored.
+        A space of the data set cannot be stored.
     FormatError
-        It cannot be read.
+        The data set cannot be read.
     StoreExists
         Something else is at ``path``.
     """
@@ -88,18 +88,18 @@ def import_dataset(
 
 
 def open_source(source: str | PathLike[str]) -> Source:
-    """Return a data set of Minari as what `import_dataset` reads, which raises what this raises."""
+    """Return a data set of Minari as a `Source`; it raises the errors of `import_dataset`."""
     folder = _found(source)
     with foreign(folder), _libraries():
         metadata = read_document(folder / "metadata.json")
         _check_spaces(folder, metadata)
         _check_hdf5(folder)
         storage = MinariStorage.read(folder)
-        # A storage reads all of the metadata for each number, and the bounds of images are long.
+        # Minari's storage would read all metadata, with the long bounds of images, for each of the two numbers.
         episodes, steps = (_count(folder, metadata, name) for name in ("total_episodes", "total_steps"))
         if not episodes:
             raise FormatError(f"{folder} has no episodes")
-        without_texts(storage.observation_space, OBS)  # a space of nothing but texts is refused before values are read
+        without_texts(storage.observation_space, OBS)  # refuses a space with only texts before values are read
         example = next(_read_episodes(storage, metadata, 0, 1), None)
         if example is None:
             raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")
@@ -123,13 +123,13 @@ def open_source(source: str | PathLike[str]) -> Source:
 def _read_episodes(storage: MinariStorage, metadata: Mapping[str, Any], first: int, stop: int) -> Iterator[Raw]:
     """Yield the episodes of a data set from number ``first`` to below ``stop``, each with its "metadata".
 
-    ``metadata`` is the document of the data set, which a storage would read again.
+    ``metadata`` is the document of the data set; Minari's storage would read it again.
     """
     numbers, data_format = range(first, stop), metadata["data_format"]
     form = storage.observation_space, storage.action_space, bool(metadata.get("jpeg_encoding", True))
     found = storage.get_episode_metadata(numbers)
     if data_format == "hdf5":
-        from diskreplay.interop.minari.hdf5_episodes import read_hdf5  # Arrow and Parquet can do without h5py
+        from diskreplay.interop.minari.hdf5_episodes import read_hdf5  # Arrow and Parquet do not need h5py
 
         for raw, own in zip(read_hdf5(storage.data_path, *form, numbers), found, strict=True):
             yield {**raw, METADATA: own}
@@ -142,7 +142,7 @@ def _read_episodes(storage: MinariStorage, metadata: Mapping[str, Any], first: i
 
 
 def _name_of(path: str) -> str:
-    """Return the name of a leaf in a data set of Minari: observations/image, infos/success, seed."""
+    """Return the name of a leaf in a data set of Minari, such as observations/image, infos/success or seed."""
     part, _, below = path.partition("/")
     return below if part in (EXTRA, FIELDS) else f"{_NAMES[part]}/{below}".rstrip("/")
 
@@ -165,21 +165,21 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a data set of Minari.
 
-    Images are written as they are, and not as JPEG.
+    Images are written as arrays, not as JPEG.
 
     Parameters
     ----------
     store_or_path : Store or path
         The store.
     path : str or path
-        A name in the local folder of Minari, ``"mine/cartpole-v0"``, or a path: one that begins with a dot or a slash,
-        or does not end in a version. Nothing is there.
+        A name in the local folder of Minari, such as ``"mine/cartpole-v0"``, or a path. A path begins with a dot or a
+        slash, or does not end in a version. Nothing may be there.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
-        Write nothing, only return what would be.
+        Only return the result; write nothing.
     data_format : {"hdf5", "arrow", "parquet"}
-        In which files.
+        The format of the files.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -188,7 +188,7 @@ def export_dataset(
     StoreExists
         Something is at ``path``.
     SchemaError
-        ``data_format`` is another word.
+        ``data_format`` is unknown.
     """
     check_option("data_format", data_format, get_args(DataFormat))
     name = path if isinstance(path, str) and DATA_SET_ID.fullmatch(path) else None
@@ -205,7 +205,7 @@ def _home() -> Path:
 
 
 def _found(source: str | PathLike[str]) -> Path:
-    """Return the folder of a data set's files: its metadata.json is in it."""
+    """Return the folder of a data set with its metadata.json."""
     places = [Path(source).absolute()]
     if isinstance(source, str) and DATA_SET_ID.fullmatch(source):
         places.insert(0, _home() / source)
@@ -224,9 +224,10 @@ def _libraries() -> AbstractContextManager[None]:
 
 
 def _check_spaces(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Check that the metadata has the spaces: without them Minari makes the environment that the data set names.
+    """Check that the metadata have the spaces: without them, Minari makes the environment that the data set names.
 
-    An environment's entry point is any function of any module, which would be called with arguments of the data set's.
+    The entry point of an environment may be any function of any module. It would be called with arguments from the data
+    set.
     """
     for name in ("observation_space", "action_space"):
         if not isinstance(metadata.get(name), str):
@@ -238,13 +239,13 @@ def _check_spaces(folder: Path, metadata: Mapping[str, Any]) -> None:
 
 def _check_hdf5(folder: Path) -> None:
     if files := sorted(folder.glob("*.hdf5")):
-        from diskreplay.interop.exchange.hdf5_files import check_hdf5  # Arrow and Parquet can do without h5py
+        from diskreplay.interop.exchange.hdf5_files import check_hdf5  # Arrow and Parquet do not need h5py
 
         for path in files:
             check_hdf5(path)
 
 
-# --- what Minari holds -----------------------------------------------------------------------------------------------
+# --- data that Minari holds ------------------------------------------------------------------------------------------
 
 
 def _not_held(schema: Schema, data_format: str, noted: Mapping[str, Json]) -> dict[str, str]:
@@ -254,7 +255,7 @@ def _not_held(schema: Schema, data_format: str, noted: Mapping[str, Json]) -> di
         "no_final_obs": "each episode of Minari has a final observation; the last one is repeated",
     }
     if noted.get("format") != NAME:
-        lacking["notes"] = "what was imported from another format has no place in Minari"
+        lacking["notes"] = "Minari has no place for notes from another format"
     for path, leaf in schema.leaves.items():
         if not path.startswith(f"{FIELDS}/") or (path == f"{FIELDS}/{SEED}" and _is_seed(leaf)):
             continue
@@ -264,12 +265,12 @@ def _not_held(schema: Schema, data_format: str, noted: Mapping[str, Json]) -> di
     for name in schema.extra.get(INFOS, {}):
         if name in schema.extra:
             lacking |= {
-                path: f"the info {name} is there already"
+                path: f"the name of the info {name} is taken"
                 for path in schema.step_leaves
                 if path == f"{EXTRA}/{name}" or path.startswith(f"{EXTRA}/{name}/")
             }
     if not _is_derived(schema, data_format):
-        lacking["schema"] = "fields and dtypes that follow from no data set of Minari"
+        lacking["schema"] = "fields and dtypes that a data set of Minari does not define"
     return lacking
 
 
@@ -278,7 +279,7 @@ def _is_seed(leaf: Any) -> bool:
 
 
 def _is_derived(schema: Schema, data_format: str) -> bool:
-    """Whether an import would make this schema again."""
+    """Tell whether an import would make the same schema."""
     own: list[Any] = [space_of(tree) for tree in (schema.obs, schema.action)]
     brief = [with_one_bound(space) for space in own]
     read: list[Any] = [deserialize_space(serialize_space(space)) for space in brief]

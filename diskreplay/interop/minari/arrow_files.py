@@ -1,11 +1,10 @@
-"""Episodes of Minari in Arrow and Parquet.
+"""Read and write episodes of Minari in Arrow and Parquet.
 
-A file in Arrow or Parquet has a row for each observation, also for a final one.
+A file has one row for each observation, also for a final one. A final row has only the observation. The number of
+steps, which is in another file, tells whether there is one.
 
-A final row has nothing but the observation. The number of steps, which is in another file, tells whether there is one.
-
-Minari's own functions copy each array twice on the way, look at all files of the data set after each episode, and read
-an episode of more than 131072 steps in parts.
+Minari's own functions copy each array twice, look at all files of the data set after each episode, and read an episode
+of more than 131072 steps in parts.
 """
 
 import io
@@ -35,7 +34,7 @@ INFOS, METADATA, ENDS = "infos", "metadata", ("terminations", "truncations")
 
 _IMAGES = ("JPEG", "PNG")
 
-Raw = dict[str, Any]  # an episode as Minari has it
+Raw = dict[str, Any]  # an episode in Minari's form
 
 _ARRAYS = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
 
@@ -46,12 +45,12 @@ _ARRAYS = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
 def read_file(
     folder: Path, data_format: str, observations: AnySpace, actions: AnySpace, is_jpeg: bool, steps: int
 ) -> Raw:
-    """Return the episode in a folder, of ``steps`` steps; the arrays of one in Arrow are in its mapped file.
+    """Return the episode of ``steps`` steps in a folder; arrays of an Arrow file stay in its mapped memory.
 
     Raises
     ------
     FormatError
-        It cannot be read, or has another number of steps.
+        The episode cannot be read, or has another number of steps.
     """
     with reading(folder):
         table = _read_table(folder, data_format)
@@ -73,7 +72,7 @@ def _read_table(folder: Path, data_format: str) -> Any:
     if data_format != "arrow":
         return arrow_dataset.dataset(files, format=data_format).to_table()
     table = pa.concat_tables([pa.ipc.open_file(pa.memory_map(file)).read_all() for file in files])
-    table.validate(full=True)  # offsets in a mapped file may lead anywhere
+    table.validate(full=True)  # offsets in a mapped file may point anywhere
     return table
 
 
@@ -95,7 +94,7 @@ def _decode(space: AnySpace, column: Any, is_jpeg: bool) -> Any:
 
 
 def decode_images(files: Iterable[bytes]) -> NDArray[Any]:
-    """Return the values of images in JPEG or PNG, which are of one size."""
+    """Return the pixels of JPEG or PNG images of one size."""
     return np.stack([np.asarray(Image.open(io.BytesIO(file), formats=_IMAGES)) for file in files])
 
 
@@ -119,7 +118,7 @@ def _decode_infos(column: Any) -> Raw:
 
 
 def write_file(folder: Path, data_format: str, observations: AnySpace, actions: AnySpace, raw: Raw) -> None:
-    """Write an episode into a new folder; images are no JPEG."""
+    """Write an episode into a new folder; images are not JPEG."""
     rows = len(raw["rewards"]) + 1
     columns = {
         "observations": _encode(observations, raw["observations"], rows),
@@ -133,7 +132,7 @@ def write_file(folder: Path, data_format: str, observations: AnySpace, actions: 
 
 
 def _encode(space: AnySpace, values: Any, rows: int) -> Any:
-    """Return values as a column of so many rows: in the last ones, which have none, are zeros or nulls."""
+    """Return values as a column of ``rows`` rows; rows after the last value are zeros or nulls."""
     if isinstance(space, spaces.Dict):
         return _struct({key: _encode(inner, values[key], rows) for key, inner in space.spaces.items()})
     if isinstance(space, spaces.Tuple):

@@ -1,6 +1,6 @@
-"""Episodes of Minari in HDF5: a group of arrays for each, nested as the spaces and the infos are.
+"""Read episodes of Minari in HDF5: each is a group of arrays, nested as the spaces and the infos are.
 
-Minari's own functions make several objects of h5py for each array, which takes longer than reading a short one.
+Minari's own functions make several objects of h5py for each array, which takes longer than to read a short array.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ __all__ = ["read_hdf5"]
 def read_hdf5(
     folder: Path, observations: AnySpace, actions: AnySpace, is_jpeg: bool, numbers: Iterable[int]
 ) -> Iterator[Raw]:
-    """Yield episodes of a file that was checked, as Minari returns them; infos are empty if an episode has none."""
+    """Yield episodes of a checked file as Minari returns them; an episode without infos has empty ones."""
     with h5py.File(folder / "main_data.hdf5", "r") as file:
         for number in numbers:
             group = h5py.h5o.open(file.id, f"episode_{number}".encode())
@@ -48,7 +48,7 @@ def _decode(space: AnySpace, item: Any, is_jpeg: bool) -> Any:
     values = read_array(item)
     if isinstance(space, spaces.Text):
         return [text.decode() for text in values]
-    # An image in JPEG is a row of bytes, while the values of one have the axes of the space.
+    # A JPEG image is one row of bytes. An image that is stored as values has the axes of the space.
     if is_jpeg and isinstance(space, spaces.Box) and values.ndim <= 2 <= len(space.shape):
         return decode_images(map(bytes, values))
     return values
@@ -59,6 +59,6 @@ def _decode_infos(group: h5py.h5g.GroupID) -> Raw:
     for key in group:
         item = h5py.h5o.open(group, key)
         is_group = isinstance(item, h5py.h5g.GroupID)
-        # Minari has bytes for a name that is no text, which no note can have.
+        # Minari would return bytes for a name that is not text, and a note cannot hold bytes.
         found[key.decode(errors="backslashreplace")] = _decode_infos(item) if is_group else read_array(item)
     return found
