@@ -393,7 +393,7 @@ class _Column:
         return self.shape[0]
 
     def read(self, start: int, stop: int, stops: NDArray[np.int64]) -> NDArray[Any]:
-        """Return rows. Later calls read on, up to one of the rows in ``stops``, so that a block ends with a call."""
+        """Return rows. A block of rows is read for later calls; it ends at one of ``stops``, where a call does."""
         if start < self._start or stop > self._start + len(self._rows):
             first = start - start % self._chunk
             whole = int(np.searchsorted(stops, first + self._block_rows, "right")) - 1
