@@ -32,70 +32,242 @@ _INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib", "importlib")
 
 
 class ReplayError(Exception):
-    """Base of every error of this package. Messages name a store's files by the path given to `open`."""
+    """Base of every error of this package. Messages name a store's files by the path given to `open`.
+
+    Examples
+    --------
+    >>> try:
+    ...     dr.open("nowhere.replay")
+    ... except dr.ReplayError as error:
+    ...     print(type(error).__name__)
+    StoreNotFound
+    """
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(shown(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class SchemaError(ReplayError, ValueError):
-    """A value, a field or a space does not fit the schema."""
+    """A value, a field or a space does not fit the schema.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(dr.Field((4,), "float32"), dr.Field((), "int64"))
+    >>> writer = dr.create("shapes.replay", schema).writer()
+    >>> try:
+    ...     writer.append(np.zeros(3), action=0, reward=0.0, terminated=False)
+    ... except dr.SchemaError as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class FormatError(ReplayError, ValueError):
-    """The store on disk is damaged, hostile, or of a version that this release does not know."""
+    """The store on disk is damaged, hostile, or of a version that this release does not know.
+
+    Examples
+    --------
+    >>> import pathlib
+    >>> _ = dr.create("damaged.replay", dr.Schema(dr.Field((), "int8"), dr.Field((), "int8")))
+    >>> document = pathlib.Path("damaged.replay/zarr.json")
+    >>> _ = document.write_text(document.read_text().replace("int8", "int9"))
+    >>> try:
+    ...     dr.open("damaged.replay")
+    ... except dr.FormatError as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class StoreNotFound(ReplayError, FileNotFoundError):
-    """No store is at the path."""
+    """No store is at the path.
+
+    Examples
+    --------
+    >>> try:
+    ...     dr.open("nowhere.replay")
+    ... except dr.StoreNotFound as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class StoreExists(ReplayError, FileExistsError):
-    """A store is already at the path."""
+    """A store is already at the path.
+
+    Examples
+    --------
+    >>> try:
+    ...     dr.create("cartpole.replay", dr.Schema(dr.Field((), "int8"), dr.Field((), "int8")))
+    ... except dr.StoreExists as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class StoreLocked(ReplayError, RuntimeError):
-    """Another process holds a lock that the call needs, or another thread is using the writer. Try again later."""
+    """Another process holds a lock that the call needs, or another thread is using the writer. Try again later.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(dr.Field((4,), "float32"), dr.Field((), "int64"))
+    >>> writer = dr.create("locked.replay", schema).writer()
+    >>> try:
+    ...     writer.append(np.zeros(4), action=0, reward=0.0, terminated=False)
+    ... except dr.StoreLocked:
+    ...     print("another thread uses this writer: give each thread its own")
+    """
 
 
 class ReadOnlyError(ReplayError, PermissionError):
-    """The store was opened with mode "r", which never writes."""
+    """The store was opened with mode "r", which never writes.
+
+    Examples
+    --------
+    >>> try:
+    ...     dr.open("cartpole.replay", mode="r").writer()
+    ... except dr.ReadOnlyError as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class StorageFull(ReplayError, OSError):
-    """The disk has no room for the next row. Committed steps are intact; append again when there is space."""
+    """The disk has no room for the next row. Committed steps are intact; append again when there is space.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(dr.Field((4,), "float32"), dr.Field((), "int64"))
+    >>> writer = dr.create("full.replay", schema).writer()
+    >>> try:
+    ...     writer.append(np.zeros(4), action=0, reward=0.0, terminated=False)
+    ... except dr.StorageFull:
+    ...     print("the disk is full: free some space, then append the same step again")
+    """
 
 
 class NotEnoughData(ReplayError, BufferError):
-    """The store has fewer steps than the request needs; the message says how many there are and how many are needed."""
+    """The store has fewer steps than the request needs; the message says how many there are and how many are needed.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(dr.Field((4,), "float32"), dr.Field((), "int64"))
+    >>> store = dr.create("empty.replay", schema)
+    >>> try:
+    ...     dr.Sampler(store, dr.Transitions()).sample()
+    ... except dr.NotEnoughData as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class Closed(ReplayError, ValueError):
-    """The store, sampler, writer or buffer is closed."""
+    """The store, sampler, writer or buffer is closed.
+
+    Examples
+    --------
+    >>> sampler = dr.Sampler("cartpole.replay", dr.Transitions())
+    >>> sampler.close()
+    >>> try:
+    ...     sampler.sample()
+    ... except dr.Closed as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class WriterClosed(Closed):
-    """The writer is closed, or belongs to the parent of this forked process."""
+    """The writer is closed, or belongs to the parent of this forked process.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(dr.Field((4,), "float32"), dr.Field((), "int64"))
+    >>> writer = dr.create("closed.replay", schema).writer()
+    >>> writer.close()
+    >>> try:
+    ...     writer.append(np.zeros(4), action=0, reward=0.0, terminated=False)
+    ... except dr.WriterClosed as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class RateLimited(ReplayError, TimeoutError):
-    """A rate limiter did not let the call through before its timeout."""
+    """A rate limiter did not let the call through before its timeout.
+
+    Examples
+    --------
+    >>> limiter = dr.RateLimiter(1.0, min_size=10**9, error_buffer=10.0, name="slow", timeout=0.1)
+    >>> store = dr.open("cartpole.replay", mode="a")
+    >>> sampler = dr.Sampler(store, dr.Transitions(), limiter=limiter)
+    >>> try:
+    ...     sampler.sample()
+    ... except dr.RateLimited as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class BufferFull(ReplayError, BufferError):
-    """A rollout buffer has all its steps; `clear` it before the next."""
+    """A rollout buffer has all its steps; `clear` it before the next.
+
+    Examples
+    --------
+    >>> buffer = dr.RolloutBuffer(num_envs=2, num_steps=1)
+    >>> buffer.add(*[torch.zeros(2, 3)] + [torch.zeros(2)] * 5)
+    >>> try:
+    ...     buffer.add(*[torch.zeros(2, 3)] + [torch.zeros(2)] * 5)
+    ... except dr.BufferFull as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class SegmentGone(ReplayError, LookupError):
-    """A segment was evicted or set aside after the snapshot was taken, and the requested rows were not mapped yet."""
+    """A segment was evicted or set aside after the snapshot was taken, and the requested rows were not mapped yet.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(dr.Field((4,), "float32"), dr.Field((), "int64"))
+
+    >>> store = dr.create("gone.replay", schema, segment_steps="episode")
+    >>> with store.writer() as writer:
+    ...     writer.append_episode(np.zeros((4, 4)), np.zeros(3, int), np.ones(3), terminated=True)
+    >>> _ = store.refresh()
+    >>> episode = store.episodes[0]
+    >>> store.evict(lambda episode: True)
+    3
+    >>> try:
+    ...     episode.obs
+    ... except dr.SegmentGone as error:
+    ...     print("evicted")
+    evicted
+    """
 
 
 class InvalidIndex(ReplayError, IndexError):
-    """An id that no step of the store ever had."""
+    """An id that no step of the store ever had.
+
+    Examples
+    --------
+    >>> try:
+    ...     dr.Sampler("cartpole.replay", dr.Transitions()).gather([1 << 60])
+    ... except dr.InvalidIndex as error:
+    ...     print("refused")
+    refused
+    """
 
 
 class MissingExtra(ReplayError, ImportError):
-    """A library that the call needs cannot be imported; the message has the command that installs it."""
+    """A library that the call needs cannot be imported; the message has the command that installs it.
+
+    Examples
+    --------
+    >>> try:
+    ...     table = dr.open("cartpole.replay").to_pandas()
+    ... except dr.MissingExtra as error:
+    ...     print(error)  # has the command that installs pandas
+    """
 
     @classmethod
     @contextmanager
@@ -150,7 +322,15 @@ def _version(library: str) -> str:
 
 
 class DamagedSegmentWarning(RuntimeWarning):
-    """A segment of a store cannot be read and is left out, or a segment in quarantine takes up space."""
+    """A segment of a store cannot be read and is left out, or a segment in quarantine takes up space.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", dr.DamagedSegmentWarning)  # refuse a damaged store
+    ...     store = dr.open("cartpole.replay")
+    """
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:

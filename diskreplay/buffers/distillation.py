@@ -43,6 +43,14 @@ class DistillationBuffer(Backed):
         An argument is invalid, or the store at `path` has another capacity.
     SchemaError
         A shape or dtype cannot be stored, or differs from the store's at `path`.
+
+    Examples
+    --------
+    >>> buffer = dr.DistillationBuffer(1000)
+    >>> buffer.add(torch.zeros(10, 3), torch.zeros(10, 2))
+    >>> obs, action = buffer.sample(4)
+    >>> obs.shape, action.shape
+    (torch.Size([4, 3]), torch.Size([4, 2]))
     """
 
     def __init__(

@@ -48,7 +48,15 @@ HIDDEN = ("truncated",)
 
 
 class Experience(NamedTuple):
-    """One step of an environment. `done` is whether it terminated the episode, so that nothing follows `next_state`."""
+    """One step of an environment. `done` is whether it terminated the episode, so that nothing follows `next_state`.
+
+    Examples
+    --------
+    >>> buffer = dr.ReplayBuffer(1000)
+    >>> buffer.push(dr.Experience(np.zeros(4), 0, 1.0, np.zeros(4), True))
+    >>> buffer[0].reward.item()
+    1.0
+    """
 
     state: Any
     action: Any
@@ -114,6 +122,15 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         A shape or dtype cannot be stored, or differs from the store's at `path`.
     FormatError
         The store at `path`, or its saved priorities, are damaged.
+
+    Examples
+    --------
+    >>> buffer = dr.ReplayBuffer(1000, prioritized=True, n_step=3)
+    >>> for t in range(20):
+    ...     buffer.add(np.zeros(4), 0, 1.0, np.zeros(4), t == 19)
+    >>> batch = buffer.sample(8)
+    >>> batch.states.shape, batch.rewards.shape
+    (torch.Size([8, 4]), torch.Size([8, 1]))
     """
 
     def __init__(

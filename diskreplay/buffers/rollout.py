@@ -96,6 +96,17 @@ class RolloutBuffer(Backed):
         An argument is invalid, or the store at `path` has rollouts of another size.
     SchemaError
         A shape cannot be stored, or differs from the store's at `path`.
+
+    Examples
+    --------
+    >>> buffer = dr.RolloutBuffer(num_envs=4, num_steps=16)
+    >>> zeros = torch.zeros(4)
+    >>> for _ in range(16):
+    ...     buffer.add(torch.zeros(4, 3), zeros, torch.ones(4), zeros, values=zeros, log_probs=zeros)
+    >>> buffer.compute_returns_and_advantages(zeros)
+    >>> rollout = buffer.sample()
+    >>> [len(part.advantages) for part in rollout.minibatches(32, epochs=1, seed=0)]
+    [32, 32]
     """
 
     def __init__(

@@ -255,7 +255,14 @@ class Even(Distribution):
 
 
 class Uniform(Even):
-    """Draw every id with the same probability, with replacement. It has no state: several samplers may share one."""
+    """Draw every id with the same probability, with replacement. It has no state: several samplers may share one.
+
+    Examples
+    --------
+    >>> batch = dr.Sampler("cartpole.replay", dr.Transitions(), dr.Uniform(), batch_size=4).sample()
+    >>> batch.weight
+    tensor([1., 1., 1., 1.])
+    """
 
     def __repr__(self) -> str:
         return "Uniform()"

@@ -31,6 +31,12 @@ class Mixture(Distribution):
     ValueError
         `parts` is empty, a share is invalid, or a distribution does not fit: a `Sweep` must have no end, and
         `Prioritized` must normalize over the batch.
+
+    Examples
+    --------
+    >>> distribution = dr.Mixture([(dr.Recency(half_life=100), 0.5), (dr.Uniform(), 0.5)])
+    >>> dr.Sampler("cartpole.replay", dr.Transitions(), distribution, batch_size=8).sample().batch_size
+    8
     """
 
     keeps_share = True

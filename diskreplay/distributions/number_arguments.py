@@ -60,6 +60,12 @@ class Linear:
     ------
     ValueError
         An argument is invalid.
+
+    Examples
+    --------
+    >>> beta = dr.Linear(0.4, 1.0, steps=100)
+    >>> beta(0), beta(50), beta(1000)
+    (0.4, 0.7, 1.0)
     """
 
     start: float

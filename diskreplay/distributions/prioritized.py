@@ -52,6 +52,14 @@ class Prioritized(Owned):
     ------
     ValueError
         An argument is invalid.
+
+    Examples
+    --------
+    >>> distribution = dr.Prioritized(alpha=0.6, beta=dr.Linear(0.4, 1.0, 100_000))
+    >>> sampler = dr.Sampler("cartpole.replay", dr.Transitions(), distribution, batch_size=32)
+    >>> batch = sampler.sample()
+    >>> sampler.update_priorities(batch.index, np.random.default_rng(0).normal(size=32))
+    0
     """
 
     weighted = True

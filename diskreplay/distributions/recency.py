@@ -64,6 +64,12 @@ class Recency(Owned):
     ------
     ValueError
         `half_life` is invalid.
+
+    Examples
+    --------
+    >>> sampler = dr.Sampler("cartpole.replay", dr.Transitions(), dr.Recency(half_life=100), fields=("age",), seed=0)
+    >>> bool(sampler.sample(1000)["age"].float().mean() < 150)
+    True
     """
 
     def __init__(self, half_life: float) -> None:

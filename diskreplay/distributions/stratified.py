@@ -31,6 +31,12 @@ class Stratified(Owned):
     ------
     ValueError
         `by` is invalid.
+
+    Examples
+    --------
+    >>> sampler = dr.Sampler("cartpole.replay", dr.Transitions(), dr.Stratified("episode"), batch_size=32)
+    >>> sampler.sample().batch_size
+    32
     """
 
     def __init__(self, by: str = "episode") -> None:

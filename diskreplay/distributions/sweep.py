@@ -242,6 +242,13 @@ class Sweep(OneOwner, Even):
     ------
     ValueError
         An argument is invalid.
+
+    Examples
+    --------
+    >>> store = dr.open("cartpole.replay")
+    >>> sampler = dr.Sampler(store, dr.Transitions(), dr.Sweep(passes=1, order="time"), batch_size=64)
+    >>> sum(batch.batch_size for batch in sampler) == sampler.sampleable
+    True
     """
 
     gives_once = True

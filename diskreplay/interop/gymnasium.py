@@ -56,6 +56,20 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
         If ``store`` is not a Store, but a path for example, or ``env`` is recorded into it already.
+
+    Examples
+    --------
+    >>> import gymnasium
+    >>> env = gymnasium.make("CartPole-v1")
+    >>> store = dr.create("recorded.replay", dr.Schema.from_env(env))
+    >>> with dr.RecordEpisodes(env, store) as env:
+    ...     _ = env.reset(seed=0)
+    ...     for _ in range(10):
+    ...         _ = env.step(0)
+    ...         if _[2]:
+    ...             break
+    >>> store.refresh() > 0
+    True
     """
 
     def __init__(
@@ -244,6 +258,19 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     ValueError
         If ``store`` is not a Store, ``env`` is not a vector or is recorded into the store already, or its metadata name
         an autoreset mode that gymnasium does not know.
+
+    Examples
+    --------
+    >>> import gymnasium
+    >>> envs = gymnasium.make_vec("CartPole-v1", num_envs=4)
+    >>> store = dr.create("vectors.replay", dr.Schema.from_env(envs))
+    >>> envs = dr.RecordVectorEpisodes(envs, store)
+    >>> _ = envs.reset(seed=0)
+    >>> for _ in range(5):
+    ...     _ = envs.step(envs.action_space.sample())
+    >>> envs.close()
+    >>> store.refresh()
+    20
     """
 
     def __init__(

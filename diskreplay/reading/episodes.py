@@ -45,6 +45,14 @@ class Episode:
     """One episode of a snapshot, with all its ``T = len(episode)`` steps, hidden steps included.
 
     Arrays are read-only views of the store if the rows lie in one uncompressed chunk, else copies. Thread-safe.
+
+    Examples
+    --------
+    >>> episode = dr.open("cartpole.replay").episodes[0]
+    >>> episode.obs.shape[0] == len(episode) + 1  # with the final observation
+    True
+    >>> episode.total_reward == len(episode), episode.terminated
+    (True, True)
     """
 
     __slots__ = ("_end", "_first", "_obs_rows", "_snapshot", "_steps", "_stride")

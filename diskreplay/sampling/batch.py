@@ -42,6 +42,14 @@ class Batch(Mapping[str, Tree]):
         Tensors, or arrays on the CPU, by name; `index` is one of them.
     kind : tuple or None
         The kind of the ids in `index`, see `kind`. None: unknown.
+
+    Examples
+    --------
+    >>> batch = dr.Sampler("cartpole.replay", dr.Transitions(), batch_size=8).sample()
+    >>> batch["obs"] is batch.obs, batch.batch_size
+    (True, 8)
+    >>> sorted(batch.select([0, 1]).numpy())[:3]
+    ['action', 'discount', 'index']
     """
 
     __slots__ = ("__weakref__", "_fields", "_kind")

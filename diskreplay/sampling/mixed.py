@@ -52,6 +52,13 @@ class MixedSampler(IterableDataset[Batch]):
     ------
     ValueError
         An argument is invalid.
+
+    Examples
+    --------
+    >>> old = dr.Sampler("cartpole.replay", dr.Transitions(), where=lambda episode: episode.length > 15)
+    >>> new = dr.Sampler("cartpole.replay", dr.Transitions())
+    >>> dr.MixedSampler([(old, 0.25), (new, 0.75)], batch_size=32, seed=0).sample().batch_size
+    32
     """
 
     def __init__(

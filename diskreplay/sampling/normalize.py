@@ -376,6 +376,12 @@ class Normalize(OneOwner, Transform):
     ValueError
         An argument is invalid. The sampler also raises it if `obs` names a leaf that the store lacks, or the store has
         no observations of floats.
+
+    Examples
+    --------
+    >>> sampler = dr.Sampler("cartpole.replay", dr.Transitions(), batch_size=256, seed=0, transform=dr.Normalize())
+    >>> bool(sampler.sample().obs.mean().abs() < 0.5)
+    True
     """
 
     keeps_state = True

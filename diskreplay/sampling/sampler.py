@@ -233,6 +233,16 @@ class Sampler(IterableDataset[Batch]):
         An argument is invalid, or the view or `fields` names a field that the store lacks.
     StoreNotFound
         The path has no store.
+
+    Examples
+    --------
+    >>> sampler = dr.Sampler("cartpole.replay", dr.Transitions(n_step=3), dr.Prioritized(), batch_size=64, seed=0)
+    >>> batch = sampler.sample()
+    >>> batch.obs.shape, batch.weight.max().item()
+    (torch.Size([64, 4]), 1.0)
+    >>> sampler.update_priorities(batch.index, td_error=torch.rand(64))  # no id was skipped
+    0
+    >>> sampler.view = dr.Transitions(n_step=1)  # from the next batch on
     """
 
     def __init__(

@@ -66,6 +66,12 @@ def nstep_targets(
     ------
     ValueError
         A shape does not fit, `values` is not floating point, or n or gamma is invalid.
+
+    Examples
+    --------
+    >>> reward, values = torch.ones(1, 3), torch.zeros(1, 4)
+    >>> dr.nstep_targets(reward, torch.zeros(1, 3, dtype=torch.bool), values, n=2, gamma=0.5)
+    tensor([[1.5000, 1.5000, 1.0000]])
     """
     n = int_argument("n", n)
     steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values)
@@ -93,6 +99,12 @@ def lambda_returns(
     is gamma times the predicted probability that the episode continues. `lambda_` is 0 to 1. For the other arguments,
     the result and the errors see `nstep_targets`. Generalized advantage estimates are these targets minus
     ``values[:, :-1]``.
+
+    Examples
+    --------
+    >>> reward, no = torch.ones(1, 3), torch.zeros(1, 3, dtype=torch.bool)
+    >>> dr.lambda_returns(reward, no, torch.zeros(1, 4), lambda_=1.0, gamma=0.5)
+    tensor([[1.7500, 1.5000, 1.0000]])
     """
     lambda_ = fraction("lambda_", lambda_)
     steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values)
@@ -115,6 +127,13 @@ def q_lambda_targets(
     These are `lambda_returns` whose sums end before the first later action that was not greedy. `values`, (batch,
     length + 1), is the largest Q of each observation. `greedy`, (batch, length), is True if the step's action has the
     largest Q. `lambda_` is 0 to 1. For the other arguments, the result and the errors see `nstep_targets`.
+
+    Examples
+    --------
+    >>> reward, no = torch.ones(1, 3), torch.zeros(1, 3, dtype=torch.bool)
+    >>> greedy = torch.tensor([[True, False, True]])
+    >>> dr.q_lambda_targets(reward, no, torch.zeros(1, 4), greedy, lambda_=1.0, gamma=0.5)
+    tensor([[1.0000, 1.5000, 1.0000]])
     """
     lambda_ = fraction("lambda_", lambda_)
     steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values, greedy=greedy)
@@ -144,6 +163,13 @@ def retrace_targets(
     action, where mu is the policy that took it: store its log-probability as an extra field. Actions need not be
     discrete.
     `lambda_` is 0 to 1. For the other arguments, the result and the errors see `nstep_targets`.
+
+    Examples
+    --------
+    >>> reward, no = torch.ones(1, 3), torch.zeros(1, 3, dtype=torch.bool)
+    >>> on_policy = torch.zeros(1, 3)  # log of the ratio of the policies
+    >>> dr.retrace_targets(reward, no, torch.zeros(1, 4), torch.zeros(1, 3), on_policy, lambda_=1.0, gamma=0.5)
+    tensor([[1.7500, 1.5000, 1.0000]])
     """
     lambda_ = fraction("lambda_", lambda_)
     steps = _Steps.of(reward, terminated, values, gamma, mask, truncated, next_values, q=q, log_rho=log_rho)
@@ -195,6 +221,13 @@ def vtrace_targets(
     ------
     ValueError
         A shape does not fit, `values` is not floating point, or a number is invalid.
+
+    Examples
+    --------
+    >>> reward, no = torch.ones(1, 3), torch.zeros(1, 3, dtype=torch.bool)
+    >>> targets, advantages = dr.vtrace_targets(reward, no, torch.zeros(1, 4), torch.zeros(1, 3), gamma=0.5)
+    >>> targets
+    tensor([[1.7500, 1.5000, 1.0000]])
     """
     lambda_, rho_bar, c_bar = fraction("lambda_", lambda_), _limit("rho_bar", rho_bar), _limit("c_bar", c_bar)
     both, own = (values, {}) if next_values is None else (None, {"values": values})
@@ -337,6 +370,11 @@ def rescale_value(values: torch.Tensor, eps: float = 1e-3) -> torch.Tensor:
     ------
     ValueError
         `values` is not a floating point tensor, or `eps` is invalid.
+
+    Examples
+    --------
+    >>> dr.rescale_value(torch.tensor([0.0, 3.0]))
+    tensor([0.0000, 1.0030])
     """
     x, eps = _checked_floats(values, eps)
     # sqrt(a) - 1 = (a - 1) / (sqrt(a) + 1), which loses no digits near 0.
@@ -347,6 +385,11 @@ def unscale_value(values: torch.Tensor, eps: float = 1e-3) -> torch.Tensor:
     """Compute the inverse of `rescale_value` for each value (Pohlen et al. 2018, appendix).
 
     For parameters, result and errors see `rescale_value`.
+
+    Examples
+    --------
+    >>> dr.unscale_value(dr.rescale_value(torch.tensor([100.0])))
+    tensor([100.])
     """
     y, eps = _checked_floats(values, eps)
     # With u = sqrt(|x| + 1) - 1, |y| = u + eps * u * (u + 2). This form of its solution loses no digits near 0.

@@ -203,6 +203,15 @@ class ToFloat(Transform):
     ------
     ValueError
         An argument is invalid. The sampler also raises it if `fields` names a leaf that the store lacks.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(dr.Field((8, 8), "uint8"), dr.Field((), "int64"))
+    >>> frames = np.full((6, 8, 8), 255, "uint8")
+    >>> with dr.create("frames.replay", schema) as store, store.writer() as writer:
+    ...     writer.append_episode(frames, np.zeros(5, int), np.ones(5), terminated=False, truncated=True)
+    ...     dr.Sampler(store, dr.Transitions(), transform=dr.ToFloat(), batch_size=2).sample().obs.max()
+    tensor(1.)
     """
 
     def __init__(
@@ -250,6 +259,18 @@ class RandomShift(Transform):
     ValueError
         An argument is invalid. The sampler also raises it if `fields` names a leaf that the store lacks, or a leaf is
         too small for the shifts.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(dr.Field((8, 8), "uint8"), dr.Field((), "int64"))
+    >>> frames = np.zeros((11, 8, 8), "uint8")
+    >>> with dr.create("pixels.replay", schema) as store, store.writer() as writer:
+    ...     writer.append_episode(frames, np.zeros(10, int), np.ones(10), terminated=False, truncated=True)
+    ...     store.refresh()
+    ...     sampler = dr.Sampler(store, dr.Transitions(frame_stack=3), transform=dr.RandomShift(2), batch_size=4)
+    ...     sampler.sample().obs.shape
+    10
+    torch.Size([4, 3, 8, 8])
     """
 
     random = True

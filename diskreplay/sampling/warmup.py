@@ -51,6 +51,10 @@ def warmup(
         The view or the distribution is invalid, or only one of store and view is given.
     StoreNotFound
         The path has no store.
+
+    Examples
+    --------
+    >>> dr.warmup(dr.open("cartpole.replay"), dr.Transitions(n_step=5))  # compiles the kernels of such a sampler
     """
     if store is None and view is None and distribution is None:
         compile_all(EVERY)

@@ -69,6 +69,17 @@ class Schema:
     ------
     SchemaError
         If a key or name cannot be stored, or is already taken.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(
+    ...     obs={"image": dr.Field((64, 64, 3), "uint8"), "state": dr.Field((7,), "float32")},
+    ...     action=dr.Field((6,), "float32"),
+    ...     extra={"log_prob": dr.Field((), "float32")},
+    ...     episode={"seed": dr.Field((), "int64")},
+    ... )
+    >>> sorted(schema.leaves)
+    ['action', 'episode/seed', 'extra/log_prob', 'obs/image', 'obs/state', 'reward']
     """
 
     obs: Tree

@@ -43,6 +43,11 @@ class Field:
     ------
     SchemaError
         If the shape or dtype cannot be stored, or ``space`` is not JSON.
+
+    Examples
+    --------
+    >>> dr.Field((84, 84), "uint8").shape
+    (84, 84)
     """
 
     shape: tuple[int, ...]

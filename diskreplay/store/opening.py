@@ -76,6 +76,15 @@ def create(
         ``path`` is a URL, such as s3://bucket/x. A store is a folder on a local disk.
     MissingExtra
         ``compression`` needs zstandard, which is not installed.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(obs=dr.Field((4,), "float32"), action=dr.Field((), "int64"))
+    >>> with dr.create("new.replay", schema, capacity=1_000_000) as store, store.writer() as writer:
+    ...     for t in range(3):
+    ...         writer.append(np.zeros(4), action=0, reward=1.0, terminated=t == 2)
+    ...     store.refresh()
+    3
     """
     if not isinstance(schema, Schema):
         raise SchemaError(f"schema must be a diskreplay.Schema, not {type(schema).__name__}")
@@ -149,5 +158,11 @@ def open(path: PathLike, mode: Literal["r", "a"] = "r") -> Store:
         s3://bucket/x.
     ReadOnlyError
         The mode is "a", and the operating system does not let this process write there.
+
+    Examples
+    --------
+    >>> with dr.open("cartpole.replay") as store:
+    ...     store.num_episodes
+    20
     """
     return Store(path, mode)

@@ -77,6 +77,15 @@ class Store:
     Concurrency: any number of processes and threads may have one store open, and write to it through their own writers.
     A store object shows a snapshot. `refresh` updates it, and so do the methods that say so; any thread may call them.
     A forked child may use the store, but not the writers that its parent made. A Store pickles as its path and mode.
+
+    Examples
+    --------
+    >>> store = dr.open("cartpole.replay")
+    >>> store.num_episodes, len(store) == sum(len(episode) for episode in store.episodes)
+    (20, True)
+    >>> worst = min(store.episodes, key=lambda episode: episode.total_reward)
+    >>> worst.terminated
+    True
     """
 
     @shown_paths()

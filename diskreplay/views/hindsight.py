@@ -71,6 +71,12 @@ class Hindsight:
 
     An item is not relabelled if its window reaches the end of an episode that terminated without a final observation:
     the goal achieved by the last step is not known.
+
+    Examples
+    --------
+    >>> def reward_fn(achieved, desired):
+    ...     return np.where(np.linalg.norm(achieved - desired, axis=-1) < 0.05, 0.0, -1.0)
+    >>> view = dr.Transitions(relabel=dr.Hindsight(strategy="future", ratio=0.8, reward_fn=reward_fn))
     """
 
     strategy: str = "future"

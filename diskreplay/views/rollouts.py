@@ -117,6 +117,17 @@ class Rollouts(View):
     ------
     ValueError
         An argument is invalid.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(dr.Field((3,), "float32"), dr.Field((), "int64"), extra={"value": dr.Field((), "float32")})
+    >>> with dr.create("rollouts.replay", schema) as store, store.writer(num_envs=2) as writer:
+    ...     obs, no = np.zeros((2, 3)), np.zeros(2, bool)
+    ...     for _ in range(5):
+    ...         writer.append(obs, np.zeros(2, int), np.ones(2), no, no, next_obs=obs, value=np.zeros(2))
+    ...     rollout = dr.Sampler(store, dr.Rollouts(num_steps=4)).sample()
+    >>> rollout.advantage.shape, [len(part.ret) for part in rollout.minibatches(4, epochs=1, seed=0)]
+    (torch.Size([4, 2]), [4, 4])
     """
 
     num_steps: int

@@ -93,6 +93,13 @@ class Sequences(View):
     ------
     ValueError
         An argument is invalid.
+
+    Examples
+    --------
+    >>> sampler = dr.Sampler("cartpole.replay", dr.Sequences(length=8, overlap=4, burn_in=2), batch_size=16)
+    >>> batch = sampler.sample()
+    >>> batch.obs.shape, batch.mask.shape
+    (torch.Size([16, 8, 4]), torch.Size([16, 8]))
     """
 
     length: int = 80
@@ -203,6 +210,12 @@ class Episodes(View):
     ------
     ValueError
         An argument is invalid.
+
+    Examples
+    --------
+    >>> sampler = dr.Sampler("cartpole.replay", dr.Episodes(max_length=10), batch_size=4)
+    >>> sampler.sample().reward.shape[0]
+    4
     """
 
     max_length: int | None = None

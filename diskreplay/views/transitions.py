@@ -86,6 +86,13 @@ class Transitions(View):
     ------
     ValueError
         An argument is invalid.
+
+    Examples
+    --------
+    >>> sampler = dr.Sampler("cartpole.replay", dr.Transitions(n_step=5, gamma=0.99, frame_stack=4), batch_size=32)
+    >>> batch = sampler.sample()
+    >>> batch.obs.shape, batch.reward.shape, batch.discount.shape
+    (torch.Size([32, 4, 4]), torch.Size([32]), torch.Size([32]))
     """
 
     n_step: int | tuple[int, int] | None = 1
@@ -425,6 +432,12 @@ def nstep_experiences(episode_or_iterable: Any, n_step: int, gamma: float) -> It
     ------
     ValueError
         `n_step` or `gamma` is out of range, a step does not have four or five values, or `done` is not a truth value.
+
+    Examples
+    --------
+    >>> steps = [("s0", 0, 1.0, False), ("s1", 1, 1.0, False), ("s2", 0, 1.0, True)]
+    >>> [(each.obs, each.ret, each.steps, each.done) for each in dr.nstep_experiences(steps, n_step=2, gamma=0.5)]
+    [('s0', 1.5, 2, False), ('s1', 1.5, 2, True), ('s2', 1.0, 1, True)]
     """
     n_step, gamma = int_argument("n_step", n_step), fraction("gamma", gamma)
     steps = _of_episode(episode_or_iterable) if isinstance(episode_or_iterable, Episode) else episode_or_iterable

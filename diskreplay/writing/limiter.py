@@ -53,6 +53,14 @@ class RateLimiter:
     ------
     ValueError
         An argument is invalid, or both sides could wait for each other forever, as there is no timeout.
+
+    Examples
+    --------
+    >>> limiter = dr.RateLimiter(samples_per_insert=8.0, min_size=100, error_buffer=1000.0)
+    >>> store = dr.open("cartpole.replay", mode="a")  # a limiter counts in the store
+    >>> sampler = dr.Sampler(store, dr.Transitions(), batch_size=32, limiter=limiter)
+    >>> sampler.sample().batch_size
+    32
     """
 
     samples_per_insert: float

@@ -411,6 +411,15 @@ class VectorWriter(BaseWriter):
     """Appends the steps of ``num_envs`` environments, one lane each. Made by ``Store.writer(num_envs=N)``.
 
     Concurrency: as `Writer`.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(obs=dr.Field((4,), "float32"), action=dr.Field((), "int64"))
+    >>> with dr.create("vector.replay", schema) as store, store.writer(num_envs=8) as writer:
+    ...     obs, no = np.zeros((8, 4)), np.zeros(8, bool)
+    ...     writer.append(obs, action=np.zeros(8, int), reward=np.ones(8), terminated=no, truncated=no, next_obs=obs)
+    ...     store.refresh()
+    8
     """
 
     def __init__(self, schema: Schema, episode_writer: EpisodeWriter, *args: Any) -> None:

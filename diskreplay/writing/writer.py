@@ -361,6 +361,17 @@ class Writer(BaseWriter):
 
     A writer that is garbage collected without `close`, or is open when the interpreter ends, is sealed with the steps
     that it has then, and a ResourceWarning is issued.
+
+    Examples
+    --------
+    >>> schema = dr.Schema(obs=dr.Field((4,), "float32"), action=dr.Field((), "int64"))
+    >>> with dr.create("written.replay", schema) as store, store.writer() as writer:
+    ...     writer.append(np.zeros(4), action=0, reward=1.0, terminated=False)
+    ...     writer.append(np.ones(4), action=1, reward=1.0, terminated=True, next_obs=np.ones(4))
+    ...     store.refresh()
+    ...     store.episodes[0].obs.shape
+    2
+    (3, 4)
     """
 
     def __init__(self, schema: Schema, episode_writer: EpisodeWriter, *args: Any) -> None:

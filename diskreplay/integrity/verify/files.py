@@ -51,6 +51,11 @@ class Problem:
         The file or folder, relative to the store.
     detail : str
         The problem in words.
+
+    Examples
+    --------
+    >>> dr.open("cartpole.replay").verify(deep=True)  # no problem
+    []
     """
 
     kind: str
