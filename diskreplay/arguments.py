@@ -1,4 +1,4 @@
-"""Checks of the arguments of `create` and `Store.resize`."""
+"""Checks of the arguments of stores, and of predicates."""
 
 import sys
 from typing import Any
@@ -28,6 +28,13 @@ def check_seconds(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a number of seconds, not {value!r}")
     if not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} is {value}; it must be more than 0 and finite")
+
+
+def check_where(where: object) -> None:
+    """Raise ValueError for a predicate that is not callable, such as an expression of the command line."""
+    if not callable(where):
+        example = ", such as lambda episode: episode.total_reward > 20"
+        raise ValueError(f"where must be a function of an episode{example}, not {where!r:.80}")
 
 
 def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
+from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.choosing import Choice, Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
@@ -59,7 +59,7 @@ from diskreplay.interop.exchange.progress import Progress
 with MissingExtra.raised_for("a data set of D4RL", "d4rl"):
     import h5py
 
-    from diskreplay.interop.exchange.hdf5_files import check_hdf5
+    from diskreplay.interop.exchange.hdf5_files import check_hdf5, check_is_file
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -478,8 +478,7 @@ class Reader:
 
 
 def _opened(path: Path) -> h5py.File:
-    if not path.is_file():
-        raise StoreNotFound(f"there is no file {path}")
+    check_is_file(path)
     try:
         return h5py.File(path, "r")
     except OSError as error:

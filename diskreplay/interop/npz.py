@@ -17,9 +17,10 @@ usual places. Arrays with one value for each episode are episode fields, and oth
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, TypeVar, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,13 +45,14 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import NUMBERS, foreign, read_npz
-from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, Skipped, Source, import_into
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
 
 NAME = "npz"
+_T = TypeVar("_T")
 Ended = Literal["terminated", "truncated", "cut"]
 Rows = dict[str, NDArray[Any]]
 Flags = tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]
@@ -76,8 +78,9 @@ def import_dataset(
     source : path
         A folder that `export_dataset` wrote. Or an ``.npz`` file with the consecutive rows of all episodes, or a folder
         with such a file for each episode, in the order of their names. Arrays with usual names, such as "obs",
-        "actions", "rewards", "next_obs" and "dones", get their usual parts. Arrays with one row an episode are episode
-        fields, and other arrays are extra fields.
+        "actions" or "act", "rewards" or "rew", "next_obs", "dones", "terminated" and "truncated", get their usual
+        parts. Arrays with one row an episode are episode fields, and other arrays are extra fields. Options name arrays
+        with other names.
     starts : str, optional
         In a file of all episodes, the array that is true in the first row of each. The default is "episode_starts".
     indices : str, optional
@@ -102,13 +105,13 @@ def import_dataset(
     """
     check_option("ended", ended, get_args(Ended))
     choice, folder = Choice(**options), Path(source).absolute()
+    if folder.is_dir() and (starts is not None or indices is not None):
+        raise SchemaError(f"starts and indices are for one file with the rows of all episodes, and {folder} is not one")
     if folder.is_file() or _has_foreign_files(folder):
         with foreign(folder):
             is_file = folder.is_file()
             arrays = _OneFile(folder, choice, starts, indices, ended) if is_file else _Files(folder, choice, ended)
         return import_into(path, arrays.source(), choice, progress)
-    if starts is not None or indices is not None:
-        raise SchemaError(f"starts and indices are for one file with the rows of all episodes, and {folder} is not one")
     with foreign(folder):
         found = Description.read(folder, NAME)
     made = Source(
@@ -195,10 +198,10 @@ def _file(number: int) -> str:
 
 _ROLES = {
     **dict.fromkeys(("obs", "observation", "observations", "state", "states"), OBS),
-    **dict.fromkeys(("action", "actions", "acts"), ACTION),
-    **dict.fromkeys(("reward", "rewards", "rews"), REWARD),
+    **dict.fromkeys(("action", "actions", "act", "acts"), ACTION),
+    **dict.fromkeys(("reward", "rewards", "rew", "rews"), REWARD),
 }
-_AFTER = "next_obs", "next_observation", "next_observations", "next_state", "next_states"
+_AFTER = "next_obs", "obs_next", "next_observation", "next_observations", "next_state", "next_states"
 _ENDS = "terminated", "terminals", "terminal", "dones", "done"
 _LIMITS = "truncated", "timeouts", "truncations"
 _STARTS = "episode_starts"
@@ -225,6 +228,7 @@ class _Arrays:
         self.names = dict[str, str]()
         self._after: str | None = None
         self.not_kept, self._left_out = list[str](), list[str]()
+        self.skipped = list[Skipped]()
 
     def _load(self, file: Path) -> Rows:
         """Return the arrays of a file, without skipped arrays unless they are flags."""
@@ -390,17 +394,47 @@ class _Files(_Arrays):
 
     def __init__(self, folder: Path, choice: Choice, ended: Ended) -> None:
         super().__init__(folder, choice, ended)
-        self._files = sorted(folder.glob("*.npz"))
-        first = self._load(self._files[0])
+        files = sorted(folder.glob("*.npz"))
+        loaded = ((file, self._or_skip(self._load, file)) for file in files)
+        file, first = next((each for each in loaded if each[1] is not None), (folder, None))
+        if first is None:
+            raise FormatError(f"{folder} has no file that can be read: {self.skipped[0].why}")
+        self._check_one_episode(file, first)
+        self._first = first
         self._action = self._action_in(first)
         self._fields = self._sort(first, len(first[self._action]), 1)
-        self._first = first
-        self._lengths = list(map(self._length, self._files))
+        self.skipped.clear()  # the files before the first are read again
+        lengths = [self._or_skip(self._length, file) for file in files]
+        self._numbers = [number for number, length in enumerate(lengths) if length is not None]
+        self._files = [files[number] for number in self._numbers]
+        self._lengths = [length for length in lengths if length is not None]
+
+    def _or_skip(self, read: Callable[[Path], _T], file: Path) -> _T | None:
+        """Return a part of a file; None if it cannot be read and the caller skips such episodes."""
+        try:
+            return read(file)
+        except (FormatError, SchemaError) as error:
+            if self._choice.on_error == "raise":
+                raise type(error)(f"{error}; on_error='skip' (--on-error skip) leaves out such files") from error
+            self.skipped.append(Skipped(file.name, str(error)))
+            return None
 
     def _length(self, file: Path) -> int:
         """Return the number of steps in a file; only its actions are read."""
         arrays = read_npz(file, self._action.__eq__) or read_npz(file)
         return len(arrays[self._action_in(arrays)])
+
+    def _check_one_episode(self, file: Path, arrays: Arrays) -> None:
+        """Check that no flag inside of a file begins another episode: the file would be one wrong episode."""
+        for name in (*_ENDS, *_LIMITS, _STARTS):
+            flags = as_flags(np.ravel(arrays.get(name, False)), f"{file}: {name}", FormatError)
+            # Some environments repeat the flag after the end, so only a false one after a true one is another episode.
+            inside = flags[1:] if name == _STARTS else flags[:-1] & ~flags[1:]
+            if inside.any():
+                raise FormatError(
+                    f"{file} has several episodes: {name} says so in row {int(inside.argmax()) + (name == _STARTS)}. "
+                    "A folder must have one episode in each file. Import each file by its own path and merge the stores"
+                )
 
     def source(self) -> Source:
         """Return the data set."""
@@ -410,7 +444,9 @@ class _Files(_Arrays):
             kept = {path: name for path, name in self.names.items() if path in wanted}
             for file, count in zip(self._files[first:], self._lengths[first:], strict=True):
                 arrays = read_npz(file, {*kept.values(), *names.values(), *_KNOWN}.__contains__)
+                self._check_one_episode(file, arrays)
                 fields = {path: arrays[name].reshape(self._fields[path].shape[1:]) for path, name in names.items()}
                 yield self._episode(kept, arrays, self._flags(arrays, count), slice(0, count), count, fields)
 
-        return self._source(self._lengths, self._first, self._fields, read)
+        made = self._source(self._lengths, self._first, self._fields, read)
+        return replace(made, skipped=self.skipped, numbers=self._numbers, files=[file.name for file in self._files])

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import FormatError, MissingExtra, Schema, Store, StoreNotFound
+from diskreplay import FormatError, MissingExtra, Schema, Store
 from diskreplay.interop.exchange.choosing import Choice, Options, is_in
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
@@ -55,7 +55,14 @@ from diskreplay.interop.step_values import as_flags
 with MissingExtra.raised_for("a file of demonstrations", "d4rl"):
     import h5py
 
-    from diskreplay.interop.exchange.hdf5_files import Shape, check_hdf5, read_array, read_attributes, read_into
+    from diskreplay.interop.exchange.hdf5_files import (
+        Shape,
+        check_hdf5,
+        check_is_file,
+        read_array,
+        read_attributes,
+        read_into,
+    )
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -128,8 +135,7 @@ def import_dataset(
     choice, file = Choice(**options), Path(source).absolute()
     with ExitStack() as opened:
         with foreign(file):
-            if not file.is_file():
-                raise StoreNotFound(f"{file} is not a file of demonstrations: there is no such file")
+            check_is_file(file)
             demos = _Demos(file, opened.enter_context(h5py.File(file, "r")), choice)
         if demos.has_states_alone:
             warnings.warn(f"{file} has no obs: its states are the observations of the store", stacklevel=2)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diskreplay.arguments import check_where
 from diskreplay.distributions.base import Distribution, Uniform
 from diskreplay.distributions.number_arguments import int_argument
 from diskreplay.distributions.population import Share
@@ -30,8 +31,8 @@ def drawing_arguments(
         max_size = int_argument("max_size", max_size)
     elif remover != "oldest":
         raise ValueError(f"remover={remover!r} needs max_size: give both, or leave it out")
-    if where is not None and not callable(where):
-        raise ValueError(f"where must be a function of an episode, not {where!r}")
+    if where is not None:
+        check_where(where)
     limits = {"max_times_sampled": max_times_sampled, "max_size": max_size, "remover": remover}
     return {"where": where, "share": Share(rank, world_size), **limits}
 

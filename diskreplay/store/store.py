@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import markup
-from diskreplay.arguments import checked_limits, compression_level
+from diskreplay.arguments import check_where, checked_limits, compression_level
 from diskreplay.errors import Closed, MissingExtra, ReadOnlyError
 from diskreplay.folders import shown_paths
 from diskreplay.kernels.table import compile_all, get_kernel
@@ -456,8 +456,7 @@ class Store:
         """
         follower = self._open_follower()
         self._check_writable("evict")
-        if not callable(where):
-            raise ValueError(f"where must be a function of an episode, not {where!r}")
+        check_where(where)
         return evict(follower, self._retention, where)
 
     @shown_paths()
@@ -681,8 +680,8 @@ class Store:
         with MissingExtra.raised_for("a dataset of Ray", "ray"):
             from diskreplay.store.ray_dataset import to_ray_dataset
 
-        if where is not None and not callable(where):
-            raise ValueError(f"where must be a function of an episode, not {where!r}")
+        if where is not None:
+            check_where(where)
         return to_ray_dataset(self.snapshot, self._root, where, fields)
 
     # --- writing -----------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class Sequences(View):
             )
 
     def _check_overlap(self) -> None:
-        default = " (the default): give one" if self.overlap is None else ""
+        default = f" (the default): give one, such as overlap={self.length // 2}" if self.overlap is None else ""
         if self.overlap is None:
             object.__setattr__(self, "overlap", OVERLAP)
         assert self.overlap is not None

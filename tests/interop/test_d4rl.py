@@ -272,6 +272,8 @@ def test_what_is_no_file_of_hdf5_is_refused(tmp_path: Path) -> None:
         import_dataset(tmp_path / "a.hdf5", tmp_path / "store")
     with pytest.raises(dr.StoreNotFound, match="^there is no file .*b.hdf5$"):
         import_dataset(tmp_path / "b.hdf5", tmp_path / "store")
+    with pytest.raises(dr.StoreNotFound, match="is a folder; give the path of a file: a.hdf5$"):
+        import_dataset(tmp_path, tmp_path / "store")
 
 
 def test_extra_fields_that_are_named_like_arrays_of_d4rl_are_not_held(tmp_path: Path) -> None:

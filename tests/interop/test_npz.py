@@ -1,6 +1,7 @@
 """Data sets of NumPy files: every value of a store goes there and comes back."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,89 @@ def test_a_folder_of_files_with_an_episode_each(tmp_path: Path) -> None:
             np.testing.assert_array_equal(episode.obs, np.arange(length + 1.0) + number, strict=True)
             assert bool(episode["success"]) == (number == 1)
             assert episode.terminated == (number != 0)
+
+
+def make_folder(folder: Path, count: int = 5) -> None:
+    folder.mkdir()
+    for number in range(count):
+        rows = {"obs": np.full((4, 3), number), "act": np.arange(4), "rew": np.ones(4), "done": np.arange(4) == 3}
+        np.savez(folder / f"run-{number}.npz", **rows)
+
+
+@pytest.mark.parametrize("shape_at", [1, 4])
+def test_files_of_a_folder_that_cannot_be_read_are_left_out_by_their_names(tmp_path: Path, shape_at: int) -> None:
+    make_folder(tmp_path / "runs")
+    whole = (tmp_path / "runs/run-0.npz").read_bytes()
+    (tmp_path / "runs/run-0.npz").write_bytes(whole[: len(whole) // 2])
+    at = whole.index(b"obs.npy") + 200  # inside of the rows: only their checksum tells
+    (tmp_path / "runs/run-3.npz").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    np.savez(tmp_path / f"runs/run-{shape_at}.npz", obs=np.zeros((4, 2)), act=np.arange(4), rew=np.ones(4))
+    if shape_at == 1:  # the first file that can be read has the shape of all
+        (tmp_path / "runs/run-1.npz").rename(tmp_path / "runs/run-9.npz")
+    with pytest.raises(dr.FormatError, match="run-0.npz cannot be read: .*; on_error='skip' .* leaves out such files$"):
+        import_dataset(tmp_path / "runs", tmp_path / "refused")
+    done = import_dataset(tmp_path / "runs", tmp_path / "store", on_error="skip")
+    assert len(done.skipped) == 3
+    found = {re.search(r"run-\d", each.what + each.why).group() for each in done.skipped}  # type: ignore[union-attr]
+    assert found == {"run-0", "run-3", "run-9" if shape_at == 1 else "run-4"}
+    assert "has obs of shape (2,), and not (3,)" in str(done.skipped)
+    with dr.open(tmp_path / "store") as store:
+        kept = [2, 4] if shape_at == 1 else [1, 2]
+        assert [int(episode.obs[0, 0]) for episode in store.episodes] == kept
+        assert all(episode.terminated and episode.total_reward == 4 for episode in store.episodes)
+
+
+def test_a_folder_without_a_file_that_can_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/a.npz").write_bytes(b"PK")
+    with pytest.raises(dr.FormatError, match="runs has no file that can be read: .*a.npz cannot be read"):
+        import_dataset(tmp_path / "runs", tmp_path / "store", on_error="skip")
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "row"),
+    [
+        ("episode_starts", [1, 0, 1, 0], 2),
+        ("done", [0, 1, 0, 1], 1),
+        ("timeouts", [1, 0, 0, 0], 0),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_file_of_several_episodes_in_a_folder_is_refused(
+    tmp_path: Path, name: str, flags: list[int], row: int, number: int
+) -> None:
+    make_folder(tmp_path / "runs")
+    flagged = {name: np.array(flags, bool)}
+    np.savez(tmp_path / f"runs/run-{number}.npz", obs=np.zeros((4, 3)), act=np.arange(4), rew=np.ones(4), **flagged)
+    with pytest.raises(dr.FormatError, match=f"run-{number}.npz has several episodes: {name} says so in row {row}. "):
+        import_dataset(tmp_path / "runs", tmp_path / "store")
+
+
+def test_a_flag_that_repeats_after_the_end_is_of_the_same_episode(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    rows = {"obs": np.zeros((4, 3)), "act": np.arange(4), "done": np.arange(4) > 1}
+    np.savez(tmp_path / "runs/run-0.npz", **rows, episode_starts=np.arange(4) == 0)
+    assert import_dataset(tmp_path / "runs", tmp_path / "store").episodes == 1
+
+
+def test_starts_of_a_folder_are_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "runs")
+    with pytest.raises(dr.SchemaError, match="starts and indices are for one file with the rows of all episodes"):
+        import_dataset(tmp_path / "runs", tmp_path / "store", starts="done")
+
+
+def test_advice_for_arrays_with_other_names_has_the_rewards(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    rows = {"obs_t": np.zeros((4, 3)), "act_t": np.arange(4), "rew_t": np.ones(4)}
+    np.savez(tmp_path / "runs/run-0.npz", **rows)
+    said = (
+        "obs='obs_t', action='act_t', reward='rew_t' .on the command line --obs obs_t --action act_t --reward rew_t.$"
+    )
+    with pytest.raises(dr.SchemaError, match=said):
+        import_dataset(tmp_path / "runs", tmp_path / "store")
+    import_dataset(tmp_path / "runs", tmp_path / "store", obs="obs_t", action="act_t", reward="rew_t")
+    with dr.open(tmp_path / "store") as store:
+        assert store.episodes[0].total_reward == 4
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,10 @@ def test_a_store_in_mode_r_and_what_is_no_function_are_refused(store):
     write(store, 1)
     with dr.open(store.path) as reader, pytest.raises(dr.ReadOnlyError, match='open it with mode "a" to evict'):
         reader.evict(lambda episode: True)
-    with pytest.raises(ValueError, match="where must be a function of an episode, not 5"):
+    with pytest.raises(
+        ValueError,
+        match="where must be a function of an episode, .*, not 5",
+    ):
         store.evict(5)
     with pytest.raises(ZeroDivisionError):
         store.evict(lambda episode: 1 // 0)

@@ -65,7 +65,11 @@ def store() -> Store:
             "max_size does not apply to Sweep(passes=1), which sets the number of times for each id itself: "
             "leave it out",
         ),
-        ({"where": 3}, "where must be a function of an episode, not 3"),
+        (
+            {"where": "length > 3"},
+            "where must be a function of an episode, such as lambda episode: episode.total_reward > 20, "
+            "not 'length > 3'",
+        ),
         ({"distribution": "uniform"}, "distribution must be a distribution such as Uniform(), not 'uniform'"),
         ({"view": 5}, "view must be a view such as Transitions(), not 5"),
         # Most of a view, and most of a store: they would do without the rest until it is asked for.

@@ -39,7 +39,7 @@ def one_episode(steps: int, end: str = "terminated", final: bool = True, schema:
     [
         ({"length": 0}, "length must be an int of at least 1, not 0"),
         ({"length": 4, "overlap": 4}, "overlap must be less than length, 4, not 4"),
-        ({"length": 20}, "overlap must be less than length, 20, not 40 (the default): give one"),
+        ({"length": 20}, "overlap must be less than length, 20, not 40 (the default): give one, such as overlap=10"),
         ({"overlap": -1}, "overlap must be an int from 0 to 79, not -1"),
         ({"overlap": 1.5}, "overlap must be an int from 0 to 79, not 1.5"),
         ({"burn_in": 41}, "burn_in must be at most overlap, 40, not 41: steps would be in no window's loss"),

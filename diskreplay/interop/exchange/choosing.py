@@ -101,7 +101,8 @@ class Choice:
         if wrong := [to for to in (self.rename or {}).values() if not isinstance(to, str) or not to]:
             raise SchemaError(f"rename gives features names in the store, and not {wrong[0]!r:.80}")
         if self.where is not None and not callable(self.where):
-            raise SchemaError(f"where must be a function of an episode, not {self.where!r:.80}")
+            example = "such as lambda episode: episode.total_reward > 20"
+            raise SchemaError(f"where must be a function of an episode, {example}, not {self.where!r:.80}")
 
     def named(self, option: str) -> list[str] | None:
         """Return the features that "obs", "action", "reward", "extra" or "skip" names; None if it is not given."""
@@ -459,6 +460,10 @@ class _Chooser:
         obs = [name for name in steps if any(word in name.lower() for word in ("obs", "state", "image", "rgb", "cam"))]
         obs = [name for name in obs or steps if name != action]
         call = {OBS: obs[0] if len(obs) == 1 else obs, ACTION: action or "..."}
+        reward = min((name for name in steps if "rew" in name.lower() and name != action), key=len, default=None)
+        if reward is not None and REWARD not in self._leaves:  # else the store would have zeros
+            call[REWARD] = reward
         words = ", ".join(f"{part}={value!r}" for part, value in call.items())
-        line = f"--obs {','.join(obs)} --action {action or '...'}"
+        commas = {part: value if isinstance(value, str) else ",".join(value) for part, value in call.items()}
+        line = " ".join(f"--{part} {value}" for part, value in commas.items())
         return f"its features are {', '.join(listed)}. Name them, for example {words} (on the command line {line})"

@@ -14,16 +14,29 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import FormatError
+from diskreplay import FormatError, StoreNotFound
 from diskreplay.interop.exchange.foreign import NUMBERS, check_chunks, check_claim
 
-__all__ = ["Shape", "check_hdf5", "read_array", "read_attributes", "read_into"]
+__all__ = ["Shape", "check_hdf5", "check_is_file", "read_array", "read_attributes", "read_into"]
 
 Shape = tuple[int, ...]
 
 _MOST_DEEP = 64
+_SUFFIXES = ".hdf5", ".h5"
+# Most names of files in a message.
+_SHOWN = 5
 # Filters that do not pack: shuffle, and a checksum.
 _PLAIN_FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)
+
+
+def check_is_file(path: Path) -> None:
+    """Raise StoreNotFound if there is no file at a path."""
+    if path.is_dir():
+        found = [file.name for file in sorted(path.iterdir()) if file.suffix in _SUFFIXES]
+        listed = f": {', '.join(found[:_SHOWN])}{' and others' * (len(found) > _SHOWN)}" if found else ", in HDF5"
+        raise StoreNotFound(f"{path} is a folder; give the path of a file{listed}")
+    if not path.is_file():
+        raise StoreNotFound(f"there is no file {path}")
 
 
 def check_hdf5(path: Path) -> dict[str, Shape | None]:

@@ -120,6 +120,8 @@ class Source:
         The feature's name for each default path. None: the paths.
     numbers : list of int, optional
         The number of each episode in the data set, for messages. None: 0, 1, 2 and so on.
+    files : list of str, optional
+        The file of each episode, for messages, if an episode is a file.
     """
 
     format: str
@@ -139,10 +141,16 @@ class Source:
     leaves: Mapping[str, Field] | None = None
     names: Mapping[str, str] | None = None
     numbers: Sequence[int] | None = None
+    files: Sequence[str] | None = None
 
     def number_of(self, position: int) -> int:
         """Return the data set's number of the episode at a position."""
         return position if self.numbers is None else self.numbers[position]
+
+    def describe(self, position: int) -> str:
+        """Return the number of the episode at a position, and its file, as text for messages."""
+        file = "" if self.files is None else f" ({self.files[position]})"
+        return f"episode {self.number_of(position)}{file}"
 
     def lay_out(self, choice: Choice) -> Layout:
         """Return the layout of its features; raises the errors of `lay_out`."""
@@ -397,7 +405,7 @@ class _Selection:
                 with reading(self.source.place), closing(episodes_ahead(read)) as episodes:
                     for episode in episodes:
                         _check_whole(self.source, number, episode, self._layout.paths)
-                        yield number, self._layout.apply(f"episode {self.source.number_of(number)}", episode)
+                        yield number, self._layout.apply(self.source.describe(number), episode)
                         number += 1
                     if number < self.source.episodes:
                         raise FormatError(
@@ -406,30 +414,30 @@ class _Selection:
             except (FormatError, SchemaError) as error:
                 if self._choice.on_error == "raise":
                     raise
-                self.skipped.append(Skipped(f"episode {self.source.number_of(number)}", str(error)))
+                self.skipped.append(Skipped(self.source.describe(number), str(error)))
                 number += 1
 
 
 def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Collection[str]) -> None:
     """Check that an episode has the declared leaves, with one row a step, the declared shapes, and numbers."""
-    name, number = source.name, source.number_of(position)
+    what = f"{source.describe(position)} of {source.name}"
     if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
-        raise FormatError(f"episode {number} of {name} has no {missing[0]}; it has {', '.join(episode.steps)}")
+        raise FormatError(f"{what} has no {missing[0]}; it has {', '.join(episode.steps)}")
     count, shortest = min((len(rows), path) for path, rows in episode.steps.items())
     if not count:
-        raise FormatError(f"episode {number} of {name} has no steps")
+        raise FormatError(f"{what} has no steps")
     for path, rows in episode.steps.items():
         if len(rows) != count + (is_obs(path) and episode.has_final_obs):
-            raise FormatError(f"episode {number} of {name} has {len(rows)} rows of {path} and {count} of {shortest}")
+            raise FormatError(f"{what} has {len(rows)} rows of {path} and {count} of {shortest}")
     leaves = source.leaves or (source.schema.leaves if source.schema else {})
     shapes = {path: np.shape(rows)[1:] for path, rows in episode.steps.items() if path != REWARD}
     shapes |= {path: np.shape(value) for path, value in episode.fields.items()}
     for path, shape in shapes.items():
         if path in paths and shape != leaves[path].shape:
-            raise SchemaError(f"episode {number} of {name} has {path} of shape {shape}, and not {leaves[path].shape}")
+            raise SchemaError(f"{what} has {path} of shape {shape}, and not {leaves[path].shape}")
     for path, values in {**episode.steps, **episode.fields}.items():
         if path in paths and (dtype := np.asarray(values).dtype).kind not in NUMBERS:
-            raise SchemaError(f"episode {number} of {name} has {path} of the dtype {dtype}, which is no number")
+            raise SchemaError(f"{what} has {path} of the dtype {dtype}, which is no number")
 
 
 def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: int) -> None:

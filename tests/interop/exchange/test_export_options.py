@@ -165,7 +165,10 @@ def test_a_value_that_a_dtype_cannot_hold_is_refused_and_nothing_is_left(store: 
         ({"dtype": {"obs/eye": "text"}, "rename": {"obs/eye": "top"}}, "obs/top: "),
         ({"rename": {"episode/level": "extra/level"}}, "an episode has one value of 'episode/level', so it cannot be"),
         ({"skip": "obs"}, "no feature is the observation"),
-        ({"where": "length > 3"}, "where must be a function of an episode, not 'length > 3'"),
+        (
+            {"where": "length > 3"},
+            "where must be a function of an episode, such as lambda episode: episode.total_reward > 20",
+        ),
         ({"names": {"obs/arm": "x"}}, "the option names is called rename now, in all formats"),
     ],
 )

@@ -113,7 +113,10 @@ def test_what_no_leaf_takes_is_named(tmp_path: Path) -> None:
         ({"obs": 3}, "obs must be names of features, not 3"),
         ({"rename": ["image"]}, "rename must be a dict, not"),
         ({"on_error": "ignore"}, "on_error must be raise or skip, not 'ignore'"),
-        ({"where": "length > 3"}, "where must be a function of an episode, not 'length > 3'"),
+        (
+            {"where": "length > 3"},
+            "where must be a function of an episode, such as lambda episode: episode.total_reward > 20",
+        ),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused_before_anything_is_made(
