@@ -258,7 +258,7 @@ def test_a_her_buffer_comes_back_with_its_episodes(tmp_path: Path) -> None:
 
 def test_environments_that_would_differ_in_length_are_refused(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", "vectors")
-    with pytest.raises(dr.SchemaError, match="3 environments would have 12 to 16 steps, and a buffer has equally"):
+    with pytest.raises(dr.SchemaError, match="3 environments would have 12 to 16 steps, and a buffer has the same"):
         export_dataset(store, tmp_path / "buffer.pkl", n_envs=3)
     with pytest.raises(dr.SchemaError, match="n_envs must be at least 1, not 0$"):
         export_dataset(store, tmp_path / "other.pkl", n_envs=0)
