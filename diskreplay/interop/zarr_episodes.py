@@ -292,12 +292,7 @@ class _DataSet:
 
     def __init__(self, file: Path, root: _Group, choice: Choice, ended: Ended) -> None:
         self._file, self._root, self._ended = file, root, ended
-        counts = root.array("meta/episode_ends")
-        check_claim(counts.size * counts.dtype.itemsize, root.stored, f"{file}: meta/episode_ends")
-        ends = np.asarray(counts[...])
-        if ends.ndim != 1 or ends.dtype.kind not in "iu" or (np.diff(ends, prepend=0) < 0).any():
-            raise FormatError(f"{file}: meta/episode_ends are not the numbers of steps up to the end of each episode")
-        stops = [int(stop) for stop in ends]
+        stops = self._read_stops()
         self._rows = stops[-1] if stops else 0
         every = list(enumerate(zip([0, *stops[:-1]], stops, strict=True) if stops else []))
         self.bounds = [bounds for _, bounds in every if bounds[0] < bounds[1]]
@@ -306,19 +301,33 @@ class _DataSet:
         arrays = self._found()
         found = {path: name for path, name in arrays.items() if not choice.skips(name)}
         self.left_out = [name for name in arrays.values() if choice.skips(name)]
-        self._columns = {path: _Column(root.array(f"data/{name}")) for path, name in found.items()}
-        for path, column in self._columns.items():
-            if len(column) < self._rows:
-                raise FormatError(f"{file}: {path} has {len(column)} rows, and the episodes have {self._rows} steps")
+        self._columns = {path: self._column(f"data/{name}", path, self._rows) for path, name in found.items()}
         longest = max(map(len, self._columns.values()), default=0)
         self.not_kept = [f"rows {self._rows} to {longest}, after the last episode"] if longest > self._rows else []
         self.metadata = self._layout.metadata if self._layout else {}
         self.schema = self._layout.schema if self._layout else None
         self.leaves = self._leaves()
         self.names = found | {path: _meta_name(path) for path in self.leaves if is_part(path, FIELDS)}
-        self._meta = {name: _Column(root.array(f"meta/{name}")) for name in self._meta_names()}
-        if short := [name for name, column in self._meta.items() if len(column) < len(ends)]:
-            raise FormatError(f"{file}: meta/{short[0]} does not have a row for each of {len(ends)} episodes")
+        names = self._meta_names()
+        self._meta = {name: self._column(f"meta/{name}", f"meta/{name}", len(stops)) for name in names}
+
+    def _read_stops(self) -> list[int]:
+        """Return the row after the last one of each episode."""
+        counts = self._root.array("meta/episode_ends")
+        check_claim(counts.size * counts.dtype.itemsize, self._root.stored, f"{self._file}: meta/episode_ends")
+        ends = np.asarray(counts[...])
+        if ends.ndim != 1 or ends.dtype.kind not in "iu" or (np.diff(ends, prepend=0) < 0).any():
+            raise FormatError(
+                f"{self._file}: meta/episode_ends are not the numbers of steps up to the end of each episode"
+            )
+        return [int(stop) for stop in ends]
+
+    def _column(self, name: str, what: str, rows: int) -> "_Column":
+        """Return an array of the data set, which must have this number of rows or more."""
+        column = _Column(self._root.array(name))
+        if len(column) < rows:
+            raise FormatError(f"{self._file}: {what} has {len(column)} rows, and {rows} are needed")
+        return column
 
     def _found(self) -> dict[str, str]:
         """Return the names of arrays by the default paths of their leaves."""

@@ -369,9 +369,8 @@ class Planner:
 
     def delivered(self, plan: Plan) -> None:
         """Note that a batch is delivered. After an interrupt this may be repeated, or the batch comes once more."""
-        active = self.target.active
-        if active.gives_once:
-            active.delivered(plan.draw)
+        if self.target.active.gives_once:
+            self.target.active.delivered(plan.draw)
         if self.queue and self.queue[0] is plan:
             self.queue.popleft()
         else:
@@ -474,8 +473,8 @@ class Planner:
         if saved.priorities is not None:
             saved.priorities.claim(self)
         new._priorities = distribution if isinstance(distribution, Prioritized) else saved.priorities
-        new.rng, new._cursors = np.random.Generator(saved.generator), saved.cursors
-        new._returned = saved.returned
+        new.rng = np.random.Generator(saved.generator)
+        new._cursors, new._returned = saved.cursors, saved.returned
         new.queue = new._accepted(saved.plans, snapshot)
         refused = [plan for saved_plan in saved.refused for plan in new._accepted([saved_plan], snapshot)]
         new._other_sizes = {plan.asked: plan for plan in refused}
@@ -488,9 +487,10 @@ class Planner:
             if (plan.entropy is None) == target.random or not target.active.accept(target.population, plan.draw):
                 self._returned = self._once(other.draw for other in plans[len(queue) :])
                 break
-            draw_info = None
-            if self.draw_fields:  # as of now, if the saved plan lacks a field
-                draw_info = target.draw_info_of(self.draw_fields, plan.draw.ids) | plan.draw_info
+            # A field that the saved plan lacks has its current value.
+            draw_info = (
+                target.draw_info_of(self.draw_fields, plan.draw.ids) | plan.draw_info if self.draw_fields else None
+            )
             queue.append(Plan(snapshot, plan.draw, plan.asked, plan.entropy, draw_info, plan.prepared))
         return queue
 

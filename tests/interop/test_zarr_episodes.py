@@ -138,7 +138,7 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
         with pytest.raises(dr.FormatError, match="meta/episode_ends are not the numbers of steps"):
             import_dataset(tmp_path / "set", target)
     write(tmp_path / "set", [11], **data)
-    with pytest.raises(dr.FormatError, match="obs/img has 10 rows, and the episodes have 11 steps$"):
+    with pytest.raises(dr.FormatError, match="obs/img has 10 rows, and 11 are needed$"):
         import_dataset(tmp_path / "set", target)
     write(tmp_path / "set", [10], state=data["state"])
     with pytest.raises(dr.SchemaError, match="set: no feature is the action; its features are state float32"):
