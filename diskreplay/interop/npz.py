@@ -20,12 +20,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import FormatError, SchemaError, Store
+from diskreplay import FormatError, SchemaError, Store, StoreNotFound
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.choosing import Choice, Options, check_option, is_in, lay_out
 from diskreplay.interop.exchange.description import Description
@@ -55,7 +55,7 @@ NAME = "npz"
 _T = TypeVar("_T")
 Ended = Literal["terminated", "truncated", "cut"]
 Rows = dict[str, NDArray[Any]]
-Flags = tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]
+Ends = tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]
 Read = Callable[[int, Collection[str]], Iterator[EpisodeData]]
 _OWN = re.compile(r"episode-\d{8,}\.npz")
 _TERMINATED, _TRUNCATED, _NOTES = "terminated", "truncated", "notes"
@@ -68,6 +68,8 @@ def import_dataset(
     starts: str | None = None,
     indices: str | None = None,
     ended: Ended = "truncated",
+    terminated: str | None = None,
+    truncated: str | None = None,
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
@@ -87,6 +89,9 @@ def import_dataset(
         In a file of all episodes, the array with the first row of each episode, or with the row after its last one.
     ended : {"truncated", "terminated", "cut"}
         How episodes ended, if no array such as "dones" or "terminals" tells.
+    terminated, truncated : str, optional
+        The arrays that are true in a step that ends an episode, by termination and by a limit. The default is the first
+        of the usual names.
     path : path
         The store. Nothing may be there, except an interrupted import of this folder.
     progress : callable, optional
@@ -108,10 +113,15 @@ def import_dataset(
     if folder.is_dir() and (starts is not None or indices is not None):
         raise SchemaError(f"starts and indices are for one file with the rows of all episodes, and {folder} is not one")
     if folder.is_file() or _has_foreign_files(folder):
+        flags = _Flags(ended, terminated, truncated)
         with foreign(folder):
             is_file = folder.is_file()
-            arrays = _OneFile(folder, choice, starts, indices, ended) if is_file else _Files(folder, choice, ended)
+            arrays = _OneFile(folder, choice, starts, indices, flags) if is_file else _Files(folder, choice, flags)
         return import_into(path, arrays.source(), choice, progress)
+    if terminated is not None or truncated is not None:
+        raise SchemaError(f"terminated and truncated are for files of others, and {folder} has none")
+    if not Description.is_in(folder):
+        _raise_not_found(folder)
     with foreign(folder):
         found = Description.read(folder, NAME)
     made = Source(
@@ -205,13 +215,35 @@ _AFTER = "next_obs", "obs_next", "next_observation", "next_observations", "next_
 _ENDS = "terminated", "terminals", "terminal", "dones", "done"
 _LIMITS = "truncated", "timeouts", "truncations"
 _STARTS = "episode_starts"
-_KNOWN = (*_AFTER, *_ENDS, *_LIMITS, _STARTS)
 
 
 def _has_foreign_files(folder: Path) -> bool:
     """Tell whether a folder has NumPy files that are not an export: an export without description is incomplete."""
     files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
     return bool(files) and not Description.is_in(folder) and not any(_OWN.fullmatch(file.name) for file in files)
+
+
+def _raise_not_found(folder: Path) -> NoReturn:
+    if not folder.is_dir():
+        raise StoreNotFound(f"there is no file or folder {folder}")
+    inner = next((file for above in ("*", "*/*") for file in folder.glob(f"{above}/*.npz")), None)
+    hint = f"; there are some in {inner.parent.relative_to(folder)}" if inner else ""
+    kind = "the description of an export, dataset.json" if any(folder.glob("*.npz")) else "NumPy files (.npz)"
+    raise StoreNotFound(f"{folder} lacks {kind}{hint}")
+
+
+class _Flags(NamedTuple):
+    """How episodes ended by default, and the names of the arrays that tell; None: the usual names."""
+
+    ended: Ended
+    terminated: str | None
+    truncated: str | None
+
+    def ends(self) -> tuple[str, ...]:
+        return _ENDS if self.terminated is None else (self.terminated,)
+
+    def limits(self) -> tuple[str, ...]:
+        return _LIMITS if self.truncated is None else (self.truncated,)
 
 
 class _Arrays:
@@ -223,8 +255,9 @@ class _Arrays:
         The arrays of steps by the default paths of their leaves.
     """
 
-    def __init__(self, place: Path, choice: Choice, ended: Ended) -> None:
-        self._place, self._choice, self._ended = place, choice, ended
+    def __init__(self, place: Path, choice: Choice, flags: _Flags) -> None:
+        self._place, self._choice, self._told = place, choice, flags
+        self._known = (*_AFTER, *flags.ends(), *flags.limits(), _STARTS)
         self.names = dict[str, str]()
         self._after: str | None = None
         self.not_kept, self._left_out = list[str](), list[str]()
@@ -237,7 +270,7 @@ class _Arrays:
         def is_read(name: str) -> bool:
             if self._choice.skips(name):
                 self._left_out.append(name)
-                return name in _KNOWN
+                return name in self._known
             return True
 
         return read_npz(file, is_read)
@@ -262,11 +295,11 @@ class _Arrays:
                 continue
             if name in _AFTER:
                 self._after = name
-            elif rows.ndim and len(rows) in (count, count + (episodes == 1)) and name not in _KNOWN:
+            elif rows.ndim and len(rows) in (count, count + (episodes == 1)) and name not in self._known:
                 steps.append(name)
-            elif name not in _KNOWN and rows.dtype.kind in NUMBERS and (len(rows) if rows.ndim else 1) == episodes:
+            elif name not in self._known and rows.dtype.kind in NUMBERS and (len(rows) if rows.ndim else 1) == episodes:
                 fields[f"{FIELDS}/{name}"] = rows.reshape(episodes, *rows.shape[1:])
-            elif name not in _KNOWN:
+            elif name not in self._known:
                 self.not_kept.append(name)
         obs = [name for name in steps if _ROLES.get(name.split("/")[0]) == OBS]
         for name in steps:
@@ -285,15 +318,21 @@ class _Arrays:
             raise FormatError(f"{self._place}: {found} has {len(flags)} rows and the actions have {count}")
         return flags if len(flags) == count else np.arange(count) == (count - 1 if flags[0] else -1)
 
-    def _flags(self, arrays: Arrays, count: int) -> Flags:
+    def _check_named(self, arrays: Arrays, *names: str | None) -> None:
+        """Check that the arrays are there which the caller names."""
+        for name in (self._told.terminated, self._told.truncated, *names):
+            if name is not None and name not in arrays:
+                raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
+
+    def _flags(self, arrays: Arrays, count: int) -> Ends:
         """Return two flags of each step: it ends an episode, and a time limit ended the episode."""
-        return self._flag(arrays, _ENDS, count), self._flag(arrays, _LIMITS, count)
+        return self._flag(arrays, self._told.ends(), count), self._flag(arrays, self._told.limits(), count)
 
     def _episode(
         self,
         names: Mapping[str, str],
         arrays: Arrays,
-        flags: Flags,
+        flags: Ends,
         part: slice,
         count: int,
         fields: Mapping[str, Any],
@@ -314,7 +353,7 @@ class _Arrays:
             steps[REWARD] = steps[REWARD].reshape(-1)
         ends, limits = flags
         if ends is None and limits is None:
-            return EpisodeData(steps, self._ended == _TERMINATED, self._ended == _TRUNCATED, fields)
+            return EpisodeData(steps, self._told.ended == _TERMINATED, self._told.ended == _TRUNCATED, fields)
         truncated = limits is not None and bool(limits[last])
         return EpisodeData(steps, ends is not None and bool(ends[last]) and not truncated, truncated, fields)
 
@@ -341,8 +380,8 @@ class _Arrays:
 class _OneFile(_Arrays):
     """A file with the consecutive rows of all episodes."""
 
-    def __init__(self, file: Path, choice: Choice, starts: str | None, indices: str | None, ended: Ended) -> None:
-        super().__init__(file, choice, ended)
+    def __init__(self, file: Path, choice: Choice, starts: str | None, indices: str | None, flags: _Flags) -> None:
+        super().__init__(file, choice, flags)
         self._arrays = self._load(file)
         self._rows = len(self._arrays[self._action_in(self._arrays)])
         self._ends = self._flags(self._arrays, self._rows)
@@ -351,8 +390,7 @@ class _OneFile(_Arrays):
         self._fields = self._sort(named, self._rows, len(self._bounds))
 
     def _find_bounds(self, starts: str | None, indices: str | None) -> list[slice]:
-        if missing := [name for name in (starts, indices) if name is not None and name not in self._arrays]:
-            raise SchemaError(f"{self._place} has no array {missing[0]!r}; it has {', '.join(self._arrays)}")
+        self._check_named(self._arrays, starts, indices)
         count, name = self._rows, starts or (_STARTS if indices is None and _STARTS in self._arrays else None)
         if indices is not None:
             given = self._arrays[indices]
@@ -392,13 +430,14 @@ class _OneFile(_Arrays):
 class _Files(_Arrays):
     """A folder with a file for each episode."""
 
-    def __init__(self, folder: Path, choice: Choice, ended: Ended) -> None:
-        super().__init__(folder, choice, ended)
+    def __init__(self, folder: Path, choice: Choice, flags: _Flags) -> None:
+        super().__init__(folder, choice, flags)
         files = sorted(folder.glob("*.npz"))
         loaded = ((file, self._or_skip(self._load, file)) for file in files)
         file, first = next((each for each in loaded if each[1] is not None), (folder, None))
         if first is None:
             raise FormatError(f"{folder} has no file that can be read: {self.skipped[0].why}")
+        self._check_named(first)
         self._check_one_episode(file, first)
         self._first = first
         self._action = self._action_in(first)
@@ -415,7 +454,8 @@ class _Files(_Arrays):
             return read(file)
         except (FormatError, SchemaError) as error:
             if self._choice.on_error == "raise":
-                raise type(error)(f"{error}; on_error='skip' (--on-error skip) leaves out such files") from error
+                advice = "skip= (--skip NAME) leaves out an array, and on_error='skip' (--on-error skip) such files"
+                raise type(error)(f"{error}; {advice}") from error
             self.skipped.append(Skipped(file.name, str(error)))
             return None
 
@@ -426,7 +466,7 @@ class _Files(_Arrays):
 
     def _check_one_episode(self, file: Path, arrays: Arrays) -> None:
         """Check that no flag inside of a file begins another episode: the file would be one wrong episode."""
-        for name in (*_ENDS, *_LIMITS, _STARTS):
+        for name in (*self._told.ends(), *self._told.limits(), _STARTS):
             flags = as_flags(np.ravel(arrays.get(name, False)), f"{file}: {name}", FormatError)
             # Some environments repeat the flag after the end, so only a false one after a true one is another episode.
             inside = flags[1:] if name == _STARTS else flags[:-1] & ~flags[1:]
@@ -443,7 +483,7 @@ class _Files(_Arrays):
             names = {path: path.removeprefix(f"{FIELDS}/") for path in self._fields if path in wanted}
             kept = {path: name for path, name in self.names.items() if path in wanted}
             for file, count in zip(self._files[first:], self._lengths[first:], strict=True):
-                arrays = read_npz(file, {*kept.values(), *names.values(), *_KNOWN}.__contains__)
+                arrays = read_npz(file, {*kept.values(), *names.values(), *self._known}.__contains__)
                 self._check_one_episode(file, arrays)
                 fields = {path: arrays[name].reshape(self._fields[path].shape[1:]) for path, name in names.items()}
                 yield self._episode(kept, arrays, self._flags(arrays, count), slice(0, count), count, fields)

@@ -150,7 +150,7 @@ def test_wrong_arguments_are_one_line(run: Callable, tmp_path: Path) -> None:
         )
         assert run("import", given, tmp_path / "b").err.startswith(f"diskreplay: Invalid value: {said}")
     assert "npz has no option 'video' here; it has none" in run("export", store, f"npz:{tmp_path / 'x'}", "--video").err
-    assert "it has no dataset.json" in run("import", f"npz:{tmp_path / 'x'}", tmp_path / "b").err
+    assert "there is no file or folder" in run("import", f"npz:{tmp_path / 'x'}", tmp_path / "b").err
     assert (
         "is no store" in run("export", tmp_path / "x", "npz:y").err or run("export", tmp_path / "x", "npz:y").code == 2
     )

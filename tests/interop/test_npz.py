@@ -35,8 +35,14 @@ def test_a_file_that_begins_as_an_archive_and_is_none_is_refused_and_closed(tmp_
 
 
 def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(dr.StoreNotFound, match="set is not a whole data set of the format npz: it has no dataset.json"):
+    with pytest.raises(dr.StoreNotFound, match="^there is no file or folder .*set$"):
         import_dataset(tmp_path / "set", tmp_path / "store")
+    (tmp_path / "above/set").mkdir(parents=True)
+    with pytest.raises(dr.StoreNotFound, match=r"above lacks NumPy files \(.npz\)$"):
+        import_dataset(tmp_path / "above", tmp_path / "store")
+    np.savez(tmp_path / "above/set/a.npz", obs=np.zeros(2))
+    with pytest.raises(dr.StoreNotFound, match=r"above lacks NumPy files \(.npz\); there are some in set$"):
+        import_dataset(tmp_path / "above", tmp_path / "store")
     make_store(tmp_path / "store", "vectors")
     export_dataset(tmp_path / "store", tmp_path / "set")
     (tmp_path / "set/episode-00000002.npz").write_bytes(b"PK")
@@ -97,13 +103,14 @@ def test_a_file_with_the_rows_of_all_episodes(tmp_path: Path, more: Any, options
         assert ended == ["truncated"] * 3
 
 
-def test_next_observations_of_a_file_are_final_ones(tmp_path: Path) -> None:
-    arrays = {**flat(), "next_obs": flat()["obs"] + 1, "episode_starts": STARTS}
+@pytest.mark.parametrize("name", ["next_obs", "obs_next"])
+def test_next_observations_of_a_file_are_final_ones(tmp_path: Path, name: str) -> None:
+    arrays = {**flat(), name: flat()["obs"] + 1, "episode_starts": STARTS}
     np.savez(tmp_path / "set.npz", **arrays)
     import_dataset(tmp_path / "set.npz", tmp_path / "store", ended="terminated")
     with dr.open(tmp_path / "store") as store:
         assert [len(episode.obs) for episode in store.episodes] == [5, 2, 5]
-        np.testing.assert_array_equal(store.episodes[0].obs[-1], arrays["next_obs"][3])
+        np.testing.assert_array_equal(store.episodes[0].obs[-1], arrays[name][3])
         assert store.episodes[0].terminated
 
 
@@ -139,7 +146,7 @@ def test_files_of_a_folder_that_cannot_be_read_are_left_out_by_their_names(tmp_p
     np.savez(tmp_path / f"runs/run-{shape_at}.npz", obs=np.zeros((4, 2)), act=np.arange(4), rew=np.ones(4))
     if shape_at == 1:  # the first file that can be read has the shape of all
         (tmp_path / "runs/run-1.npz").rename(tmp_path / "runs/run-9.npz")
-    with pytest.raises(dr.FormatError, match="run-0.npz cannot be read: .*; on_error='skip' .* leaves out such files$"):
+    with pytest.raises(dr.FormatError, match="run-0.npz cannot be read: .*, and on_error='skip' .* such files$"):
         import_dataset(tmp_path / "runs", tmp_path / "refused")
     done = import_dataset(tmp_path / "runs", tmp_path / "store", on_error="skip")
     assert len(done.skipped) == 3
@@ -183,6 +190,38 @@ def test_a_flag_that_repeats_after_the_end_is_of_the_same_episode(tmp_path: Path
     rows = {"obs": np.zeros((4, 3)), "act": np.arange(4), "done": np.arange(4) > 1}
     np.savez(tmp_path / "runs/run-0.npz", **rows, episode_starts=np.arange(4) == 0)
     assert import_dataset(tmp_path / "runs", tmp_path / "store").episodes == 1
+
+
+def test_arrays_that_end_episodes_have_the_names_that_options_give(tmp_path: Path) -> None:
+    over, late = np.isin(np.arange(9), (3, 8)), np.arange(9) == 4
+    np.savez(tmp_path / "set.npz", **flat(), over=over, late=late)
+    (tmp_path / "runs").mkdir()
+    for number, part in enumerate((slice(0, 4), slice(4, 5), slice(5, 9))):
+        rows = {name: values[part] for name, values in flat().items()}
+        np.savez(tmp_path / f"runs/{number}.npz", **rows, over=over[part], late=late[part])
+    for place in ("set.npz", "runs"):
+        done = import_dataset(tmp_path / place, tmp_path / f"{place}.store", terminated="over", truncated="late")
+        assert (done.episodes, done.steps) == (3, 9)
+        with dr.open(tmp_path / f"{place}.store") as store:
+            assert [episode.ended for episode in store.episodes] == ["terminated", "truncated", "terminated"]
+            assert list(store.schema.extra) == ["value"]
+        with pytest.raises(dr.SchemaError, match="has no array 'end'; it has obs, .*, over, late$"):
+            import_dataset(tmp_path / place, tmp_path / "refused", terminated="end")
+    make_store(tmp_path / "store", "vectors")
+    export_dataset(tmp_path / "store", tmp_path / "own")
+    with pytest.raises(dr.SchemaError, match="terminated and truncated are for files of others, and .*own has none"):
+        import_dataset(tmp_path / "own", tmp_path / "refused", truncated="late")
+    assert not (tmp_path / "refused").exists()
+
+
+def test_an_array_of_objects_in_a_folder_can_be_left_out(tmp_path: Path) -> None:
+    make_folder(tmp_path / "runs")
+    rows = {"obs": np.zeros((4, 3)), "act": np.arange(4), "rew": np.ones(4)}
+    np.savez(tmp_path / "runs/run-0.npz", **rows, meta=np.array({"a": 1}, dtype=object))
+    with pytest.raises(dr.FormatError, match="'meta.npy' is an array of Python objects, .*; skip= .--skip NAME."):
+        import_dataset(tmp_path / "runs", tmp_path / "store")
+    done = import_dataset(tmp_path / "runs", tmp_path / "store", skip="meta")
+    assert (done.episodes, done.not_kept) == (5, ["meta"])
 
 
 def test_starts_of_a_folder_are_refused(tmp_path: Path) -> None:
