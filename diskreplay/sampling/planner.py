@@ -488,10 +488,8 @@ class Planner:
                 self._returned = self._once(other.draw for other in plans[len(queue) :])
                 break
             # A field that the saved plan lacks has its current value.
-            draw_info = (
-                target.draw_info_of(self.draw_fields, plan.draw.ids) | plan.draw_info if self.draw_fields else None
-            )
-            queue.append(Plan(snapshot, plan.draw, plan.asked, plan.entropy, draw_info, plan.prepared))
+            info = target.draw_info_of(self.draw_fields, plan.draw.ids) | plan.draw_info if self.draw_fields else None
+            queue.append(Plan(snapshot, plan.draw, plan.asked, plan.entropy, info, plan.prepared))
         return queue
 
     def update(self, ids: Ints, errors: NDArray[np.float64], kind: tuple[Any, ...] | None) -> int:
