@@ -59,6 +59,7 @@ class SchemaError(ReplayError, ValueError):
     ... except dr.SchemaError as error:
     ...     print("refused")
     refused
+    >>> writer.close()
     """
 
 
@@ -116,6 +117,7 @@ class StoreLocked(ReplayError, RuntimeError):
     ...     writer.append(np.zeros(4), action=0, reward=0.0, terminated=False)
     ... except dr.StoreLocked:
     ...     print("another thread uses this writer: give each thread its own")
+    >>> writer.close()
     """
 
 
@@ -143,6 +145,7 @@ class StorageFull(ReplayError, OSError):
     ...     writer.append(np.zeros(4), action=0, reward=0.0, terminated=False)
     ... except dr.StorageFull:
     ...     print("the disk is full: free some space, then append the same step again")
+    >>> writer.close()
     """
 
 
