@@ -31,7 +31,7 @@ def _arrays(path: Path) -> Iterator[np.ndarray]:
 
 
 def _of_npz(path: Path) -> Iterator[np.ndarray]:
-    with np.load(path) as file:
+    with open(path, "rb") as raw, np.load(raw) as file:  # np.load leaves a damaged file of a path open
         for name in file.files:
             with suppress(Exception):
                 yield np.asarray(file[name])
