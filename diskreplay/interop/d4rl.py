@@ -331,7 +331,7 @@ class Reader:
         if REWARD in block:
             block[REWARD] = block[REWARD].reshape(end - begin)
         following = {path: next_of(path) for path in block if is_obs(path) and next_of(path) in self._arrays}
-        # To read one row of a chunk takes as long as to read the whole chunk.
+        # Reading one row of a chunk takes as long as reading the whole chunk.
         chunked = [array for array in following.values() if self._arrays[array].chunks]
         behind = {array: self._rows(file, array, begin, end) for array in chunked}
         episodes = list[EpisodeData]()

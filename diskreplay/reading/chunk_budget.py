@@ -1,8 +1,8 @@
 """The budget of chunks in memory: one for all stores of a process. Chunks beyond it are released.
 
-Small chunk files are read into large blocks of memory, each divided into pieces of one size. To map a file of some
-kilobytes costs a system call, a page fault and one of the 65,530 mappings that the kernel allows a process. To read it
-costs one system call and no mapping.
+Small chunk files are read into large blocks of memory, each divided into pieces of one size. Mapping a file of some
+kilobytes costs a system call, a page fault and one of the 65,530 mappings that the kernel allows a process. Reading the
+file costs one system call and no mapping.
 """
 
 import itertools

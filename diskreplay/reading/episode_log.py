@@ -143,7 +143,7 @@ class Evictions:
         return not len(self._firsts)
 
     def split(self, episodes: EpisodeTable) -> tuple[EpisodeTable, NDArray[np.bool_]]:
-        """Return the episodes that stay, and a mask of the others, which are added to `found`."""
+        """Return the episodes that were neither evicted nor lost, and a mask of the others. Add those to `found`."""
         out = np.zeros(len(episodes), np.bool_)
         if len(self._firsts) and len(episodes):
             at = np.minimum(np.searchsorted(self._firsts, episodes.first), len(self._firsts) - 1)

@@ -274,8 +274,8 @@ def verify_states(root: str, store: str) -> list[Problem]:
 def _verify(root: str, where: str, store: str) -> list[Problem]:
     """Verify the states of one name until a problem cannot come from a state that is just being saved.
 
-    A problem counts only if it is found twice in the same state, which was current before and after each check. If
-    the state is replaced faster than it can be checked, it has no problems: a process that loads it sees the same.
+    A problem counts only if two checks find it in the same state, and no other state was saved during either check. If
+    new states are saved faster than one can be checked, none has problems: a process that loads them sees the same.
     """
     before = ""
     until = time.monotonic() + _PATIENCE_S

@@ -97,7 +97,7 @@ class Plan(NamedTuple):
     schema : Schema
         The schema of the exported leaves, with an extra field for the marks of hidden steps if some are hidden.
     episodes, steps : int
-        Their numbers.
+        The number of exported episodes, and of their steps.
     metadata : dict
         The note of the import that made the store: "format", "source" and "metadata". Empty without one.
     """

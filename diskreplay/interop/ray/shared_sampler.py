@@ -52,7 +52,7 @@ class SharedSampler:
         return bool(self._target.distribution.weighted)
 
     def difference(self, target: Target) -> str | None:
-        """Return the difference to the target of a trainer in words; None without one."""
+        """Return the name and value of the first field that a trainer's target does not share, or None."""
         for field in ("view", "distribution", "fields"):
             own = getattr(self._target, field)
             if _described(own) != _described(getattr(target, field)):

@@ -221,7 +221,7 @@ class Root:
         return error
 
     def array_document(self) -> metadata.Document:
-        """Read the document of one of the store's arrays, the template of other arrays."""
+        """Read the metadata of the counters' array, which writers copy to make the metadata of other arrays."""
         return metadata.read_object(self.counters_folder / layout.METADATA)
 
     def counters(self, *, writable: bool = False) -> StoreCounters:

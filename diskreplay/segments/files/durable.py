@@ -230,7 +230,10 @@ class FileSystemSync:
         close_when_collected(self, self._fd)
 
     def sync(self) -> None:
-        """Wait until the whole file system is durable; NotWritten if it is unknown which data are."""
+        """Wait until all data of the file system are on the disk.
+
+        Raises NotWritten if the sync fails. Then any of the data may be missing.
+        """
         with writing_back():
             _syncfs(self._fd, self._path)
 
