@@ -136,14 +136,13 @@ def make_npz(folder: Path, origin: str) -> str:
     if origin == "own":
         npz.export_dataset(make_store(folder.parent / "store", "nested", priorities=True), folder / "set")
         return "set"
-    rows = {**flat(12), "dones": np.isin(np.arange(12), (3, 4, 11) if origin == "flat" else (3, 7, 11))}
+    rows = {**flat(12), "dones": np.isin(np.arange(12), (3, 4, 11) if origin == "flat" else 11)}
     if origin == "flat":
         np.savez(folder / "set.npz", **rows)
         return "set.npz"
     (folder / "set").mkdir()
     for number in range(3):
-        part = slice(4 * number, 4 * number + 4)
-        np.savez_compressed(folder / f"set/{number}.npz", **{key: each[part] for key, each in rows.items()})
+        np.savez_compressed(folder / f"set/{number}.npz", **{key: each[4 * number :] for key, each in rows.items()})
     return "set"
 
 
