@@ -1,5 +1,6 @@
 """Every kind of finding, made by hand; a store at work has none; no byte of a sealed store is without a check."""
 
+import ast
 import errno
 import json
 import os
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_patience", "tables_of_few_rows")
 SCHEMA = serial_schema(
     obs={"image": dr.Field((2, 3), "uint8"), "on": dr.Field((), "bool")}, episode={"seed": dr.Field((), "int64")}
 )
+ROOT = Path(dr.__file__).parents[1]
 SEGMENT = "segments/00000001"
 LANES = "segments/00000003"  # with initial priorities
 KINDS = (
@@ -493,6 +495,32 @@ def test_damage_is_found_and_named(store_path, name):
         assert problem.kind in KINDS
         assert "\n" not in problem.detail
         assert problem.detail
+
+
+def attributes_in(module):
+    """Return the names of the attributes in the tables of a module of `diskreplay/segments`."""
+    calls = ast.walk(ast.parse((ROOT / "diskreplay/segments" / module).read_text()))
+    return [n.args[0].value for n in calls if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "Attribute"]
+
+
+ATTRIBUTES = [
+    *(("zarr.json", name) for name in attributes_in("documents/root.py")),
+    *((f"{SEGMENT}/zarr.json", name) for name in attributes_in("segment.py")),
+]
+
+
+@pytest.mark.parametrize(("document", "name"), ATTRIBUTES)
+def test_every_attribute_of_a_document_is_checked_by_verify_and_on_the_page_of_the_format(store_path, document, name):
+    page = (ROOT / "docs/format.md").read_text()
+    assert f"`{name}`" in page, "docs/format.md does not explain this attribute"
+    reseal(store_path / document, lambda attributes: attributes.update({name: [{"no": "value"}]}))
+    try:
+        problems = found(store_path)
+    except Refused as error:  # the value of `requires` is a feature of a newer release
+        problems = {("metadata", document)} if "needs" in str(error) else set()
+    assert document in {where for _, where in problems}, (
+        f"verify accepts a wrong type of {name}: add the attribute to the checks of diskreplay/integrity/verify"
+    )
 
 
 def test_a_flipped_bit_of_a_sealed_chunk_is_found_by_deep_alone(store_path):
