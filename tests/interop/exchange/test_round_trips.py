@@ -1,5 +1,6 @@
 """Stores of many schemas go through each format and come back, but for the names that the export reports."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -8,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.interop.round_trips import CASES, EPISODES, NEEDS, StopAt, check_round_trip, content, make_store
+import diskreplay
+from tests.interop.exchange.test_hidden_steps import READERS
+from tests.interop.exchange.test_names_and_skips import NAMES
+from tests.interop.round_trips import CASES, EPISODES, NEEDS, SCHEMES, StopAt, check_round_trip, content, make_store
+from tests.interop.test_hostile_imports import ORIGINALS
 
 OF_EPISODES = {"episode/seed", "episode/goal", "episode/task/level"}
 
@@ -46,6 +51,29 @@ FORMATS = {
     ),
 }
 FAST = {"npz", "parquet", "d4rl", "lerobot"}  # for all cases; of others one is
+
+
+ELSEWHERE = {"minari", "sb3_pickle"}  # their round trips are in their own test modules
+
+TABLES = {
+    "SCHEMES of tests/interop/round_trips.py": {*SCHEMES},
+    "FORMATS of tests/interop/exchange/test_round_trips.py": {scheme.split()[0] for scheme in FORMATS} | ELSEWHERE,
+    "NAMES of tests/interop/exchange/test_names_and_skips.py": {*NAMES},
+    "READERS of tests/interop/exchange/test_hidden_steps.py": {*READERS},
+    "ORIGINALS of tests/interop/test_hostile_imports.py": {scheme for scheme, _ in ORIGINALS.values()},
+    "the table of docs/data.md": {
+        *re.findall(r"(?m)^\| `(\w+):", (Path(diskreplay.__file__).parents[1] / "docs/data.md").read_text())
+    },
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_format_is_in_the_tables_that_its_tests_and_its_users_read(table: str) -> None:
+    folder = Path(diskreplay.__file__).parent / "interop"
+    modules = [path for path in folder.rglob("*.py") if "\ndef import_dataset(" in path.read_text()]
+    formats = {path.parent.name if path.stem == "__init__" else path.stem for path in modules}
+    assert sorted(formats - TABLES[table]) == [], f"{table} lacks these formats"
+    assert sorted(TABLES[table] - formats) == [], f"{table} has formats without a module"
 
 
 def adapter(scheme: str) -> Any:
