@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from tests.cli.conftest import EPISODES
+from tests.cli.conftest import COMMANDS, EPISODES
 
 SCHEMA = dr.Schema(
     obs={"image": dr.Field((4, 4), "uint8"), "state": dr.Field((2,), "float32")},
@@ -298,8 +298,10 @@ def test_a_pager_that_has_seen_enough_is_no_error(tmp_store: Path) -> None:
     assert listing.returncode == 141
 
 
-# What commands are given behind the path of a store.
-ARGUMENTS = {
+# Commands that do not open an existing store, and the arguments of others after the path of a store.
+WITHOUT_STORE = {"demo", "doctor", "import"}
+ARGUMENTS: dict[str, list[object]] = {
+    "export": ["npz:set-of-nothing"],
     "show": [0],
     "evict": ["--where", "cut"],
     "copy": ["copy-of-nothing"],
@@ -364,7 +366,8 @@ CASES = [
     *(
         pytest.param(make, command, marks=pytest.mark.slow)
         for make in NO_FOLDERS_OF_A_STORE + DAMAGED
-        for command in ("inspect", "episodes", "du", "report", *ARGUMENTS)
+        for command in COMMANDS
+        if command not in {*REPAIRING, *WITHOUT_STORE}
     ),
 ]
 
