@@ -220,7 +220,8 @@ def test_a_second_thread_copies_where_there_is_a_processor_for_it(
     store: Any, view: Any, processors: int, helps: bool, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(processors)))
-    with dr.Sampler(store, view, batch_size=256, seed=0) as sampler:
+    # Two threads share a batch of 1 MiB or more. This many items of two images are as large.
+    with dr.Sampler(store, view, batch_size=512, seed=0) as sampler:
         sampler.sample()
         assert ("diskreplay-copy" in threads()) == helps
     assert threads() == set()
