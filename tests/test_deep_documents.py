@@ -89,11 +89,11 @@ def test_saved_states(tmp_store: Path, what: str) -> None:
         sampler.sample()
         state = sampler.state_dict()
         assert replaced(state["planner"], key, partial(change, key))
-        with pytest.raises(ValueError, match="this is no state|is no kind of id"):
+        with pytest.raises(ValueError, match="this is no state|is not a kind of id"):
             sampler.load_state_dict(state)
         if what == "rng":
             mixed = dr.MixedSampler([(sampler, 1.0)], batch_size=4)
-            with pytest.raises(ValueError, match=f"no state of a mixed sampler: more than {MOST_DEPTH} levels"):
+            with pytest.raises(ValueError, match=f"not a state of a mixed sampler: more than {MOST_DEPTH} levels"):
                 mixed.load_state_dict({**mixed.state_dict(), "rng": DEEP})
 
 

@@ -27,7 +27,7 @@ def plain(value: Any) -> NDArray[Any]:
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise SchemaError(f"{value!r:.80} is no array ({error}); nested values come as dicts and tuples") from None
+        raise SchemaError(f"{value!r:.80} is not an array ({error}); nested values come as dicts and tuples") from None
 
 
 def items_of(value: Any) -> Mapping[str, Any] | None:

@@ -21,7 +21,7 @@ def state_of(what: str) -> Iterator[None]:
     except INVALID as error:
         # Messages of our ValueErrors are complete; other errors need their type.
         why = str(error) if type(error) is ValueError else repr(error)
-        raise ValueError(f"this is no state of {what}: {why}") from None
+        raise ValueError(f"this is not a state of {what}: {why}") from None
 
 
 def kind_of(text: str) -> tuple[Any, ...]:
@@ -31,7 +31,7 @@ def kind_of(text: str) -> tuple[Any, ...]:
     except ValueError:
         parts = None
     if not isinstance(parts, list):
-        raise ValueError(f"{text!r:.80} is no kind of id")
+        raise ValueError(f"{text!r:.80} is not a kind of id")
     return tuple(parts)
 
 

@@ -118,7 +118,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         """Reset the environment; an open episode is cut at its last observation.
 
         If the schema has an episode field ``seed`` or ``options``, the argument is the next episode's value of it. None
-        and an empty dict are no value.
+        and an empty dict are not values.
 
         Raises
         ------
@@ -288,7 +288,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
-        self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is no experience
+        self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is not experience
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
         # Last: before gymnasium 1.3, a wrapper that is dropped closes its environments, and one that failed is dropped.
@@ -323,7 +323,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
 
         If the schema has an episode field ``seed`` or ``options``, the argument gives the next episodes' values of it.
         A list has a seed for each environment. An integer gives environment i ``seed + i``, as it does in Gymnasium.
-        None and an empty dict are no value. An episode that begins by autoreset has neither.
+        None and an empty dict are not values. An episode that begins by autoreset has neither.
 
         Raises
         ------

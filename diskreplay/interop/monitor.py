@@ -192,8 +192,8 @@ def to_tensorboard(
     Raises
     ------
     ValueError
-        The source is no store or sampler, or `staleness` names no extra field with one number a step, or is given with
-        another source than a `Sampler`.
+        The source is neither a store nor a sampler, or `staleness` names no extra field with one number a step. Or
+        `staleness` is given, and the source is not a `Sampler`.
     """
     observed = observe(source, staleness)
     at = observed.step if step is None else step

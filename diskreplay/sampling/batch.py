@@ -229,7 +229,8 @@ class Batch(Mapping[str, Tree]):
         epochs : int
             The number of passes over all items, each in another order.
         seed : int or None
-            Makes the orders a function of the seed, so give each rollout another one. None: random orders.
+            The seed of the random orders. Give each rollout a different seed, else all have the same orders. None: no
+            fixed seed.
 
         Raises
         ------

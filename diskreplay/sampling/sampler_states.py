@@ -109,7 +109,7 @@ def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
         It is not a state, or from a newer release or another store, or has batches of another size.
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
-        raise ValueError(f"this is no state of a sampler, but {type(state).__name__}")
+        raise ValueError(f"this is not a state of a sampler, but {type(state).__name__}")
     if state["version"] != VERSION:
         raise ValueError(
             f"this state has version {state['version']!r}, this release reads {VERSION}; update diskreplay"

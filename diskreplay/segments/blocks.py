@@ -3,7 +3,7 @@
 A sealed segment has one file of them, ``durable/blocks``. It has the CRC-32C of every block of every chunk file, as
 little-endian uint32, in the order of arrays (sorted paths), chunks and blocks. Each is XORed with the CRC-32C of as
 many zeros, so the file has holes where the chunks have holes. The sums of a chunk's blocks combine to the chunk's own
-CRC-32C, which is in the segment's attributes. So each chunk's part of the file proves itself.
+CRC-32C, which is in the segment's attributes. So a reader can verify each chunk's part of the file on its own.
 """
 
 import os

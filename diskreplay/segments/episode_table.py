@@ -80,7 +80,7 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
     """Find the episodes in the flags of slices of rows, which are concatenated in ``flags``.
 
     With ``gaps``, ``slices.rows`` counts only the rows whose flags are in ``flags``. Raises FormatError if the flags of
-    a slice are no sequence of episodes.
+    a slice do not form a sequence of episodes.
     """
     end_at = np.cumsum(slices.rows)
     begin_at = end_at - slices.rows
@@ -191,8 +191,8 @@ class EpisodeRows:
 def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
     """Return the table of a segment whose lanes have ``rows`` rows, and whose chunk files are in ``info.path``.
 
-    Lost rows are not in it. It is empty if the flags are no sequence of episodes: sealing must not fail because of
-    that. Raises FormatError or OSError if files of flags, times or rewards are missing or too short.
+    Lost rows are not in it. It is empty if the flags do not form a sequence of episodes, because sealing must not fail
+    then. Raises FormatError or OSError if files of flags, times or rewards are missing or too short.
     """
     parts, lost = [], [position for position, _ in info.lost.ranges]
     try:
@@ -268,7 +268,7 @@ def _read_column(info: SegmentInfo, name: str, lookup: Lookup) -> NDArray[Any]:
 
 
 class _NoEpisodes(Exception):
-    """The flags of a segment are no sequence of episodes."""
+    """The flags of a segment do not form a sequence of episodes."""
 
 
 def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:

@@ -69,7 +69,7 @@ class Proof(NamedTuple):
 def prove_by_blocks(info: SegmentInfo) -> Proof | None:
     """Return the proof of an unsealed segment by checksums of blocks, or None if marks count.
 
-    Marks count if it is no copy of a sealed segment, or marks prove as many steps. It reads every chunk. Raises
+    Marks count if it is not a copy of a sealed segment, or marks prove as many steps. It reads every chunk. Raises
     FormatError or OSError if small files do not match their checksums either.
     """
     if info.sealed or info.boot or (sealed := read_as_sealed(info)) is None:

@@ -161,7 +161,7 @@ class SegmentInfo:
         return self.has_its_inode() and self.volume.may_be(volume_of(str(self.path)))
 
     def has_its_inode(self, lookup: Lookup = BY_PATH) -> bool:
-        """Return whether the files are no copies; in a snapshot of the volume they may be, nevertheless."""
+        """Return whether the files are not copies; in a snapshot of the volume they may be, nevertheless."""
         try:
             return self.inode == counter_inode(str(self.path), lookup)
         except FileNotFoundError:  # a power loss took it
@@ -715,7 +715,7 @@ def _is_blank(path: str) -> bool:
 
 
 def _content(path: str) -> bytes | None:
-    """Return the bytes of a file; empty if it is missing, None if it is no regular file or too large."""
+    """Return the bytes of a file; empty if it is missing, None if it is not a regular file or too large."""
     try:
         data = read_regular(path, None, _MOST_BYTES + 1)
     except FileNotFoundError:

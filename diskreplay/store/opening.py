@@ -67,7 +67,7 @@ def create(
     Raises
     ------
     StoreExists
-        Something exists at ``path``. With ``exist_ok``, it is no store, or has another schema or another limit.
+        Something exists at ``path``. With ``exist_ok``, it is not a store, or has another schema or another limit.
     SchemaError
         ``validate`` is "space", and an action has no space.
     ValueError

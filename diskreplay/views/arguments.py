@@ -80,7 +80,7 @@ def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] 
     if field is None or field.shape != ():
         scalars = [leaf for leaf, f in schema.leaves.items() if leaf.startswith("extra/") and f.shape == ()]
         known = ", ".join([*others, *(leaf.removeprefix("extra/") for leaf in scalars)]) or "none"
-        what = "is not scalar" if field is not None else "is no extra field"
+        what = "is not scalar" if field is not None else "is not an extra field"
         fields = "scalar fields" if others else "scalar extra fields"
         raise ValueError(f"{argument} names {name!r}, which {what}; the {fields} of this store are {known}")
     return path

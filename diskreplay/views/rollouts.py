@@ -292,8 +292,8 @@ class RolloutsReader(Reader):
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the steps of a grid of ids, (num_steps * columns,), into the block.
 
-        Raises InvalidIndex if an id is not a step's, or the ids are no grid. Raises ReplayError if a truncated step, or
-        the last step of a column, has no bootstrap value.
+        Raises InvalidIndex if an id is not a step's, or the ids do not form a grid. Raises ReplayError if a truncated
+        step, or the last step of a column, has no bootstrap value.
         """
         grid = self._grid(ids)
         runs = StepRuns(snapshot, grid, lambda some: self._find(snapshot, some))
@@ -341,7 +341,7 @@ class RolloutsReader(Reader):
         return wide_pages(snapshot, self._find(snapshot, ids), self._copies)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, with the id and the reason, if an id is not a step's, or the ids are no grid."""
+        """Raise InvalidIndex, with the id and the reason, if an id is not a step's, or the ids do not form a grid."""
         self._grid(ids)
         self._find(snapshot, ids)
         refuse_evicted(snapshot, ids)
@@ -351,7 +351,7 @@ class RolloutsReader(Reader):
         steps = self._view.num_steps
         if not len(ids) or len(ids) % steps:
             raise InvalidIndex(
-                f"{len(ids)} ids are no grid of {steps} steps a column, one row of steps after the other"
+                f"{len(ids)} ids do not form a grid of {steps} steps a column, one row of steps after the other"
             )
         return ids.reshape(steps, -1)
 

@@ -207,7 +207,7 @@ def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
         return InvalidIndex(f"id {step_id} never existed, or is newer than this snapshot; call refresh() first")
     return InvalidIndex(
         f"id {step_id} cannot be sampled as {view}: its window is not complete yet, the episode ended without a final "
-        "observation at this step, or the id is no step's"
+        "observation at this step, or the id is not a step's"
     )
 
 

@@ -150,7 +150,7 @@ def test_a_damaged_state_is_refused(grown: Any, remover: str) -> None:
     (kind, index), *_ = indices.items()
     for wrong in ({"ids": index["ids"].flip(0)}, {"size": -1}, {"came": index["came"][:2]}, {"count": None}):
         indices[kind] = {**index, **wrong}
-        with pytest.raises(ValueError, match="this is no state of an index: "):
+        with pytest.raises(ValueError, match="this is not a state of an index: "):
             sampler.load_state_dict(state)
     indices[kind] = index
     with pytest.raises(ValueError, match="it holds 5 ids, and max_size is 4$"):

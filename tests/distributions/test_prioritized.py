@@ -256,10 +256,10 @@ def test_a_damaged_state_is_refused_and_changes_nothing(grown: Any, change: dict
         table_of(state).clear()
     else:
         table_of(state).update(change)
-    with pytest.raises(ValueError, match=r"^this is no state of Prioritized\(.*\): this "):
+    with pytest.raises(ValueError, match=r"^this is not a state of Prioritized\(.*\): this "):
         sampler.load_state_dict(state)
     state["planner"]["state"] = {"transitions": {}}
-    with pytest.raises(ValueError, match="no kind of id"):
+    with pytest.raises(ValueError, match="is not a kind of id"):
         sampler.load_state_dict(state)
     np.testing.assert_array_equal(chances(sampler), before)
 

@@ -129,5 +129,5 @@ def test_a_damaged_state_or_one_of_another_order_is_refused(grown: Any, order: s
     sampler.sample(3)
     state = sampler.state_dict()
     state["planner"]["state"] |= change
-    with pytest.raises(ValueError, match=r"this is no state of a sweep: "):
+    with pytest.raises(ValueError, match=r"this is not a state of a sweep: "):
         store.sampler(dr.Sweep(order=order)).load_state_dict(state)

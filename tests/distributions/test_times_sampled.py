@@ -188,5 +188,5 @@ def test_a_damaged_state_is_refused(grown: Any, state: Any) -> None:
     sampler = grown([[10]]).sampler(max_times_sampled=2)
     damaged = sampler.state_dict()
     damaged["planner"]["times"] = state
-    with pytest.raises(ValueError, match="^this is no state of how often ids were sampled"):
+    with pytest.raises(ValueError, match="^this is not a state of how often ids were sampled"):
         sampler.load_state_dict(damaged)

@@ -244,7 +244,7 @@ def two_episodes(folder: Path) -> Path:
 def test_an_array_that_is_not_of_numbers_costs_its_episode(tmp_path: Path, dtype: str, name: str) -> None:
     root = two_episodes(tmp_path)
     change_array(root / "episode-00000001.npz", name, np.zeros({"reward": 2, "obs": 3}.get(name, ()), dtype))
-    with pytest.raises(dr.SchemaError, match=f"^episode 1 of {root} has {name} of the dtype .* which is no number$"):
+    with pytest.raises(dr.SchemaError, match=f"^episode 1 of {root} has {name} of the dtype .* which is not a number$"):
         npz.import_dataset(root, tmp_path / "store")
     done = npz.import_dataset(root, tmp_path / "some", on_error="skip")
     assert [what for what, _ in done.skipped] == ["episode 1"]
@@ -263,7 +263,7 @@ def test_an_episode_that_lacks_a_part_of_a_nest_is_named_and_can_be_skipped(tmp_
 def test_an_episode_with_values_that_its_schema_cannot_hold_is_named_and_can_be_skipped(tmp_path: Path) -> None:
     root = two_episodes(tmp_path)
     change_array(root / "episode-00000001.npz", "action", np.array([0.5, 1]))
-    with pytest.raises(dr.SchemaError, match=rf"^{root}: episode 1 has 0\.5 in action, which is no int64"):
+    with pytest.raises(dr.SchemaError, match=rf"^{root}: episode 1 has 0\.5 in action, which int64 cannot hold"):
         npz.import_dataset(root, tmp_path / "store")
     done = npz.import_dataset(root, tmp_path / "some", on_error="skip")
     assert (done.episodes, [what for what, _ in done.skipped]) == (1, ["episode 1"])

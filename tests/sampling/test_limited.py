@@ -230,7 +230,7 @@ def test_a_state_with_refused_batches_needs_the_batch_size_and_its_ids(store: An
         sampler.sample(9)
     for wrong in (3, [{}], [{**state["planner"]["refused"][0], "asked": "x"}]):
         state["planner"]["refused"] = wrong
-        with pytest.raises(ValueError, match="this is no state of a sampler"):
+        with pytest.raises(ValueError, match="this is not a state of a sampler"):
             sampler.load_state_dict(state)
 
 
@@ -240,7 +240,7 @@ def test_a_state_whose_text_is_nested_beyond_all_stacks_is_refused(store: Any, s
     sampler = dr.Sampler(store, dr.Transitions(), state_of, batch_size=3)
     state = sampler.state_dict()
     state["planner"]["rng"] = "[" * 200_000
-    with pytest.raises(ValueError, match="this is no state of a sampler: more than 200 levels of nested"):
+    with pytest.raises(ValueError, match="this is not a state of a sampler: more than 200 levels of nested"):
         sampler.load_state_dict(state)
-    with pytest.raises(ValueError, match="is no kind of id"):
+    with pytest.raises(ValueError, match="is not a kind of id"):
         dr.Prioritized().load_state_dict({"[" * 200_000: {}})

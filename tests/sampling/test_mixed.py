@@ -251,7 +251,7 @@ def test_the_state_after_a_call_that_failed_has_the_parts_that_were_drawn(tmp_pa
         refused = [states[0]["samplers"][0], {**states[0]["samplers"][1], "planner": planner}]
         with pytest.raises(ValueError, match="state of 2 samplers, but the mixed sampler has 1"):
             dr.MixedSampler([(dr.Sampler(full, dr.Transitions()), 1)]).load_state_dict(states[0])
-        with pytest.raises(ValueError, match="no state of a mixed sampler"):
+        with pytest.raises(ValueError, match="not a state of a mixed sampler"):
             broken.load_state_dict({})
         with pytest.raises(ValueError, match="this is the state of Sweep"):
             broken.load_state_dict({**states[0], "samplers": refused})

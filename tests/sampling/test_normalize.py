@@ -288,7 +288,7 @@ def test_what_has_the_attributes_of_a_vecnormalize_is_taken_too(store: dr.Store)
     with pytest.raises(ValueError, match=r"^these are moments of .*, not of "):
         dr.Sampler(store, dr.Transitions(), transform=dr.Normalize.from_vecnormalize(source))
     source.obs_rms = {"count": SimpleNamespace(count=1.0, mean=0.0, var=-1.0)}
-    with pytest.raises(ValueError, match="^this is no state of RunningMeanStd: "):
+    with pytest.raises(ValueError, match="^this is not a state of RunningMeanStd: "):
         dr.Normalize.from_vecnormalize(source)
 
 
@@ -314,7 +314,7 @@ def test_arguments_that_are_invalid_are_refused(make: Any, message: str) -> None
 def test_what_the_store_has_not_is_refused(store: dr.Store, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="^obs names 'depth'; the observation leaves of this store are 'state/0', "):
         dr.Sampler(store, dr.Transitions(), transform=dr.Normalize(["depth"]))
-    with pytest.raises(ValueError, match="^reward names 'curiosity', which is no extra field"):
+    with pytest.raises(ValueError, match="^reward names 'curiosity', which is not an extra field"):
         dr.Sampler(store, dr.Transitions(), transform=dr.Normalize(reward={"curiosity": 1.0}))
     with pytest.raises(ValueError, match=r"^Normalize\(reward=...\) does not apply to Rollouts"):
         dr.Sampler(store, dr.Rollouts(5), transform=dr.Normalize(reward=True))

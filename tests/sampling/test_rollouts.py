@@ -557,7 +557,7 @@ def test_a_state_goes_on_where_the_last_delivered_rollout_ended(tmp_store: Path)
             with pytest.raises(dr.NotEnoughData):
                 sampler.sample()
         state["planner"]["cursors"][key] = {"lanes": [3, 2], "next_ids": [1, 1]}
-        with pytest.raises(ValueError, match="^this is no state of rollouts"):
+        with pytest.raises(ValueError, match="^this is not a state of rollouts"):
             other.load_state_dict(state)
 
 
@@ -590,7 +590,7 @@ def test_ids_that_are_no_grid_are_refused(tmp_store: Path) -> None:
         store.refresh()
         ids, sampler = store.episodes[0].ids, dr.Sampler(store, dr.Rollouts(2))
         for wrong in (ids[:3], ids[:0]):
-            with pytest.raises(dr.InvalidIndex, match=f"^{len(wrong)} ids are no grid of 2 steps a column"):
+            with pytest.raises(dr.InvalidIndex, match=f"^{len(wrong)} ids do not form a grid of 2 steps a column"):
                 sampler.gather(wrong)
         for wrong in (ids[-1] + 1, -1, 1 << 60):
             with pytest.raises(dr.InvalidIndex, match=f"^id {wrong} "):

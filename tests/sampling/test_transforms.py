@@ -217,7 +217,7 @@ def test_a_state_of_other_transforms_is_refused_and_changes_nothing(store: dr.St
         ):
             normal.load_state_dict(plain.state_dict())
         before = bits(both.gather(both.ids()[:8])), repr(both.state_dict())
-        with pytest.raises(ValueError, match=r"^this is no state of Normalize: these are moments of \{'obs/s"):
+        with pytest.raises(ValueError, match=r"^this is not a state of Normalize: these are moments of \{'obs/s"):
             both.load_state_dict(normal.state_dict())
         broken = both.state_dict()
         broken["planner"] = {**broken["planner"], "kind": "other"}

@@ -164,7 +164,7 @@ def test_a_fork_waits_until_a_lock_that_is_being_taken_is_known(path, monkeypatc
 def test_what_is_no_regular_file_is_refused_as_a_lock(tmp_path, make):
     path = tmp_path / "lock"
     make(path)
-    message = f"^{path} is no regular file; diskreplay repair moves it away$"
+    message = f"^{path} is not a regular file; diskreplay repair moves it away$"
     with pytest.raises(FormatError, match=message), held_lock(path):
         pass
 

@@ -44,7 +44,7 @@ def test_an_argument_that_makes_no_sense_is_refused(arguments: dict[str, Any], m
     [
         (
             {"value": "values"},
-            "value names 'values', which is no extra field; the scalar extra fields of this store are value, v/one",
+            "value names 'values', which is not an extra field; the scalar extra fields of this store are value, v/one",
         ),
         (
             {"next_value": "hidden"},

@@ -79,7 +79,7 @@ def test_an_argument_that_makes_no_sense_is_refused(arguments: Any, message: str
             SCHEMA,
             {"reward": {"hidden": 1.0}},
             None,
-            "reward names 'hidden', which is no extra field; the scalar fields of this store are reward, bonus",
+            "reward names 'hidden', which is not an extra field; the scalar fields of this store are reward, bonus",
         ),
         (
             SCHEMA,
@@ -97,7 +97,7 @@ def test_an_argument_that_makes_no_sense_is_refused(arguments: Any, message: str
             SCHEMA,
             {"discount": "reward"},
             None,
-            "discount names 'reward', which is no extra field; the scalar extra fields of this store are bonus",
+            "discount names 'reward', which is not an extra field; the scalar extra fields of this store are bonus",
         ),
         (
             FLAT_SCHEMA,
@@ -177,7 +177,7 @@ def test_a_refused_id_says_why() -> None:
         start + 9: f"id {start + 9} never existed, or is newer than this snapshot; call refresh() first",
         start
         + 2: f"id {start + 2} cannot be sampled as {dr.Transitions(2)}: its window is not complete yet, the episode "
-        "ended without a final observation at this step, or the id is no step's",
+        "ended without a final observation at this step, or the id is not a step's",
     }
     for step_id, reason in reasons.items():
         with pytest.raises(dr.InvalidIndex, match=f"^{re.escape(reason)}$"):

@@ -354,7 +354,7 @@ def test_tensors_of_the_cpu_are_written_without_a_copy(tmp_store):
         with store.writer(num_envs=LANES) as writer:
             writer.append(observations, *rest)  # which makes files
             assert allocated(writer, observations) < 0.5
-            assert allocated(writer, observations.T.contiguous().T) >= 1  # is no array of rows
+            assert allocated(writer, observations.T.contiguous().T) >= 1  # is not an array of rows
         store.refresh()
         for lane, episode in enumerate(store.episodes):
             np.testing.assert_array_equal(episode.obs[1], observations[lane])

@@ -49,7 +49,7 @@ class Attributes:
     writer: int
     values: tuple[int, ...] = ()  # of each lane, if the segment is sealed and there are episode fields
     times: tuple[int, int] | None = None
-    episodes: int | None = None  # lines of its table of episodes; None: it has none
+    episodes: int | None = None  # lines of its table of episodes; None: no table
     claimed: tuple[int, ...] = ()
     unproven_steps: int = 0
     was_sealed: bool = False  # it was copied while it was sealed: marks or blocks must prove its rows

@@ -197,7 +197,7 @@ def check_itself(files: Files, where: str, data: bytes) -> bool:
 
 
 def fits_itself(data: bytes) -> bool | None:
-    """Whether a document matches the checksum in it; None: it has none."""
+    """Return whether a document matches the checksum that it contains, or None if it contains no checksum."""
     if len(_SELF.findall(data)) != 1:
         return None
     (crc,) = _SELF.findall(data)

@@ -254,7 +254,7 @@ class Layout:
         if path in self.unsafe:
             return _rounded(rows, made)
         raise SchemaError(
-            f"{what} has {rows[~same].flat[0]!s} in {path}, which is no {wanted}; choose another dtype, "
+            f"{what} has {rows[~same].flat[0]!s} in {path}, which {wanted} cannot hold; choose another dtype, "
             f"or {wanted}{_UNSAFE} to round"
         )
 
@@ -432,7 +432,7 @@ class _Chooser:
         for slash in "/.":
             if found := [name for name in self._names if name.startswith(f"{wanted}{slash}")]:
                 return [(name, name[len(wanted) + 1 :].replace(slash, "/")) for name in found]
-        raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is no feature; {self.advice()}")
+        raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is not a feature; {self.advice()}")
 
     def _short(self, name: str, part: str) -> str:
         """Return the name of a feature below a part: the end of its default path, or its own name."""

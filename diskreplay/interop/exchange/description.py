@@ -17,7 +17,7 @@ _FILE, _VERSION = "dataset.json", 1
 class Description:
     """The schema of a data set, its numbers of episodes and steps, and the note of an import.
 
-    It is written last: a folder without it is no data set.
+    It is written last: a folder without it is not a data set.
     """
 
     schema: Schema

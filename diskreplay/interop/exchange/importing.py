@@ -437,7 +437,7 @@ def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Col
             raise SchemaError(f"{what} has {path} of shape {shape}, and not {leaves[path].shape}")
     for path, values in {**episode.steps, **episode.fields}.items():
         if path in paths and (dtype := np.asarray(values).dtype).kind not in NUMBERS:
-            raise SchemaError(f"{what} has {path} of the dtype {dtype}, which is no number")
+            raise SchemaError(f"{what} has {path} of the dtype {dtype}, which is not a number")
 
 
 def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: int) -> None:

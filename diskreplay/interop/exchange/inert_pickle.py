@@ -177,7 +177,7 @@ def load(path: Path, classes: Collection[str]) -> Any:
     Raises
     ------
     FormatError
-        The file is damaged or is no pickle. Or it uses another class or function; the message names it.
+        The file is damaged or is not a pickle. Or it uses another class or function; the message names it.
     """
     try:
         with (

@@ -63,7 +63,7 @@ def _from_file(file: bytes | None, shape: tuple[int, ...], what: str) -> Bytes:
                 raise FormatError(f"{what} has an image of the shape {found}, and info.json says {shape}")
             pixels = np.asarray(image.convert("RGB") if image.mode == "P" else image)
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise FormatError(f"{what} has a row that is no image: {error}") from None
+        raise FormatError(f"{what} has a row that is not an image: {error}") from None
     if pixels.dtype != np.uint8:
         raise FormatError(f"{what} has images of {pixels.dtype}, which are not read")
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels

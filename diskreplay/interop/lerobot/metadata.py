@@ -274,7 +274,7 @@ def _read_lines(path: Path) -> list[dict[str, Json]]:
     except ValueError as error:
         raise FormatError(f"{path} is not JSON, line by line: {error}") from None
     if not all(isinstance(row, dict) for row in rows):
-        raise FormatError(f"{path} has lines that are no objects")
+        raise FormatError(f"{path} has lines that are not objects")
     return rows
 
 

@@ -41,8 +41,9 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     The store on this process' node is read directly, without the shard's actor. Only ids that are drawn by priorities
     come from the actor.
 
-    A shard that does not answer within `deadline_s` leaves the draw, and training continues with the others. It is back
-    as soon as it answers, with its store and its saved priorities. `stats()["missing"]` names missing shards.
+    A shard that does not answer within `deadline_s` leaves the draw, and training continues with the others. The
+    shard takes part again when it answers, with its store and its saved priorities. `stats()["missing"]` names missing
+    shards.
 
     Any thread may call any method; calls run one after the other.
 
@@ -378,7 +379,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             A shard does not answer. The others do not change.
         """
         if not isinstance(state, Mapping) or not {"rng", "batches", "shards"} <= state.keys():
-            raise ValueError(f"this is no state of a sharded sampler, but {type(state).__name__}")
+            raise ValueError(f"this is not a state of a sharded sampler, but {type(state).__name__}")
         if len(state["shards"]) != len(self._links):
             raise ValueError(f"this is the state of {len(state['shards'])} shards, and there are {len(self._links)}")
         with self._lock:
@@ -391,7 +392,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         try:
             rng.state, batches = own["rng"], int(own["batches"])
         except (TypeError, ValueError, KeyError) as error:
-            raise ValueError(f"this is no state of a sharded sampler: {error}") from None
+            raise ValueError(f"this is not a state of a sharded sampler: {error}") from None
         self._send_updates()
         before = self._rounds.rng, self._batches, self._queue
         states, begun = self._states(), []

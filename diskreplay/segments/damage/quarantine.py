@@ -45,7 +45,7 @@ class Quarantined:
     Attributes
     ----------
     segment : int or None
-        The number of the segment; None: it is no segment.
+        The number of the segment; None: it is not a segment.
     steps : int or None
         The steps in it that are nowhere else in the store; None: unknown.
     reason : str

@@ -119,11 +119,11 @@ def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator
     """Hold the lock for a block, waiting at most ``timeout_s`` seconds for it.
 
     Raises StoreLocked if another process held it for the whole time, FormatError if its place has a link, a folder or
-    anything else that is no regular file.
+    anything else that is not a regular file.
     """
     until = time.monotonic() + timeout_s
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise FormatError(f"{os.fspath(path)} is no regular file; diskreplay repair moves it away")
+        raise FormatError(f"{os.fspath(path)} is not a regular file; diskreplay repair moves it away")
     while (lock := try_lock(path)) is None:
         if time.monotonic() > until:
             raise StoreLocked(

@@ -142,7 +142,7 @@ def test_a_value_that_a_dtype_cannot_hold_is_refused_and_nothing_is_left(store: 
     with dr.open(store) as opened:
         first = int(opened.episodes[0].ids[0])
     with pytest.raises(
-        dr.SchemaError, match=rf"^the episode {first} has .* in extra/latent, which is no uint8; choose"
+        dr.SchemaError, match=rf"^the episode {first} has .* in extra/latent, which uint8 cannot hold; choose"
     ):
         npz.export_dataset(store, tmp_path / "set", dtype={"extra/latent": "uint8"})
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
@@ -158,8 +158,8 @@ def test_a_value_that_a_dtype_cannot_hold_is_refused_and_nothing_is_left(store: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"skip": "obs/nose"}, "skip names 'obs/nose', which is no feature; its features are obs/arm float64"),
-        ({"rename": {"obs/nose": "x"}}, "rename names 'obs/nose', which is no feature"),
+        ({"skip": "obs/nose"}, "skip names 'obs/nose', which is not a feature; its features are obs/arm float64"),
+        ({"rename": {"obs/nose": "x"}}, "rename names 'obs/nose', which is not a feature"),
         ({"rename": {"obs/arm": "eye"}}, "'obs/arm' and 'obs/eye' would both be obs/eye; rename one"),
         ({"dtype": {"obs/nose": "uint8"}}, "dtype names 'obs/nose', and the exported leaves are obs/arm, obs/eye"),
         ({"dtype": {"obs/eye": "text"}, "rename": {"obs/eye": "top"}}, "obs/top: "),

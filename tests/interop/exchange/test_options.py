@@ -101,12 +101,12 @@ def test_what_no_leaf_takes_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"obs": "stat"}, "obs names 'stat', which is no feature; its features are actions"),
-        ({"skip": ["depth"]}, "skip names 'depth', which is no feature"),
-        ({"rename": {"depth": "top"}}, "rename names 'depth', which is no feature"),
+        ({"obs": "stat"}, "obs names 'stat', which is not a feature; its features are actions"),
+        ({"skip": ["depth"]}, "skip names 'depth', which is not a feature"),
+        ({"rename": {"depth": "top"}}, "rename names 'depth', which is not a feature"),
         ({"rename": {"image": "state"}}, "'state' and 'image' would both be obs/state; rename one"),
         ({"obs": ["state", "actions"]}, "'actions' is taken twice, as obs/actions and action"),
-        ({"skip": ["state"]}, "obs names 'state', which is no feature"),
+        ({"skip": ["state"]}, "obs names 'state', which is not a feature"),
         ({"rename": {"image": "episode/image"}}, "each step has a value of 'image', so it cannot be episode/image"),
         ({"dtype": {"obs/depth": "uint8"}}, "dtype names 'obs/depth', and the store would have action, obs/image"),
         ({"dtype": {"obs/image": "complex64"}}, "set: obs/image: a field's dtype is one of .*, not complex64"),
@@ -138,7 +138,7 @@ def test_a_dtype_keeps_every_value_or_refuses_it(tmp_path: Path) -> None:
     assert imported(tmp_path, **ROLES, dtype={"obs/image": "uint8"}).obs["image"].dtype == np.uint8
     with dr.open(tmp_path / "store") as store:
         np.testing.assert_array_equal(store.episodes[0].obs["image"], found["image"][:4])
-    with pytest.raises(dr.SchemaError, match=r"episode 0 has 0\.\d+ in obs/state, which is no uint8; choose another"):
+    with pytest.raises(dr.SchemaError, match=r"episode 0 has 0\.\d+ in obs/state, which uint8 cannot hold; choose another"):
         imported(tmp_path, "other", **ROLES, dtype={"obs/state": "uint8"})
     assert imported(tmp_path, "third", **ROLES, dtype={"obs/state": "uint8:unsafe"}).obs["state"].dtype == np.uint8
     with dr.open(tmp_path / "third") as store:
@@ -231,7 +231,7 @@ def test_the_rows_of_a_key_are_those_of_its_role(tmp_path: Path) -> None:
 )
 def test_a_value_that_wraps_is_refused(tmp_path: Path, values: np.ndarray, dtype: str, shown: str) -> None:
     pixels(tmp_path / "set", depth=np.resize(values, STEPS))
-    with pytest.raises(dr.SchemaError, match=f"has {shown} in extra/depth, which is no {dtype}"):
+    with pytest.raises(dr.SchemaError, match=f"has {shown} in extra/depth, which {dtype} cannot hold"):
         imported(tmp_path, **ROLES, rename={"depth": "extra/depth"}, dtype={"extra/depth": dtype})
 
 

@@ -305,7 +305,7 @@ def ragged(_: Any) -> Any:
         (
             "observation.images.top",
             lambda c: pa.array([{"bytes": b"PK"}] * 16),
-            "images.top' has a row that is no image: ",
+            "images.top' has a row that is not an image: ",
         ),
         (
             "observation.images.top",

@@ -138,13 +138,17 @@ def test_a_state_that_a_shard_refuses_changes_nothing(shards: InProcess) -> None
         shutil.rmtree(Path(shards.places[1][0]) / "samplers/here")
         broken = {**other, "shards": [other["shards"][0], {}, other["shards"][2]]}
         refused: list[tuple[Callable[[], None], type[Exception], str]] = [
-            (lambda: sampler.load_state_dict(broken), ValueError, "this is no state of a sampler"),
+            (lambda: sampler.load_state_dict(broken), ValueError, "this is not a state of a sampler"),
             (
                 lambda: sampler.load_state_dict({**other, "rng": {}}),
                 ValueError,
-                "this is no state of a sharded sampler",
+                "this is not a state of a sharded sampler",
             ),
-            (lambda: sampler.load_state_dict({**other, "batches": "x"}), ValueError, "no state of a sharded sampler"),
+            (
+                lambda: sampler.load_state_dict({**other, "batches": "x"}),
+                ValueError,
+                "not a state of a sharded sampler",
+            ),
             (lambda: sampler.load("here"), dr.StoreNotFound, "here"),
         ]
         for load, error, message in refused:
@@ -294,7 +298,7 @@ def test_what_shards_cannot_do_is_refused_with_the_reason(
         (lambda s: s.gather([[9, 2]]), dr.InvalidIndex, "^there is no shard 9: there are 3$"),
         (lambda s: s.gather([[0, 1 << 40]]), dr.InvalidIndex, "^id 1099511627776 "),
         (lambda s: s.load("nothing"), dr.StoreNotFound, "has no sampler state named 'nothing'$"),
-        (lambda s: s.load_state_dict({}), ValueError, "^this is no state of a sharded sampler, but dict$"),
+        (lambda s: s.load_state_dict({}), ValueError, "^this is not a state of a sharded sampler, but dict$"),
     ],
 )
 def test_what_is_wrong_is_refused(tmp_path: Path, call: Any, error: type[Exception], message: str) -> None:
