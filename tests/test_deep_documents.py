@@ -89,7 +89,7 @@ def test_saved_states(tmp_store: Path, what: str) -> None:
         sampler.sample()
         state = sampler.state_dict()
         assert replaced(state["planner"], key, partial(change, key))
-        with pytest.raises(ValueError, match="this is no state|is not a kind of id"):
+        with pytest.raises(ValueError, match="this is not a state|is not a kind of id"):
             sampler.load_state_dict(state)
         if what == "rng":
             mixed = dr.MixedSampler([(sampler, 1.0)], batch_size=4)
