@@ -105,7 +105,7 @@ def test_the_space_of_a_field() -> None:
 # --- data sets -------------------------------------------------------------------------------------------------------
 
 DATA_SETS: dict[str, tuple[str, Callable[[Path], str], str]] = {
-    "description of npz": ("npz", make_npz, "*.json"),
+    "description of npz": ("npz", lambda folder: make_npz(folder, "own"), "*.json"),
     "description of parquet": ("parquet", make_parquet, "*.json"),
     "torchrl": ("torchrl_memmap", make_memmap, "*.json"),
     "lerobot 2.1": ("lerobot", lambda folder: make_lerobot(folder, "2.1", False), "info.json"),
