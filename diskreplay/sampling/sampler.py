@@ -194,7 +194,7 @@ class Sampler(IterableDataset[Batch]):
 
         Fields of each item: "age" (the number of newer steps in the store), "episode/NAME" (a value of its episode;
         "episode_known" is whether it was given), "probability" (P(i) of the draw), "population" (N) and "priority_sum"
-        (Σ p). See "Fields on request" in docs/concepts.md.
+        (Σ p). See "Fields on request" in docs/api/sampling.md.
     where : callable or None
         A predicate over episodes, which selects the episodes whose steps are drawn. It is called once for an ended
         episode, and for an open one at every refresh that changes the store. Its result for an ended episode must
