@@ -432,11 +432,11 @@ def test_sampling_before_there_is_a_step_says_how_many_there_are_and_are_needed(
 def test_gather_refuses_an_id_that_never_existed(filled, ids):
     with dr.open(filled) as store:
         sampler = dr.Sampler(store, dr.Transitions(), batch_size=4)
-        check_refused(store, lambda: sampler.gather(np.array(ids)), dr.InvalidIndex, "never existed|no step's")
+        check_refused(store, lambda: sampler.gather(np.array(ids)), dr.InvalidIndex, "never existed|not a step's")
         sampler.close()
 
 
-@pytest.mark.parametrize("ids", [np.array([0.5]), ["a"], np.zeros((2, 2), np.int64), None], ids=repr)
+@pytest.mark.parametrize("ids", [np.array([0.5]), ["a"], np.zeros((2, 2), np.int64)], ids=repr)
 def test_gather_refuses_what_are_no_ids(filled, ids):
     with dr.open(filled) as store:
         sampler = dr.Sampler(store, dr.Transitions(), batch_size=4)
