@@ -106,7 +106,9 @@ def test_every_id_at_which_no_window_starts_is_an_invalid_index(snapshot: Snapsh
 
 def test_other_arguments_that_do_not_go_with_it_are_refused() -> None:
     for arguments in ({"pad": False}, {"align": "end"}):
-        with pytest.raises(ValueError, match="^windows with cross_episodes do not end with an episode: do not give pad=False or"):
+        with pytest.raises(
+            ValueError, match="^windows with cross_episodes do not end with an episode: do not give pad=False or"
+        ):
             Sequences(8, 4, cross_episodes=True, **arguments)
     kinds = {Sequences(8, 4, cross_episodes=c).kind for c in (True, False)}
     assert len(kinds) == 2

@@ -170,8 +170,14 @@ def test_segments_that_go_meanwhile_count_when_they_are_there(store: dr.Store, c
     ("change", "message"),
     [
         (lambda state: state["moments"].pop("obs/x"), "these are moments of"),
-        (lambda state: state["moments"]["obs/x"].update(mean=np.zeros(2)), "not a state of the moments of a store: count"),
-        (lambda state: state["moments"]["obs/x"].update(count=-1.0), "not a state of the moments of a store: count is -1"),
+        (
+            lambda state: state["moments"]["obs/x"].update(mean=np.zeros(2)),
+            "not a state of the moments of a store: count",
+        ),
+        (
+            lambda state: state["moments"]["obs/x"].update(count=-1.0),
+            "not a state of the moments of a store: count is -1",
+        ),
         (lambda state: state["moments"]["obs/x"].update(var=-np.ones(3)), "at least -1.0"),
         (lambda state: state.update(newest=np.zeros(1, np.int64)), "newest and returns are not one id and one number"),
         (lambda state: state.pop("newest"), "KeyError"),
