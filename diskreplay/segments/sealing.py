@@ -189,8 +189,11 @@ def seal_segments(
         finished = [_finish_files(info, (salvaged or {}).get(info.number), is_waited_for) for info in infos]
     with writing_back():
         sync_file_system(root.folder)
+    with storage_errors(root.folder):
         for segment in finished:
             _place_table(segment)
+    with writing_back():
+        for segment in finished:
             for name in segment.info.checksums:
                 check_written(f"{segment.info.path}/{name}")
     with storage_errors(root.folder):
