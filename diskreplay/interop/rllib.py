@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.closing import Kept, check_open, closes
+from diskreplay.interop.step_values import row_of
 from diskreplay.interop.trajectory_writers import TrajectoryWriters
 
 with dr.MissingExtra.raised_for("a replay buffer of RLlib", "rllib"):
@@ -198,7 +199,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
     def _opened(self, obs: Any, action: Any, extra: dict[str, Any]) -> dr.Store:
         """Return the store; the first step defines a new one."""
         if self._store is None:
-            step = dr.Schema.from_example(_row(obs, 0), _row(action, 0), extra=_row(extra, 0))
+            step = dr.Schema.from_example(row_of(obs, 0), row_of(action, 0), extra=row_of(extra, 0))
             schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"), extra=step.extra)
             # The buffer keeps whole episodes, ordered by their beginning: it may hold steps older than evicted ones.
             self._open(dr.create(self._path, schema, capacity=2 * self.capacity))
@@ -215,7 +216,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             self._reader.outdated = True
             for i, reward in enumerate(rewards):
                 ends = (bool(episode.is_terminated), bool(episode.is_truncated)) if i == last else (False, False)
-                writer.append(_row(obs, i), _row(action, i), reward, *ends, _row(obs, i + 1), **_row(extra, i))
+                writer.append(row_of(obs, i), row_of(action, i), reward, *ends, row_of(obs, i + 1), **row_of(extra, i))
                 ids.append(writer.last_id)
             if episode.is_done:
                 self._writers.ended(episode.id_)
@@ -303,13 +304,6 @@ def _arrays(values: Any) -> Any:
     if isinstance(values[0], tuple):
         return tuple(_arrays(list(part)) for part in zip(*values, strict=True))
     return np.array(values)
-
-
-def _row(tree: Any, i: int) -> Any:
-    """Return row i of nested arrays."""
-    if isinstance(tree, dict):
-        return {name: _row(part, i) for name, part in tree.items()}
-    return tuple(_row(part, i) for part in tree) if isinstance(tree, tuple) else tree[i]
 
 
 def _info_field(episode: Any, name: str) -> Array:

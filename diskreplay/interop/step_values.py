@@ -1,6 +1,7 @@
 """Values of steps for the gymnasium wrappers, flags as bools, and leaves of nested fields."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -296,6 +297,11 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, tuple):
         return type(tree)(map_leaves(function, below) for below in tree)
     return function(tree)
+
+
+def row_of(tree: Any, i: int) -> Any:
+    """Return the tree of row ``i`` of each leaf, which is an array or a sequence."""
+    return map_leaves(itemgetter(i), tree)
 
 
 def leaves_of(tree: Any) -> list[Any]:

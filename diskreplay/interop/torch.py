@@ -3,14 +3,13 @@
 import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import diskreplay as dr
-from diskreplay.interop.step_values import map_leaves
+from diskreplay.interop.step_values import row_of
 
 with dr.MissingExtra.raised_for("a data set for a DataLoader", "torch"):
     from torch import distributed as dist
@@ -175,7 +174,7 @@ class MapDataset(Dataset[Any]):
 def _items(batch: dr.Batch) -> list[dict[str, Any]]:
     """Return the items of a batch as dicts of tensors, nested as the batch is."""
     fields = {name: batch[name] for name in batch if name != "weight"}
-    return [map_leaves(itemgetter(i), fields) for i in range(batch.batch_size)]
+    return [row_of(fields, i) for i in range(batch.batch_size)]
 
 
 def _path_of(store: dr.Store | PathLike) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay import MissingExtra
 from diskreplay.closing import Kept, check_open, closes
-from diskreplay.interop.step_values import as_flags
+from diskreplay.interop.step_values import as_flags, row_of
 from diskreplay.interop.trajectory_writers import TrajectoryWriters
 
 with MissingExtra.raised_for("a storage of TorchRL", "torchrl"):
@@ -260,7 +260,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         for i, trajectory in enumerate(trajectories):
             writer = self._writers.of(store, trajectory)
             ends = bool(terminated[i]), bool(truncated[i])
-            writer.append(_row(obs, i), _row(action, i), reward[i], *ends, _row(next_obs, i), **_row(extra, i))
+            writer.append(row_of(obs, i), row_of(action, i), reward[i], *ends, row_of(next_obs, i), **row_of(extra, i))
             if any(ends):
                 self._writers.ended(trajectory)
             yield writer.last_id
@@ -436,8 +436,3 @@ def _ends(items: TensorDictBase) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     done = flags.get("done", np.zeros(len(items), np.bool_))
     terminated = flags.get("terminated", done & ~flags.get("truncated", np.zeros_like(done)))
     return terminated, flags.get("truncated", np.zeros_like(done)) | (done & ~terminated)
-
-
-def _row(tree: Any, i: int) -> Any:
-    """Return row i of nested arrays."""
-    return tree[i] if isinstance(tree, np.ndarray) else {name: _row(part, i) for name, part in tree.items()}

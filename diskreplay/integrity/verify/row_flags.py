@@ -42,8 +42,7 @@ def may_follow(before: int, flags: int) -> bool:
 
 @lru_cache(maxsize=1)
 def _table() -> NDArray[np.bool_]:
-    rows = [START if before == START else before for before in range(256)]
-    return np.array([[may_follow(before, flags) for flags in range(256)] for before in rows]).reshape(-1)
+    return np.array([[may_follow(before, flags) for flags in range(256)] for before in range(256)]).reshape(-1)
 
 
 def first_wrong(flags: NDArray[np.uint8], before: NDArray[np.uint8], rows: NDArray[np.int64]) -> tuple[int, int] | None:
