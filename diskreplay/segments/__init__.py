@@ -1,6 +1,6 @@
-"""Segments on disk: live rows and their marks, sealed rows, packs, and their documents.
+"""The files of segments: rows of unsealed segments and their marks, sealed segments, packs, and metadata.
 
-`files` has the tools of every write to disk: durable commits, locks, mappings, copies. `documents` has the metadata of
-the root and of segments. `damage` finds damaged files and sets them aside. Reading, writing, retention, integrity and
-the store use this package. Nothing else knows zarr.
+`files` has the low-level file operations: durable writes, locks, mappings, copies. `documents` reads and writes the
+metadata of the root and of segments. `damage` finds damaged files and moves them to quarantine. Reading, writing,
+retention, integrity and the store use this package.
 """

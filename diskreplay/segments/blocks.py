@@ -1,9 +1,11 @@
-"""Checksums of the blocks of sealed chunks: damage then costs the rows of a block instead of a segment.
+"""Checksums of the blocks of sealed chunk files: damage then costs the rows of a block instead of a segment.
 
-A sealed segment has one file of them, ``durable/blocks``. It has the CRC-32C of every block of every chunk file, as
-little-endian uint32, in the order of arrays (sorted paths), chunks and blocks. Each is XORed with the CRC-32C of as
-many zeros, so the file has holes where the chunks have holes. The sums of a chunk's blocks combine to the chunk's own
-CRC-32C, which is in the segment's attributes. So a reader can verify each chunk's part of the file on its own.
+A block is a part of a chunk file of at most 64 KiB. The file ``durable/blocks`` of a sealed segment has the CRC-32C of
+every block of every chunk file, as little-endian uint32, in the order of arrays (sorted paths), chunks and blocks. Each
+checksum is XORed with the CRC-32C of a block of zeros of the same length. The result is 0 for a hole, so
+``durable/blocks`` has holes where the chunk files have holes. The checksums of a chunk's blocks combine to the CRC-32C
+of the whole chunk file, which is in the segment's attributes. So a reader can verify each chunk's part of
+``durable/blocks`` on its own.
 """
 
 import os
@@ -32,7 +34,7 @@ _INVERSION = 0xFFFFFFFF
 
 
 def block_bytes(row_bytes: int) -> int:
-    """Return the bytes of a block: a power of two of rows, up to 512, that fit 64 KiB; 64 KiB if no row fits."""
+    """Return the bytes of a block: the most rows, a power of two up to 512, that fit 64 KiB; 64 KiB if no row fits."""
     if row_bytes > layout.BLOCK_BYTES:
         return layout.BLOCK_BYTES
     return min(layout.BLOCK_ROWS, layout.floor_power_of_two(layout.BLOCK_BYTES // row_bytes)) * row_bytes
@@ -45,18 +47,22 @@ class BlockSums:
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
     def add(self, array: RowArray, chunk: int, fd: int, block: int | None = None) -> int:
-        """Add the checksums of a chunk file's blocks, and return the file's checksum. Its holes are not read."""
+        """Add the checksums of the blocks of a chunk file, and return the checksum of the whole file.
+
+        ``fd`` is the open file, and ``block`` the bytes of a block; None: `block_bytes` of a row of the array. Holes of
+        the file are not read.
+        """
         size, block = os.fstat(fd).st_size, block or block_bytes(array.row_bytes)
         sums, crc = read_sums(fd, size, block)
         self.chunks[array.path, chunk] = stored(sums, size, block)
         return crc
 
     def content(self) -> bytes:
-        """Return the bytes of the file."""
+        """Return the content of ``durable/blocks``: all added checksums, in the order of arrays and chunks."""
         return b"".join(self.chunks[key] for key in sorted(self.chunks))
 
     def write(self, segment: str) -> int:
-        """Write the file into a segment that is not sealed yet, and return its checksum."""
+        """Write ``durable/blocks`` into the folder of a segment that is not sealed yet; return the file's checksum."""
         data = self.content()
         write_sparse(f"{segment}/{layout.BLOCKS}", data)
         return int(crc32c(data))
@@ -65,8 +71,8 @@ class BlockSums:
 def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
     """Return the checksums of the blocks of a file's first ``size`` bytes, and the checksum of all these bytes.
 
-    A block inside a hole is not read. Raises FormatError if the file became shorter, OSError if the disk refuses to
-    read it.
+    A block inside a hole is not read. Raises FormatError if the file is shorter than ``size``, and the system's OSError
+    if it cannot be read.
     """
     if size <= block:  # many segments are small
         data = os.pread(fd, size, 0)
@@ -87,7 +93,8 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
                 crc32c(part.data[i : min(i + block, count)]) for i in range(0, count, block)
             ]
             crc, at, done = crc32c(part.data, crc), at + count, done + count
-    # Checksumming cached bytes twice is faster than combining checksums, which only holes before the last data need.
+    # Combining is only needed if a hole before the last data was skipped. Otherwise `crc` has covered all bytes: a
+    # second checksum of cached bytes takes less time than combining.
     crc = crc if done == at else combine(sums[: -(-at // block)], at, block)
     return sums, with_zeros(crc, size - at)
 
@@ -118,16 +125,16 @@ def _of_zeros(size: int, block: int) -> Sums:
 def combine(sums: Sums, size: int, block: int) -> int:
     """Return the checksum of a file of ``size`` bytes from the checksums of its blocks.
 
-    The checksum of two concatenated strings is the XOR of two numbers: the checksum of the first string, advanced by
-    the second's length in zeros without the inversions at either end, and the checksum of the second.
+    The checksum of the concatenation A + B is the XOR of two numbers. One is the checksum of A, advanced by ``len(B)``
+    zero bytes without CRC-32C's inversions at either end. The other is the checksum of B.
     """
     if len(sums) < 2:
         return int(sums.sum())
-    # Two neighbours become one of twice the length, until one is left; the last block may be shorter.
+    # Neighbouring blocks are joined in pairs, until one is left. The last block may be shorter, and is joined last.
     values, zeros = sums[:-1], _zeros(block)
     while len(values) > 1:
         if len(values) % 2:
-            values = np.concatenate([np.zeros(1, np.uint32), values])  # the checksum of no bytes changes nothing
+            values = np.concatenate([np.zeros(1, np.uint32), values])  # an empty block changes nothing
         values = _multiply(zeros, values[0::2]) ^ values[1::2]
         zeros = _multiply(zeros, zeros)
     last = _zeros(size - (len(sums) - 1) * block)
@@ -135,7 +142,7 @@ def combine(sums: Sums, size: int, block: int) -> int:
 
 
 def with_zeros(crc: int, nbytes: int) -> int:
-    """Return the checksum of a string followed by ``nbytes`` zeros, from the string's; both include the inversions."""
+    """Return the checksum of a string followed by ``nbytes`` zeros; ``crc`` is the string's own checksum."""
     return _multiply(_zeros(nbytes), crc ^ _INVERSION) ^ _INVERSION if nbytes else crc
 
 
@@ -146,7 +153,7 @@ def _sum_of_zeros(nbytes: int) -> int:
 
 @lru_cache(maxsize=64)
 def _zeros(nbytes: int) -> int:
-    """Return the polynomial that advances the register by ``nbytes`` zeros: x to the power of their bits."""
+    """Return the polynomial that advances the register by ``nbytes`` zeros: x to the power of 8 * ``nbytes``."""
     product = 1 << 31  # 1: bits are reversed
     for bit in range(nbytes.bit_length()):
         if nbytes >> bit & 1:
@@ -156,7 +163,7 @@ def _zeros(nbytes: int) -> int:
 
 @cache
 def _power_of_two_zeros(bit: int) -> int:
-    """Return `_zeros` of 2 to the power of ``bit``."""
+    """Return the polynomial that `_zeros` returns for ``2**bit`` bytes."""
     half = _power_of_two_zeros(bit - 1) if bit else 0
     return _multiply(half, half) if bit else 1 << 23  # x**8
 
@@ -165,7 +172,7 @@ _Register = TypeVar("_Register", int, Sums)
 
 
 def _multiply(polynomial: int, register: _Register) -> _Register:
-    """Multiply polynomials over GF(2), one or an array of them, modulo the polynomial of CRC-32C."""
+    """Return a polynomial over GF(2) times ``register``, one or an array of them, modulo CRC-32C's polynomial."""
     product = register ^ register  # zeros
     for bit in range(31, -1, -1):
         product ^= (register >> bit & 1) * polynomial
@@ -202,7 +209,10 @@ def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
 
 
 def known_sums(info: SegmentInfo) -> dict[str, Sums]:
-    """Return the checksums of each chunk file's blocks by file name, if they combine to the file's checksum."""
+    """Return the stored checksums of blocks, by the name of the chunk file.
+
+    Chunk files whose checksums of blocks are damaged are left out; all are, if ``durable/blocks`` cannot be read.
+    """
     chunks = list(sealed_chunks(info))
     counts = [-(-chunk.nbytes // chunk.block) for chunk in chunks]
     try:
@@ -221,7 +231,7 @@ def known_sums(info: SegmentInfo) -> dict[str, Sums]:
 
 
 def derive_blocks(info: SegmentInfo) -> bytes:
-    """Return the correct content of ``durable/blocks``, computed from the chunk files; empty if one is damaged."""
+    """Return the correct content of ``durable/blocks``, computed from the chunk files; empty if any is damaged."""
     blocks = BlockSums()
     for chunk in sealed_chunks(info):
         try:

@@ -1,7 +1,7 @@
 """The table of a sealed segment's episodes, ``episodes/``: one line per episode, each column its own array.
 
-The table follows from the rows of the segment, whose flags are parsed here. Readers take reward sums from it without
-reading rows.
+The table is computed from the rows of the segment; this module also parses their flags. Readers take reward sums from
+the table without reading rows.
 """
 
 import os
@@ -44,8 +44,8 @@ _ENDS = TERMINATED | TRUNCATED | OBSERVATION_ONLY | END_MARKER
 class LaneSlice(NamedTuple):
     """Slices of lanes, one after another; the first row of each slice begins an episode.
 
-    The columns, int64, have one length: the number of the segment, its number of lanes, the lane, the first row and the
-    number of rows. ``sealed`` (bool) tells whether the segment is sealed.
+    Each column has one entry per slice. The int64 columns are the number of the segment, its number of lanes, the lane,
+    the first row and the number of rows. ``sealed`` (bool) is whether the segment is sealed.
     """
 
     segment: Ints
@@ -57,7 +57,11 @@ class LaneSlice(NamedTuple):
 
 
 class ParsedEpisodes(NamedTuple):
-    """The result of `parse_episodes`: the ended episodes, and for each slice the first row of an open one, or -1."""
+    """The result of `parse_episodes`: the ended episodes, and the open episode of each slice.
+
+    ``open_start`` has its first row, or -1 if the slice has no open episode. ``open_continues`` has whether it
+    continues an episode that was cut for its length.
+    """
 
     ended: EpisodeTable
     open_start: Ints
@@ -65,7 +69,7 @@ class ParsedEpisodes(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """Rows without flags that were left out of an array of flags, int64: their number after some positions."""
+    """Runs of zero flags that were left out of an array of flags: ``rows[i]`` flags after position ``at[i]``, int64."""
 
     at: Ints
     rows: Ints
@@ -77,7 +81,7 @@ class Gaps(NamedTuple):
 
 
 def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | None = None) -> ParsedEpisodes:
-    """Find the episodes in the flags of slices of rows, which are concatenated in ``flags``.
+    """Return the episodes of slices of lanes; ``flags`` has the flags of all slices, concatenated.
 
     With ``gaps``, ``slices.rows`` counts only the rows whose flags are in ``flags``. Raises FormatError if the flags of
     a slice do not form a sequence of episodes.
@@ -130,7 +134,7 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
 
 
 def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
-    """Return the positions where episodes start, and flags: all nonzero flags, and perhaps zeros."""
+    """Return the positions of episode starts, and an array of all nonzero flags in order, which may have zeros too."""
     # In long episodes most flags are 0: eight are compared at once.
     whole = len(flags) & ~7
     words = np.flatnonzero(flags[:whole].view(np.uint64))
@@ -159,7 +163,7 @@ def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, problem: str) -> Forma
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-# Rows read at a time: a sealing process stays small.
+# The rows that are read at a time, so that sealing needs little memory.
 _ROWS_AT_ONCE = 1 << 20
 
 
@@ -183,7 +187,7 @@ class EpisodeRows:
         return len(self.columns["position"])
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """Yield names and contents of the chunk files below a segment; an empty array has none."""
+        """Yield the chunk files, as (path below the segment, content); an empty table has no chunk files."""
         for name, values in self.columns.items() if len(self) else ():
             yield layout.episode_chunk(name), values.tobytes()
 
@@ -191,8 +195,9 @@ class EpisodeRows:
 def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
     """Return the table of a segment whose lanes have ``rows`` rows, and whose chunk files are in ``info.path``.
 
-    Lost rows are not in it. It is empty if the flags do not form a sequence of episodes, because sealing must not fail
-    then. Raises FormatError or OSError if files of flags, times or rewards are missing or too short.
+    Episodes of lost rows are left out. The table is empty if the flags do not form a sequence of episodes, because
+    sealing must not fail then. Raises FormatError or OSError if files of flags, times or rewards are missing or too
+    short.
     """
     parts, lost = [], [position for position, _ in info.lost.ranges]
     try:
@@ -230,8 +235,8 @@ def _write(folder: str, name: str, data: bytes) -> int:
 def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
     """Return columns of the table of a sealed segment, empty ones if it has none.
 
-    Raises FormatError if a file is a link, has another size or does not match its checksum, or if the positions have
-    holes; FileNotFoundError if a file is missing.
+    Raises FormatError if a file is a link, has another size or does not match its checksum, or if the file of
+    positions has holes; FileNotFoundError if a file is missing.
     """
     if not info.episodes:
         return [np.zeros(0, layout.EPISODE_COLUMNS[name]) for name in names]
@@ -242,9 +247,9 @@ def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
 
 
 def _refuse_holes(info: SegmentInfo, lookup: Lookup) -> None:
-    """Refuse a table of more lines than the disk holds: a sparse file may be larger than any memory.
+    """Raise FormatError if the file of positions has a hole: a sparse file may claim more lines than fit in memory.
 
-    Positions increase, so only the first can be 0: no file system keeps two or more of them as a hole.
+    In an intact table positions increase, so only the first can be 0, and no file system keeps a hole for it alone.
     """
     assert info.episodes is not None
     name = layout.episode_chunk("position")
@@ -272,7 +277,7 @@ class _NoEpisodes(Exception):
 
 
 def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
-    """Yield the episodes of a segment, lane by lane, some at a time; their ids are positions."""
+    """Yield the episodes of a segment in tables, lane by lane; their ids are positions, without a segment number."""
     for lane, first, flags, counts in _flags(info, rows):
         same = np.ones_like(counts)
         lanes = lane + np.arange(len(counts))
@@ -284,9 +289,9 @@ def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
 
 
 def _flags(info: SegmentInfo, rows: Ints) -> Iterator[tuple[int, int, NDArray[np.uint8], Ints]]:
-    """Yield the flags of some lanes, concatenated, with the first lane, its first row, and the rows of each lane.
+    """Yield flags as (first lane, its first row, flags of one or more lanes, concatenated, rows of each lane).
 
-    Each part of a long lane ends with an episode.
+    A long lane is yielded in parts, and each part ends where an episode ends.
     """
     per_chunk, longest = info.chunk_rows[layout.DONE], int(rows.max(initial=0))
     chunks = -(-longest // per_chunk)
@@ -335,7 +340,7 @@ def _columns(info: SegmentInfo, episodes: EpisodeTable) -> dict[str, NDArray[Any
 
 
 def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:
-    """Yield the values of rows ``first[i]`` to ``stop[i]`` of ``lane[i]``, for all i, and the ``i`` of each value.
+    """Yield the values of rows ``first[i]`` to ``stop[i]`` of ``lane[i]``, for all i, as (``i`` of each value, values).
 
     The ranges are sorted by lane and row, and do not overlap. The values of each range come in order.
     """
@@ -356,7 +361,7 @@ def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -
 
 
 def _read(info: SegmentInfo, leaf: str, chunk: int, first: int, count: int) -> NDArray[Any]:
-    """Return rows of a chunk file of plain numbers, all lanes concatenated."""
+    """Return ``count`` numbers of a chunk file from number ``first`` on; in the file, the lanes are concatenated."""
     dtype, path = info.arrays[leaf].dtype, info.chunk_path(leaf, chunk)
     data = np.empty(count * dtype.itemsize, np.uint8)
     with opened(path, info.chunk_nbytes(leaf)) as fd:

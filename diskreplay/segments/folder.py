@@ -1,4 +1,4 @@
-"""Folders of rows, of segments and packs: the rows, and their new places after a merge."""
+"""Reads the rows of segments and packs; after a merge, from the pack that has the rows now."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -29,7 +29,7 @@ class RewardSums(NamedTuple):
 
     @classmethod
     def read(cls, info: SegmentInfo) -> Self:
-        """Read the table of a sealed segment; no rows if it is damaged or gone: the rewards give the same sums."""
+        """Read the table of a sealed segment; empty if it is damaged or gone, as rewards give the same sums."""
         try:
             position, steps, sums = read_columns(info, "position", "steps", "total_reward")
         except DAMAGE:
@@ -38,12 +38,12 @@ class RewardSums(NamedTuple):
         return cls(_key(lane, row), steps, sums)
 
     def find(self, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the reward sums of episodes, and a mask of the known ones; the other sums are arbitrary."""
+        """Return the reward sums of episodes, and a mask of the known sums; unknown sums are arbitrary numbers."""
         if not len(self.keys):
             return np.zeros(len(row)), np.zeros(len(row), np.bool_)
         keys = _key(lane, row)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        # `repair --salvage` may add steps to the last episode of a lane.
+        # The steps must match too: `repair --salvage` may add steps to the last episode of a lane.
         return self.sums[at], (self.keys[at] == keys) & (self.steps[at] == steps)
 
 
@@ -52,22 +52,22 @@ def _key(lane: Ints, row: Ints) -> Ints:
 
 
 Flags = Callable[[int, int, int], Iterable[NDArray[np.uint8]]]
-"""Returns the flags of a line of a folder from one row to before another, in parts."""
+"""Called with a line (see `ValueRows`), a first row and a stop row; returns the flags of these rows, in parts."""
 
 
 class ValueRows:
-    """The known rows with `EPISODE_VALUES` of each line of a folder.
+    """The rows with the flag `EPISODE_VALUES` in each line of a folder, as far as its flags have been read.
 
-    A line is a lane of a segment, or the single line of a pack.
+    A line is a lane of a segment, or all rows of a pack.
 
-    Concurrency: any thread. Updates are made under the lock that `find` is called with.
+    Concurrency: any thread. `find` reads further flags under the lock that it is called with.
     """
 
     def __init__(self, info: SegmentInfo, pack: PackTables | None) -> None:
         lanes = len(info.lanes)
         self._least = 0 if pack is None else int((pack.first_rows + pack.rows)[-1])
         self._known: tuple[Ints, Ints] = np.zeros(lanes, np.int64), np.zeros(0, np.int64)
-        # Values of lost rows keep their places, but their rows have no flags.
+        # Values of lost rows keep their places in the arrays, but these rows do not have the flag.
         row, lane = np.divmod(np.array([position for position, _ in info.lost.ranges], np.int64), lanes)
         lost = _key(lane, row)
         order = np.argsort(lost)
@@ -75,9 +75,10 @@ class ValueRows:
         self._lost_values = np.append(0, np.cumsum(np.array(info.lost.values, np.int64)[order]))
 
     def find(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, row: Ints, stop: Ints) -> Ints:
-        """Return the positions of the values of some rows in the arrays of episode fields; each row has values.
+        """Return the positions of the values of some rows in the arrays of episode fields.
 
-        Flags of a line that are not known yet are read by ``flags`` up to the row ``stop``.
+        Row ``row[i]`` of line ``line[i]`` must have values. If the flags of a line are not known up to such a row,
+        ``flags`` reads them up to the row ``stop``.
         """
         rows, valued = self._known
         if (row >= rows[line]).any():
@@ -90,7 +91,7 @@ class ValueRows:
         return found
 
     def _extend(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, stop: Ints) -> tuple[Ints, Ints]:
-        """Read the flags of lines up to these rows; for a pack, read all."""
+        """Read flags up to row ``stop`` of each line, or all flags of a pack; return the new value of ``_known``."""
         with lock:
             known, valued = self._known
             rows, more = known.copy(), [valued]
@@ -109,7 +110,8 @@ _LINE = 1 << POSITION_BITS
 
 GONE = "the segment of these steps was evicted or set aside; draw again"
 
-# Approximate bytes of the parts of a pack's array. A reader that needs rows from a later pack copies one part.
+# The approximate bytes of a part of a pack's array. If the pack was merged into a later one, a reader copies only the
+# parts that it needs from there.
 PART_BYTES = 16 << 20
 
 LACKING = -1
@@ -126,21 +128,21 @@ class Folder:
 
     _tables: PackTables | None = None
     info: SegmentInfo
-    _now: tuple[SegmentInfo, PackTables | None]  # the folder that now has its rows, as far as known
+    _now: tuple[SegmentInfo, PackTables | None]  # the folder that has its rows now, as far as known
 
     def __init__(self, info: SegmentInfo) -> None:
         self.note(info)
 
     def note(self, info: SegmentInfo) -> None:
-        """Replace its attributes, which may have been rewritten."""
+        """Replace the attributes of the folder by newly read ones."""
         self.info, self._now = info, (info, self._tables)
 
     def lanes_of(self, number: int) -> tuple[int, Ints]:
-        """Return the writer of a segment whose rows it has, and the numbers of its lanes."""
+        """Return the writer and the lane numbers of segment ``number``, whose rows this folder has."""
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the rows of an array's chunks, or `LACKING`, and the minimum number of its chunks."""
+        """Return log2 of the rows in a chunk of an array, or `LACKING`, and the least number of chunks that it has."""
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
     @computed_once
@@ -157,10 +159,10 @@ class Folder:
     def open(
         self, leaf: str, chunk: int, first: int, rows: int, memory: NDArray[np.uint8] | None
     ) -> Mapping | NDArray[np.uint8]:
-        """Read a chunk into ``memory``, or map its file if that is None. The file of a pack's array has all chunks.
+        """Read a chunk of an array into ``memory`` and return it; if ``memory`` is None, return the mapped chunk file.
 
-        If the folder was merged into a pack, ``rows`` rows of each line from row ``first`` on are copied from the pack
-        into new memory.
+        An array of a pack has one file, with all chunks. If the folder was merged into a pack, ``rows`` rows
+        of each line from row ``first`` on are copied from the pack into new memory.
         """
         at = 0 if self._tables is not None else chunk
 
@@ -177,7 +179,7 @@ class Folder:
         return self._read(leaf, at, read)
 
     def _read(self, leaf: str, chunk: int, read: Callable[[SegmentInfo, Any], T]) -> T:
-        """Call ``read`` with the folder that has the rows now: this one, or a pack that it was merged into.
+        """Return ``read(info, tables)`` for the folder that has the rows now: this one, or a pack with its rows.
 
         Raises FormatError if that folder exists and lacks a file, SegmentGone if no pack has the rows.
         """
@@ -198,9 +200,9 @@ class Folder:
     def _copied(
         self, leaf: str, ranges: Sequence[tuple[int, int]], info: SegmentInfo, tables: PackTables
     ) -> NDArray[np.uint8]:
-        """Return ranges of its rows, concatenated, from a pack; a range is a first row and a number of rows.
+        """Return ranges of this folder's rows, concatenated, from a pack; a range is a first row and a number of rows.
 
-        Line i of a segment begins at row i * `_LINE`. Raises FileNotFoundError if the pack is gone.
+        In the ranges, line i of a segment begins at row i * `_LINE`. Raises FileNotFoundError if the pack is gone.
         """
         now, row_bytes, total = tables.of(leaf), self.info.arrays[leaf].row_bytes, sum(count for _, count in ranges)
         before = now.member_tables(self.info.number, _LINE) if self._tables is None else self._tables.of(leaf)
@@ -209,7 +211,7 @@ class Folder:
         except MemoryError:
             raise MemoryError(f"no memory for {leaf} of {self.info.path}") from None
         rows, at = copied.reshape(total, row_bytes), 0
-        if leaf in info.chunk_rows:  # else no step has a priority
+        if leaf in info.chunk_rows:  # only the array of priorities may be missing: no step has one
             read = _row_reader(info, leaf)
             for first, count in ranges:
                 parts = np.array(before.split(first, count), np.int64).reshape(-1, 2)  # without rows between lanes
@@ -223,7 +225,7 @@ class Folder:
 
 
 class Pack(Folder):
-    """The folder of a pack. The first reading raises the errors of `read_tables`.
+    """The rows of a pack. Making this object reads the pack's tables, and raises the errors of `read_tables`.
 
     ``numbers`` are the numbers of its segments, in order. ``lanes`` has the number of lanes of each segment, and
     ``first_rows`` the first row of every lane.
@@ -238,7 +240,7 @@ class Pack(Folder):
         self._shards: dict[str, Shard] = {}
 
     def lost_ids(self) -> Ints:
-        """Return the `lost_ids` of its segments; rows lost between lanes belong to none."""
+        """Return the first id of each range of lost rows. Unused rows between lanes count as lost, but have no id."""
         positions = [position for position, _ in self.info.lost.ranges if self._tables.holds(position)]
         return self._tables.ids_of(np.array(positions, np.int64))
 
@@ -248,7 +250,7 @@ class Pack(Folder):
         return int(self._tables.writers[member]), self._tables.runs[self._tables.runs_of(member), 2]
 
     def rows_of(self, member: int) -> Ints:
-        """Return the number of rows of each lane of its n-th segment."""
+        """Return the number of rows of each lane of the segment ``numbers[member]``."""
         return self._tables.rows[self._tables.runs_of(member)]
 
     def division(self, leaf: str) -> tuple[int, int]:
@@ -261,12 +263,12 @@ class Pack(Folder):
         return bits, -(-rows >> bits)
 
     def compressed_bytes(self, leaf: str) -> int | None:
-        """Return the bytes on disk of a compressed array; None: it is not compressed."""
+        """Return the file size of a compressed array in bytes; None if the array is not compressed."""
         compressed = self.info.compressed.get(leaf)
         return None if compressed is None else compressed.nbytes
 
     def read_flags(self, members: Ints) -> tuple[Ints, LaneFlags]:
-        """Return the rows of each lane of some of its segments, and their flags, one lane after another.
+        """Return the rows of each lane of the segments ``numbers[members]``, and their flags, one lane after another.
 
         Errors as for `read_sealed`: a pack is read as a segment of one lane.
         """
@@ -284,10 +286,11 @@ class Pack(Folder):
 
     @shown_paths()
     def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
-        """Return a compressed array and the numbers of its inner chunks, or their rows.
+        """Return an open compressed array and the numbers of inner chunks in it, or the rows of these inner chunks.
 
-        If this pack was merged into another one, the array and the numbers are the other's. The rows themselves are
-        returned if the other pack does not have the same inner chunks.
+        ``inner`` has their numbers in this pack. If this pack was merged into another one, the returned array is the
+        other pack's, with the numbers that the inner chunks have there. If the other pack divides the rows differently,
+        the rows themselves are returned.
         """
         rows = self.info.compressed[leaf].rows
 
@@ -310,9 +313,10 @@ def lost_ids(info: SegmentInfo) -> Ints:
 
 
 def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[[int, Exception], None]) -> list[Pack]:
-    """Take the packs and their members out of the segments from number ``start`` on; return the packs in order.
+    """Replace packs, and the segments that are in packs, by None in ``infos``; return the packs in order.
 
-    A pack that was merged into another one is left out. ``leave_out`` is called with a damaged one and its error.
+    ``infos[i]`` is the segment with the number ``start + i``. A pack that was merged into another one is not returned.
+    For a damaged pack, ``leave_out`` is called with its number and the error.
     """
     found, taken = list[Pack](), set[int]()
     for at in range(len(infos) - 1, -1, -1):

@@ -1,28 +1,28 @@
 """Marks: the log of an unsealed segment that proves which of its rows are durable, by checksums of their bytes.
 
 While a segment is written, its process makes committed rows durable every few seconds and then appends a mark. A mark
-has the rows of each lane, the CRC-32C of the bytes since the last mark, and the mark's own checksum, which continues
-the last mark's. So rows prove themselves wherever the files are: after a reboot, a move, a copy by any tool in any
-order, or in a snapshot of a volume. The rows of the longest valid prefix of marks are intact.
+has the number of rows of each lane, the CRC-32C of the bytes since the last mark, and the mark's own checksum, which
+continues the last mark's. So rows can be verified wherever the files are: after a reboot, a move, a copy by any tool in
+any order, or in a snapshot of a volume. The rows that the longest valid prefix of marks covers are intact.
 
-The process that writes a segment also publishes rows in memory that all processes of this boot share. A reader may
-trust these counters only if it maps the very same file: in the same boot, on the same volume, with the same inode.
-Anywhere else, only the marks count.
+The process that writes a segment also counts committed rows in memory that all processes of this boot share. A reader
+may trust these counters only if it maps the very same file: in the same boot, on the same volume, with the same inode.
+In all other cases, only the marks count.
 
 A mark of a segment with L lanes has ``24 + 8 L`` bytes, little-endian:
 
 - its size (uint32);
 - the checksum of the new bytes (uint32);
 - its time in seconds since 1970 (float64);
-- the rows of each lane (L int64);
+- the number of rows of each lane (L int64);
 - a checksum of the new priorities (uint32);
 - the CRC-32C of all bytes above, started from the last mark's (uint32).
 
-The new bytes are taken by array in the order of paths, by chunk, and by lane. The bytes of an episode field are the
-values of the new rows with `EPISODE_VALUES`.
+The checksum of the new bytes takes the arrays in the order of their paths, the chunks of each array, and the lanes of
+each chunk. The new bytes of an episode field are the values of the new rows with the flag `EPISODE_VALUES`.
 
-Priorities have their own checksum. It is 0 for zeros and without an array of priorities: so marks that precede the
-array stay valid when a segment gets it.
+Initial priorities have a checksum of their own. It is 0 if all new priorities are zeros, or if the segment has no array
+of priorities: so earlier marks stay valid when the array is added.
 """
 
 import os
@@ -47,7 +47,8 @@ from diskreplay.segments.segment import SegmentInfo
 from diskreplay.segments.segment_column import MOST_DESCRIPTORS
 from diskreplay.segments.segment_reader import Extent, extent_of
 
-# One lane's new rows in a chunk get a checksum call of their own if they have this many bytes; else lanes are gathered.
+# The lanes of a chunk are checksummed one by one if they have this many new bytes on average. Otherwise their rows are
+# gathered first.
 _LONG = 4096
 _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
@@ -71,9 +72,9 @@ class Mark(NamedTuple):
 
 
 def read_marks(folder: str, lanes: int) -> list[Mark]:
-    """Return the marks of a segment's log up to the first one with a wrong checksum of its own; none without a log.
+    """Return the marks of a segment's log up to the first damaged one; an empty list if the log is missing.
 
-    `proven_rows` compares them with the rows.
+    Only the marks' own checksums are verified here. `proven_rows` compares the marks with the rows.
     """
     try:
         return list(_parse(read_regular(f"{folder}/{layout.MARKS}", None, _MOST_BYTES), lanes))
@@ -104,7 +105,7 @@ def record_type(lanes: int) -> np.dtype[np.void]:
 
 
 def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
-    """Cut off the marks of more than these rows, which did not match; the log then ends with the proven rows."""
+    """Truncate a segment's log after the last mark of proven rows; ``rows`` has their number in each lane."""
     marks = read_marks(folder, lanes)
     kept = sum(bool((mark.rows <= rows).all()) for mark in marks)
     if kept < len(marks):
@@ -144,7 +145,7 @@ def new_rows_crc(
 
 
 def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, stop: Ints, crc: int) -> int:
-    """Continue the CRC-32C ``crc`` with the rows ``[start[lane], stop[lane])`` of each lane of a chunk."""
+    """Return the CRC-32C ``crc``, continued with the rows ``[start[lane], stop[lane])`` of each lane of a chunk."""
     lanes = np.flatnonzero(start < stop)
     count = stop[lanes] - start[lanes]
     begin = lanes * per_chunk + start[lanes]
@@ -166,9 +167,9 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
 
 
 def proven_rows(info: SegmentInfo) -> Ints:
-    """Return the rows of each lane that the longest valid prefix of marks covers, ``(lanes,)``.
+    """Return the number of rows of each lane that the longest valid prefix of marks covers, ``(lanes,)``.
 
-    It reads every marked byte.
+    Every marked byte is read.
     """
     proven = Extent.begin(len(info.lanes))
     for mark in read_marks(str(info.path), len(info.lanes)):
@@ -183,19 +184,20 @@ def proven_rows(info: SegmentInfo) -> Ints:
 
 
 def shows_live_rows(info: SegmentInfo) -> bool:
-    """Return whether rows that may be only in memory can be trusted; in a sealed segment they always can."""
+    """Return whether all committed rows can be trusted, whether or not marks cover them; True for a sealed segment."""
     return info.sealed or (bool(info.boot) and info.boot == boot_id() and info.is_in_place)
 
 
 def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
-    """Map the rows of each lane with a trusted observation, and the rows that are trusted whole: ``(lanes,)`` each.
+    """Return the number of each lane's rows with a trusted observation, and of wholly trusted rows, ``(lanes,)`` each.
 
-    A segment that has to prove its rows has all its marked bytes read, and its rows do not change. Raises
-    FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
+    The arrays are mapped counters, which grow while the segment is written. If the segment has to prove its rows, all
+    marked bytes are read, and the numbers do not change. Raises FileNotFoundError if the segment was evicted,
+    FormatError if a counter is damaged.
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
-        os.stat(info.path)  # raises if it was evicted meanwhile: then it proved nothing
+        os.stat(info.path)  # raises if the segment was evicted meanwhile: its rows could not be read
         return rows, rows
     observed, committed = (
         map_lane_counter(f"{info.path}/{name}", len(info.lanes)) for name in (layout.OBSERVED, layout.COMMITTED)
@@ -207,7 +209,7 @@ def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
 
 
 class MarkLog:
-    """The end of a segment's log, where marks are appended. One thread at a time.
+    """Appends marks to a segment's log. One thread at a time.
 
     The log stays open and chunks stay mapped until this object is garbage collected.
     """
@@ -225,10 +227,10 @@ class MarkLog:
         self.rows: Ints = marks[-1].rows if marks else np.zeros(len(info.lanes), np.int64)
         self._marked: Extent | None = None  # the extent of `rows`, computed on demand
         self._seed = marks[-1].own if marks else 0
-        self._mapped: dict[str, tuple[int, Mapping]] = {}  # the last chunk of each array that was read
+        self._mapped: dict[str, tuple[int, Mapping]] = {}  # the chunk of each array that was mapped last
 
     def create(self) -> None:
-        """Make an empty log file if there is none.
+        """Open the log for writing; a missing log is created.
 
         Raises StorageFull if the disk has no space, or the system's OSError.
         """
@@ -262,13 +264,13 @@ class MarkLog:
         return extent_of(self._info, rows, self.marked, self._map_chunk)
 
     def chunks_behind(self, leaf: str, upto: Extent) -> set[int]:
-        """Return the chunks of an array that hold any row of ``upto`` that is not marked."""
+        """Return the numbers of an array's chunks that have rows of ``upto`` without a mark."""
         return _chunks_between(self.marked.of(leaf), upto.of(leaf), self._info.chunk_rows[leaf])
 
     def append(self, upto: Extent, *, synced: bool = True) -> None:
         """Append a mark of durable, committed rows; ``upto`` is their `extent`. ``synced``: make the mark durable too.
 
-        Raises StorageFull if the disk has no space, or the system's OSError. The log is then as good as before, and the
+        Raises StorageFull if the disk has no space, or the system's OSError. Earlier marks are then intact, and the
         call may be repeated.
         """
         rows = upto.rows
@@ -290,13 +292,13 @@ class MarkLog:
 class DurableRows:
     """Makes the rows of a segment durable, and marks them.
 
-    Files stay open between marks, until this object is garbage collected: after each system call, the marking thread
-    needs the GIL again, which an append may hold or wait for.
+    Files stay open between marks, until this object is garbage collected. This saves system calls, and with each of
+    them a wait for the GIL, which the appending thread uses too.
 
     ``after_sync`` is called with the path of each array whose chunks were synced.
 
-    ``is_left``: no writer publishes rows any more. Such a segment may be sealed meanwhile. So a mark changes no byte
-    that a checksum covers, and never sets the modification time of a sealed chunk back.
+    ``is_left``: no writer publishes further rows, and the segment may be sealed during this call. A mark then changes
+    no byte that a checksum covers, and never sets the modification time of a sealed chunk back.
 
     Concurrency: one thread at a time. It need not be the appending one.
     """
@@ -331,7 +333,10 @@ class DurableRows:
     # names durable, and after `append`, which makes the marks durable.
 
     def prepare(self, rows: Ints) -> None:
-        """Set the modification times of chunks stored through mapped memory; the caller then syncs the file system."""
+        """Set the modification times of the chunks with unmarked rows; the caller then syncs the file system.
+
+        Stores through mapped memory need not change these times, which copying tools compare.
+        """
         upto = self._log.extent(rows)
         for leaf in self._info.chunk_rows:
             for chunk in self._log.chunks_behind(leaf, upto):
@@ -340,7 +345,7 @@ class DurableRows:
             note_changed(f"{self._info.root.counters_folder}/c.0")
 
     def append(self, rows: Ints) -> None:
-        """Append a mark of committed rows that are durable; errors as for `MarkLog.append`."""
+        """Append a mark of durable rows, without making the mark durable; errors as for `MarkLog.append`."""
         self._log.append(self._log.extent(rows), synced=False)
 
     def finish(self, rows: Ints) -> None:

@@ -43,12 +43,12 @@ def chunk_rows(rows: int) -> int:
 
 
 def is_compressed(array: RowArray) -> bool:
-    """Return whether a pack compresses an array, if the pack is compressed."""
+    """Return whether a compressed pack compresses this array: its rows are wide, and not of an episode field."""
     return is_wide(array.row_bytes) and not array.is_of_episodes
 
 
 def most_rows(root: Root, level: int | None) -> int:
-    """Return the maximum rows of a pack of a store: the rows of its widest uncompressed field are in one file."""
+    """Return the maximum rows of a pack of a store: all rows of the widest uncompressed field must fit one file."""
     arrays = [array for array in root.blueprint.arrays.values() if not array.is_of_episodes]
     widest = max(array.row_bytes for array in arrays if level is None or not is_compressed(array))
     return _rows_of_file(widest) - layout.ROWS_BEHIND
@@ -79,10 +79,10 @@ def build_pack(
 ) -> SegmentInfo:
     """Build a pack of sealed segments, or of packs, in a folder that has only a lock, which the caller holds.
 
-    The pack is complete and durable, and has no number yet. The sources are only read. Of episodes in ``evicted``, only
-    flags and times are copied. With a ``level`` of zstd, wide fields are compressed. ``pace`` is called now and then.
-    Raises StorageFull if the disk has no room. Raises Unfit if a source cannot be read, does not match its checksums,
-    or is gone.
+    The pack is complete and durable, and has no number yet. The sources are only read. For episodes in ``evicted``,
+    only flags and times are copied. With a ``level`` of zstd, wide fields are compressed. ``pace`` is called after each
+    small part of the work; it may sleep, or raise an error to stop. Raises StorageFull if the disk has no room. Raises
+    Unfit if a source cannot be read, does not match its checksums, or is gone.
     """
     with storage_errors(building):
         info = _Build(root, building, list(_opened(sources, pace)), evicted, level, pace).run()
@@ -116,7 +116,7 @@ class _Run(NamedTuple):
 
 
 class _Source:
-    """A segment whose rows are copied, and checked when they are read."""
+    """A sealed segment or pack whose rows are copied; the rows are checked when they are read."""
 
     def __init__(self, info: SegmentInfo) -> None:
         self.info = info
@@ -140,7 +140,7 @@ class _Source:
         return PackTables(members, np.stack([none, rows, lanes, none, sealed_extent(info, rows).values], axis=1))
 
     def runs_of(self, member: int) -> list[_Run]:
-        """Return the lanes of one of its segments."""
+        """Return the lanes of one segment: the one at line ``member`` of the tables."""
         lines = self.tables.runs[self.tables.runs_of(member)].tolist()
         packed = self.info.packed is not None
         return [
@@ -149,7 +149,7 @@ class _Source:
         ]
 
     def read(self, leaf: str, run: _Run, begin: int, stop: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield rows ``begin`` to ``stop`` of a run of an array in pieces, each with its first row number."""
+        """Yield rows ``begin`` to ``stop`` of a lane in an array, in pieces: (first row in the lane, bytes)."""
         info = self.info
         if leaf not in info.chunk_rows:
             return  # no step has a priority
@@ -225,7 +225,7 @@ class _Build:
         self._inner_rows = {array.path: inner_rows(array.row_bytes) for array in wide}
         self._level = level or 0
         rows = np.array([run.rows for run in self._runs], np.int64)
-        # Each lane of a compressed field begins at an inner chunk.
+        # In a compressed field, each lane begins with a new inner chunk.
         unit = max(self._inner_rows.values(), default=1)
         room = -(-rows // unit) * unit
         first = np.cumsum(room) - room
@@ -293,7 +293,7 @@ class _Build:
             self._pace()
 
     def _write_flags_between(self, fd: int) -> None:
-        """Mark rows between lanes as lost, with no steps: readers of flags alone find one episode there."""
+        """Write flags that make one episode of the unused rows between two lanes; `_lost` lists these rows as lost."""
         for first, stop in self._between:
             os.pwrite(fd, bytes([layout.FIRST]), first)
             os.pwrite(fd, bytes([layout.TRUNCATED | (layout.FIRST if stop == first + 1 else 0)]), stop - 1)
@@ -303,11 +303,11 @@ class _Build:
             os.pwrite(fd, os.pread(fd, 8, 8 * (first - 1)) * (stop - first), 8 * first)
 
     def _converted(self, times: NDArray[np.uint8], run: _Run) -> NDArray[np.uint8]:
-        """Return times in the clock of the pack."""
+        """Return times of a source, converted to the clock of the pack."""
         return (times.view("<i8") + (run.source.info.clock.wall - self._clock.wall)).view(np.uint8)
 
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
-        """Return the rows of the pack whose episodes were evicted by hand, final observations included, in order."""
+        """Return the row ranges of episodes that were evicted by hand, final observations included, in order."""
         found = []
         for number, episodes in self._evicted.items():
             member = int(self.tables.places(np.array([number]))[0])
@@ -321,7 +321,7 @@ class _Build:
         return layout.merge_ranges(found)
 
     def _find_skipped_values(self, fd: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of the values of those episodes, in order."""
+        """Yield the ranges of the values of episodes that were evicted by hand, in order."""
         lost = {first: values for first, _, values in self._lost().entries}
         stops = {stop for _, stop in self._skipped}
         edges = {first for first, _ in self._skipped} | stops
@@ -386,7 +386,7 @@ class _Build:
 
 
 def _parts(first: int, rows: int, skipped: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the rows of a run, which begins at row ``first`` of the pack, without skipped rows."""
+    """Return the row ranges of a lane without skipped rows; the lane begins at row ``first`` of the pack."""
     without = [(a - first, b - first) for a, b in skipped if a < first + rows and first < b]
     return layout.subtract_ranges([(0, rows)], without)
 

@@ -4,8 +4,8 @@ A pack is a segment with one lane, so all code that reads, checks or deletes seg
 which segments a pack has, and where each of their lanes begins. The segments keep their numbers, and therefore their
 ids. If they still exist next to the pack, readers ignore them.
 
-A pack without its tables is useless. So it has a copy of them, which is read if they are damaged. It also has a copy of
-the indexes of its compressed arrays, concatenated in the order of their paths.
+Without the tables no row of a pack can be found, so a pack also has a copy of them, which is read if they are damaged.
+A second copy has the indexes of its compressed arrays, concatenated in the order of their paths.
 """
 
 import math
@@ -29,7 +29,7 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 from diskreplay.segments.shards import CRC_BYTES, NOTHING, Shard, index_bytes
 from diskreplay.workers import computed_once
 
-# The maximum size of a table: a hostile one takes no more memory.
+# The maximum bytes of a table, so that a forged one cannot fill the memory.
 _MOST_BYTES = 1 << 30
 # Packs may be merged while the folder is listed: it is then listed again, at most this often.
 _ATTEMPTS = 20
@@ -77,7 +77,7 @@ class PackTables:
         return self.runs[:, 1]
 
     def of(self, leaf: str) -> "PackTables":
-        """Return the tables for the rows of an array: the rows of an episode field are in other columns."""
+        """Return tables with the `first_rows` and `rows` of an array: for an episode field, these count its values."""
         return self._of_values if layout.is_of_episodes(leaf) else self
 
     @computed_once
@@ -92,16 +92,16 @@ class PackTables:
 
     @computed_once
     def first_run(self) -> Ints:
-        """The line of the first lane of each segment, and at the end the number of lines."""
+        """The line of each segment's first lane in ``runs``, and at the end the number of lines of ``runs``."""
         return np.concatenate([[0], np.cumsum(self.lanes)])
 
     def places(self, numbers: Ints) -> Ints:
-        """Return the line of each segment; -1 if it is not in the pack."""
+        """Return the line of each segment in ``members``; -1 if the segment is not in the pack."""
         at = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
         return np.where(self.numbers[at] == numbers, at, -1)
 
     def runs_of(self, member: int) -> slice:
-        """Return the lines of a segment's lanes."""
+        """Return the lines of ``runs`` for the lanes of the segment at line ``member``."""
         return slice(int(self.first_run[member]), int(self.first_run[member + 1]))
 
     def ids_of(self, rows: Ints) -> Ints:
@@ -125,7 +125,7 @@ class PackTables:
         return run >= 0 and row < int(self.first_rows[run] + self.rows[run])
 
     def member_tables(self, number: int, line: int) -> "PackTables":
-        """Return the tables of one of its segments, with its lanes at multiples of ``line`` rows."""
+        """Return the tables of one segment as if it were a pack whose lane i begins at row ``i * line``."""
         member = int(self.places(np.array([number]))[0])
         runs = self.runs[self.runs_of(member)].copy()
         runs[:, 0] = line * np.arange(len(runs))
@@ -147,7 +147,8 @@ class PackTables:
 def read_tables(info: SegmentInfo) -> PackTables:
     """Read the tables of a pack.
 
-    Raises FormatError if they do not match their checksums or are impossible, FileNotFoundError if they are missing.
+    Raises FormatError if the tables do not match their checksums or hold impossible values, FileNotFoundError if they
+    are missing.
     """
     assert info.packed is not None
     members, runs = (_read_table(info, path) for path in layout.PACK_TABLES)
@@ -159,9 +160,10 @@ def read_tables(info: SegmentInfo) -> PackTables:
 
 
 def read_members(info: SegmentInfo) -> Ints:
-    """Return the segments whose rows a folder has, ``(n, 4)``, `layout.MEMBER_COLUMNS`: itself, or those in a pack.
+    """Return the segments whose rows a folder has: the segment itself, or the segments in a pack.
 
-    Errors as for `read_tables`. The steps of an unsealed segment are unknown, and 0.
+    The result is ``(n, 4)`` int64, with the columns `layout.MEMBER_COLUMNS`. The steps of an unsealed segment are
+    unknown, and given as 0. Errors as for `read_tables`.
     """
     if info.packed is None:
         return np.array([[info.number, len(info.lanes), info.writer, info.steps or 0]])
@@ -186,7 +188,7 @@ def _read_table(info: SegmentInfo, path: str) -> Ints:
 
 
 def table_from_copy(info: SegmentInfo, path: str) -> bytes:
-    """Return the content of a table's file from the copy of both tables; empty if that is damaged or gone."""
+    """Return the content of a table's file from the copy of both tables; empty if the copy is damaged or gone."""
     with suppress(OSError, FormatError):
         data = read_regular(f"{info.path}/{layout.TABLES_COPY}", None, 2 * _MOST_BYTES)
         members, runs = (8 * math.prod(_shape(info, table)) for table in layout.PACK_TABLES)
@@ -229,7 +231,8 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
 def _are_values(tables: PackTables, count: int) -> bool:
     """Return whether the lanes have ``count`` values of episodes, one lane after another, at most one per row.
 
-    The numbers are known not to be negative. They are summed only after each was checked.
+    `_are_possible` has refused negative numbers. The sums could overflow, so they are compared only if each number is
+    within its bound.
     """
     values = tables.runs[:, 4]
     stop = np.cumsum(values)
@@ -258,7 +261,7 @@ def all_packs(root: Root, first: int = 0) -> Iterator[tuple[SegmentInfo, PackTab
 
 
 def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
-    """Return the newest readable pack that has a segment, or None, also if the store is gone."""
+    """Return the newest readable pack with segment ``number``; None if no pack has it or the store is gone."""
     with suppress(FormatError):
         for info, tables in _packs_after(root, number):
             if tables.places(np.array([number]))[0] >= 0:
@@ -274,7 +277,7 @@ def merged_numbers(root: Root, first: int) -> set[int]:
 def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTables]]:
     """Yield the packs after a number, newest first; yield all of them again if one was removed meanwhile.
 
-    It may have been merged into a pack that did not exist when the folder was listed.
+    The removed pack may have been merged into a pack that did not exist when the folder was listed.
     """
     for _ in range(_ATTEMPTS):
         listed = [other for other in listed_numbers(root) if other > number]
@@ -306,7 +309,7 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
 def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
     """Return the episodes, as (first id, steps), whose rows exist and were not lost to damage.
 
-    ``has_lost``: segments may have lost rows.
+    ``has_lost``: segments may have lost rows, so their attributes are read.
     """
     numbers = {first >> layout.POSITION_BITS for first, _ in episodes}
     where: dict[int, tuple[SegmentInfo | None, PackTables | None]] = {}
@@ -337,12 +340,12 @@ class KnownPack(NamedTuple):
 
     @classmethod
     def of(cls, info: SegmentInfo) -> "KnownPack":
-        """Read the table of a pack."""
+        """Return the pack with these attributes; its table of segments is read."""
         return cls(info.document, {*read_members(info)[:, 0].tolist()})
 
 
 class KnownPacks:
-    """Packs by number; a pack that was set aside or replaced since it was read does not count.
+    """The packs that this process has read or made, by number. A pack that was set aside or replaced since is ignored.
 
     Concurrency: any thread.
     """
@@ -399,7 +402,7 @@ def indexes_of(info: SegmentInfo) -> bytes:
 
 
 class InnerChunks:
-    """The inner chunks of an array of a pack, read with checks."""
+    """The inner chunks (see `shards`) of a compressed array of a pack; each is checked when it is read."""
 
     def __init__(self, info: SegmentInfo, leaf: str) -> None:
         self._info, self._leaf, self._how = info, leaf, info.compressed[leaf]
