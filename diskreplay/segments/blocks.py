@@ -93,8 +93,8 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
                 crc32c(part.data[i : min(i + block, count)]) for i in range(0, count, block)
             ]
             crc, at, done = crc32c(part.data, crc), at + count, done + count
-    # Combining is only needed if a hole before the last data was skipped. Otherwise `crc` has covered all bytes: a
-    # second checksum of cached bytes takes less time than combining.
+    # Without a hole before the last data, `crc` is right: computing it in the loop, from cached bytes, takes less time
+    # than combining the checksums of blocks.
     crc = crc if done == at else combine(sums[: -(-at // block)], at, block)
     return sums, with_zeros(crc, size - at)
 

@@ -48,10 +48,11 @@ from diskreplay.segments.shards import Compressed, codec
 
 # The errors of reading a segment that is damaged or gone.
 DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# Folders and files that are read, or locked, as soon as a segment is seen.
+# The folders and files of a segment that must not be links: they are opened right after its attributes are read.
 _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
 
-# The name of a segment that a living writer prepares next to the counters. It gets its number when it is used.
+# The beginning of a draft's folder name. Writers make a segment in advance as a draft, in the folder of the store's
+# counters; the segment gets its number and its place when it is used.
 DRAFT = "next-"
 _PACK_DRAFT = f"{DRAFT}pack"  # a pack in progress
 _NO_NUMBER = -1
@@ -67,9 +68,9 @@ class Lost:
     Repair replaces these rows by zeros, and their flags by flags that make one episode of each range: so the flags stay
     a sequence of episodes. Readers leave these episodes out.
 
-    ``ranges`` has pairs, sorted: the position of the first row, and the number of rows in its lane. ``steps`` counts
-    the lost steps without episodes that had been evicted by hand, which stay evicted. ``values`` has the rows of
-    episode fields of each range. They are zeros, and count although no flag tells of them.
+    ``ranges`` has pairs, sorted: the position of the first row, and the number of rows in its lane. ``steps`` is the
+    number of lost steps; steps that had been evicted by hand stay evicted and are not counted. ``values`` has the
+    number of rows in episode fields of each range. These are zeros, and keep their places although no flag marks them.
     """
 
     ranges: tuple[tuple[int, int], ...] = ()
@@ -89,11 +90,11 @@ class Lost:
 
     @property
     def surplus(self) -> int:
-        """The rows of all ranges minus the lost steps: by their flags, all these rows are steps."""
+        """The rows of all ranges minus ``steps``: the excess of a count by flags, which make each lost row a step."""
         return sum(rows for _, rows in self.ranges) - self.steps
 
     def holds(self, position: int, lanes: int) -> bool:
-        """Return whether a row was lost."""
+        """Return whether the row at a position was lost, in a segment with this number of lanes."""
         row, lane = divmod(position, lanes)
         return any(
             first % lanes == lane and first // lanes <= row < first // lanes + rows for first, rows in self.ranges
@@ -128,7 +129,7 @@ class SegmentInfo:
     boot: str
     inode: int
     volume: Volume
-    clock: Clock  # of its boot, even if `boot` is empty, as in a copy that has to prove its rows
+    clock: Clock  # of the writer's boot; kept if `boot` is set to "", as in a copy that has to prove its rows
     created: str
     sealed: bool = False
     steps: int | None = None
@@ -139,11 +140,11 @@ class SegmentInfo:
     times: tuple[int, int] | None = None  # least and greatest time of its rows; None: unsealed, or no rows
     # The rows of each lane that the counters had claimed, if sealing found more than the marks prove.
     claimed: tuple[int, ...] | None = None
-    unproven_steps: int = 0  # at most this many steps are in those rows
-    unproven_time: int = 0  # their assumed time, in nanoseconds since the epoch; 0: a release that did not record it
-    episodes: int | None = None  # lines of the table of episodes, if it has one: see `format.episode_table`
+    unproven_steps: int = 0  # at most this many steps are in the unproven rows
+    unproven_time: int = 0  # their assumed time, in nanoseconds since the epoch; 0: not recorded by an early release
+    episodes: int | None = None  # lines of the table of episodes; None: no table. See `episode_table`
     lost: Lost = NOTHING_LOST
-    packed: PackSize | None = None  # of a pack: see `format.packs`
+    packed: PackSize | None = None  # None: it is not a pack. See `packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # compressed arrays of a pack, by path
     # In memory only: the rows of each lane of a damaged copy that readers show, without `lost` episodes.
     # See `rebuild.read_shown`.
@@ -152,7 +153,7 @@ class SegmentInfo:
     arrays: dict[str, metadata.RowArray] = field(init=False, repr=False, compare=False)  # arrays with rows, by path
 
     def __post_init__(self) -> None:
-        """Find the arrays."""
+        """Set ``arrays`` to the arrays that ``chunk_rows`` names."""
         object.__setattr__(self, "arrays", self.root.blueprint.of(self.chunk_rows).arrays)
 
     @property
@@ -161,15 +162,15 @@ class SegmentInfo:
         return self.has_its_inode() and self.volume.may_be(volume_of(str(self.path)))
 
     def has_its_inode(self, lookup: Lookup = BY_PATH) -> bool:
-        """Return whether the files are not copies; in a snapshot of the volume they may be, nevertheless."""
+        """Return whether the segment has its recorded inode: copies have another, but a snapshot may have the same."""
         try:
             return self.inode == counter_inode(str(self.path), lookup)
-        except FileNotFoundError:  # a power loss took it
+        except FileNotFoundError:  # the counter was lost in a power loss
             return False
 
     @property
     def lock_path(self) -> str:
-        """The path of the lock that its writer holds while it lives."""
+        """The path of the lock that the writer of the segment holds."""
         return f"{self.path}/{layout.COMMITTED}/{layout.LOCK}"
 
     @property
@@ -182,22 +183,21 @@ class SegmentInfo:
 
     @property
     def kept_until(self) -> int:
-        """The time in ns since the epoch that the retention horizon must pass before this sealed segment leaves.
+        """The time in ns since the epoch that the retention horizon must pass before this sealed segment is deleted.
 
-        It is the time of the last row. Unproven rows have no trustworthy time: they count as come when they were set
-        aside.
+        It is the time of the last row. Unproven rows have no trustworthy time: they count as published at sealing.
         """
         if self.claimed is None:
             return self.bounds[1]
         return max(self.bounds[1], self.unproven_time or min(int(self.sealed_at * 1e9), MOST_NS))
 
     def came_before(self, time: int) -> bool:
-        """Return whether it is sealed, and all its rows came before a time, in nanoseconds since the epoch."""
+        """Return whether it is sealed, and all its rows are older than a time, in nanoseconds since the epoch."""
         return self.sealed and self.kept_until < time
 
     @property
     def store(self) -> str:
-        """The identity of its store."""
+        """The uuid of its store."""
         return self.root.uuid
 
     @property
@@ -252,7 +252,7 @@ class SegmentInfo:
         return self.map_chunk(leaf, chunk).array(self.arrays[leaf].dtype, (len(self.lanes), self.chunk_rows[leaf]))
 
     def open_chunk(self, leaf: str, chunk: int) -> int:
-        """Open a chunk for reading and writing; a missing one is created at its full size, without disk blocks.
+        """Return a descriptor of a chunk, read-write; a missing chunk is created at its full size, without disk blocks.
 
         Raises FormatError if the file has another size. Raises StorageFull if the disk has no room for its name; then
         nothing is left behind, and the call may be repeated.
@@ -261,7 +261,7 @@ class SegmentInfo:
         with suppress(FileNotFoundError):
             return open_regular(path, nbytes, os.O_RDWR)
         self.root.check_still_there()
-        # The shape comes first: a repeated call returns early at an existing chunk. Until then, new rows read as zeros.
+        # The shape is written first: a repeated call returns early if the chunk exists. Until then, rows read as zeros.
         self.write_rows(leaf, (chunk + 1) * self.chunk_rows[leaf])
         temporary = f"{self.path}/{leaf}/.new-{chunk}"
         try:
@@ -274,18 +274,18 @@ class SegmentInfo:
         return open_regular(path, nbytes, os.O_RDWR)
 
     def write_rows(self, leaf: str, rows: int) -> None:
-        """Write the rows of a lane into the shape in an array's zarr.json.
+        """Set the number of rows of each lane in the shape in an array's zarr.json.
 
-        It is overwritten in place. A file that replaced it would have to be synced first: otherwise a power loss could
-        leave an empty document above durable rows. A document of another size is replaced. Raises StorageFull if the
-        disk has no room; the document is then unchanged.
+        The document is overwritten in place. A new file would have to be synced before it replaces the old one:
+        otherwise a power loss could leave an empty document above durable rows. Only a document of another size is
+        replaced. Raises StorageFull if the disk has no room; the document is then unchanged.
         """
         path, document = self.path / leaf / layout.METADATA, self.rows_document(leaf, rows)
         if not overwrite(path, document):
             write_atomic(path, document, synced=True)
 
     def documents(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the path and zarr.json of every folder below the segment, parents first, with one chunk of rows."""
+        """Yield the path and zarr.json of every folder below the segment, parents first, for one chunk of rows."""
         return self.blueprint.documents(len(self.lanes), self.chunk_rows, None)
 
     def own_document(self) -> bytes:
@@ -297,11 +297,11 @@ class SegmentInfo:
         return self.arrays[leaf].document(len(self.lanes), rows, self.chunk_rows[leaf])
 
     def with_priority(self, rows: int) -> "SegmentInfo":
-        """Add the array of initial priorities, in which none of the first ``rows`` rows of any lane has one.
+        """Add the array of initial priorities, with zeros (not given) for the first ``rows`` rows of each lane.
 
-        Returns the new attributes. The caller is the segment's writer, and no mark is being made. After a power loss,
-        the segment has the whole array or none. Raises StorageFull if the disk has no room; the segment is then
-        unchanged, and the call may be repeated.
+        Returns the new attributes. Only the segment's writer may call this, while no mark is being made. After a power
+        loss, the segment has either the complete array or no such array. Raises StorageFull if the disk has no room;
+        the segment is then unchanged, and the call may be repeated.
         """
         leaf, per_chunk = layout.PRIORITY, self.chunk_rows[layout.TIME]  # rows of both have the same number of bytes
         changed = dataclasses.replace(self, chunk_rows={**self.chunk_rows, leaf: per_chunk})
@@ -313,7 +313,7 @@ class SegmentInfo:
             for chunk in range(chunks):
                 write_zeros(f"{building}/{changed.arrays[leaf].chunk_key(chunk)}", changed.chunk_nbytes(leaf))
             sync_tree(building)
-            shutil.rmtree(folder, ignore_errors=True)  # left by a call that failed below: no reader knows it yet
+            shutil.rmtree(folder, ignore_errors=True)  # left by a call that failed below: no document names it yet
             os.rename(building, folder)
             sync_folder(self.path)
         write_atomic(self.path / layout.METADATA, changed.own_document(), synced=True)
@@ -329,7 +329,7 @@ def _is_clock(value: Any) -> bool:
 
 
 def _is_moment(value: Any) -> bool:
-    return is_number(value) and value >= 0  # NaN is not
+    return is_number(value) and value >= 0  # False for NaN
 
 
 def _is_boot_time(value: Any) -> bool:
@@ -453,8 +453,9 @@ def draft_segment(
 ) -> tuple[SegmentInfo, Lock]:
     """Make a segment without a number in the new folder ``building``, next to the counters.
 
-    ``has_priority``: it has the array of initial priorities. It is locked before anything else is made: a draft with a
-    free lock was left by a process that died. Raises StorageFull if the disk has no room; nothing is left behind.
+    Returns the attributes and the held lock. ``has_priority``: the segment has the array of initial priorities. The
+    lock is taken before any other file is made: a draft with a free lock was left by a process that died. Raises
+    StorageFull if the disk has no room; nothing is left behind.
     """
     blueprint = root.blueprint.with_priority if has_priority else root.blueprint
     with drafted(building), ExitStack() as undo:
@@ -494,17 +495,17 @@ def pack_draft(root: Root) -> str:
 
 
 def lock_draft(building: str) -> Lock:
-    """Make the lock of a draft, and return it, held."""
+    """Make and take the lock of a draft, and return it."""
     committed = f"{building}/{layout.COMMITTED}"
     os.mkdir(committed)
     lock = try_lock(f"{committed}/{layout.LOCK}")
-    if lock is None:  # another process took the new draft for a dead one's, and locked it
+    if lock is None:  # another process took it for the draft of a dead process, and locked it
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
     return lock
 
 
 def place_segment(info: SegmentInfo, number: int) -> SegmentInfo:
-    """Move a draft to its place among the segments, with a number. The caller holds the store lock.
+    """Move a draft to the place of segment ``number``; return its new attributes. The caller holds the store lock.
 
     Raises StorageFull if the disk has no room for its name, FileNotFoundError if the draft was removed.
     """
@@ -538,7 +539,7 @@ def _build_arrays(
 
 
 def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentInfo:
-    """Read and check a segment's attributes; ``path`` is its folder if it is not in its place.
+    """Read and check a segment's attributes; ``path`` is its folder if that is not the usual one for its number.
 
     Raises FileNotFoundError if it was evicted, and FormatError if it is damaged or hostile. Raises NeverWritten if a
     power loss came before anything in it was durable: it is as good as evicted.
@@ -554,7 +555,7 @@ def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentIn
 
 
 def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
-    """Return the sealed attributes of an unsealed segment if it is a copy of a sealed one, else None.
+    """Return the sealed attributes of a copy that `read_segment` returned as unsealed; None for other segments.
 
     Errors as for `read_segment`.
     """
@@ -583,7 +584,7 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_tru
         if is_never_written(str(path)):
             raise NeverWritten(errno.ENOENT, "nothing of it was written before the power loss", str(path)) from None
         raise
-    # With thousands of segments, only these are checked now; the folders of other arrays are checked when mapped.
+    # There may be thousands of segments: the folders of other arrays are checked only when their chunks are mapped.
     refuse_links(path, _READ_AT_ONCE, lookup)
     try:
         metadata.check_requires(attributes or {}, document_path)
@@ -596,9 +597,9 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_tru
 
 
 def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
-    """Return a segment as readers must see it: one that was sealed while it was copied has to prove its rows.
+    """Return the attributes as readers must see them: unsealed if the segment may have been sealed while it was copied.
 
-    A pack was complete before it was placed.
+    Marks must then prove its rows. This does not apply to packs, which are complete before they get their place.
     """
     if not info.sealed or info.packed is not None or info.has_its_inode(lookup):
         return info
@@ -658,7 +659,7 @@ def _check_chunk_rows(
 
 
 def _parse_lost(attributes: Any, lanes: int, steps: int | None) -> Lost:
-    """Return the lost rows of a segment; ``steps`` counts the steps of a sealed one.
+    """Return the lost rows of a segment; ``steps`` is their number of steps if it is sealed.
 
     Raises ValueError for impossible values: rows beyond a segment, overlapping or unsorted ranges, more steps than
     rows.
@@ -690,10 +691,10 @@ class NeverWritten(FileNotFoundError):
 
 
 def is_never_written(segment: str) -> bool:
-    """Return whether a power loss took a segment's unreadable document before any of its rows was durable.
+    """Return whether a segment's document is unreadable because a power loss came before any of its rows was durable.
 
-    A document with a wrong checksum may also be damaged. But rows are marked only after the document is durable, and a
-    document has no zeros.
+    The document is then empty, missing or partly zeros, and the segment has no marks, because rows are marked only
+    after the document is durable. Any other unreadable document is damaged.
     """
     blank = _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
     return blank and os.path.isdir(segment)  # checked last: retention may remove it meanwhile

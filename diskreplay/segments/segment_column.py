@@ -21,7 +21,7 @@ MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
 # The most that is reserved ahead: bytes for all lanes, or one chunk if that is more; and rows per lane.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
-# Lanes are a crowd if they are at least one in this many.
+# Lanes that need more rows are a crowd if they are at least one in this many lanes; see `_near`.
 _CROWD = 8
 
 _LONE_LANE: Ints = np.zeros(1, np.int64)
@@ -39,15 +39,18 @@ class Pages(NamedTuple):
     step: int
 
 
-# The pages of several lanes are not adjacent, and each range is a system call.
+# The pages of several lanes are not adjacent, and each range is a system call: more pages per call save calls.
 _LONE, _LANE = Pages(first=1, few=0, step=32), Pages(first=4, few=16, step=4)
 
 
 class Column:
     """One array of the segment, as its writer sees it: the chunks that its lanes write to.
 
-    A row is one item: a number if the field is a scalar, else its bytes, as for any observation. numpy assigns and
-    scatters items in a fraction of the time that it takes for arrays of rows.
+    A row is one numpy item: a number if the field is a scalar, but bytes if it has a shape or is an observation. numpy
+    assigns and scatters items in a fraction of the time that it takes for arrays of rows.
+
+    ``by_position``: rows are written with pwrite, and not through mapped memory. ``keeps``: the file system keeps
+    reserved blocks.
 
     Concurrency: one thread reserves at a time. Another one may write reserved rows and release chunks.
     """
@@ -84,9 +87,10 @@ class Column:
     def reserve(self, lane: int, row: int, stop: int, rows: Ints, *, ahead: bool = False) -> None:
         """Reserve disk blocks for the next rows of a lane, so that no write to them can find the disk full.
 
-        ``row`` is the first row that needs them. Rows below ``stop`` and some more, up to the end of the chunk, are
-        reserved with it. Lanes that will soon need more get it in the same call; with ``ahead``, these are all lanes
-        that `wanting` returns.
+        ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. Rows below
+        ``stop`` and some more, up to the end of the chunk, are reserved in the same call. So are rows of other lanes
+        that will soon need more; with ``ahead``, of all lanes that `wanting` returns. Raises StorageFull if the disk
+        has no room.
         """
         begin = int(self.reserved[lane])
         if row < begin:
@@ -111,7 +115,7 @@ class Column:
             raise storage_error(error, self.info.chunk_path(self.leaf, chunk)) from error
 
     def reserve_ahead(self, lanes: Ints, rows: Ints) -> bool:
-        """Reserve more for one of these lanes that will soon need it, and for similar lanes; False if none will.
+        """Reserve more rows for a lane that `wanting` returns, and for similar lanes; False if it returns none.
 
         Errors as for `reserve`.
         """
@@ -121,7 +125,7 @@ class Column:
         return len(wanting) > 0
 
     def wanting(self, lanes: Ints, rows: Ints) -> Ints:
-        """Return the lanes that have come so far that more should be reserved for them."""
+        """Return the lanes that have few reserved rows left, so that more should be reserved for them."""
         return lanes[self.rows_until_wanting(lanes, rows) <= 0]
 
     def rows_until_wanting(self, lanes: Ints, rows: Ints) -> Ints:
@@ -141,10 +145,11 @@ class Column:
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
 
     def _near(self, lane: int, upto: int, rows: Ints, now: Ints, behind: int) -> Ints:
-        """Return the lanes in the chunk of a lane that have less than ``upto`` and will soon need more, as it does.
+        """Return ``lane``, and the lanes in its chunk that have less than ``upto`` rows in ``now`` and soon need more.
 
-        A lane will if less than ``behind`` rows, or less than an eighth of the added rows, are left of its reserved
-        rows. If these are a crowd among thousands of lanes, all lanes get more: one range is one system call.
+        ``now`` has the rows of each lane that are reserved. A lane soon needs more if at most ``behind`` of them, or at
+        most an eighth of the added rows, are left. If many of thousands of lanes do, all lanes in the chunk are
+        returned: their rows are one range, and reserved by one system call.
         """
         if len(rows) == 1:
             return _LONE_LANE
@@ -172,7 +177,7 @@ class Column:
         firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
         fd = self.info.open_chunk(self.leaf, chunk)
         try:
-            # Mapped before it is reserved: a failure leaves nothing to undo, and the call may be repeated.
+            # The chunk is mapped before blocks are reserved: a failed call leaves nothing to undo and may be repeated.
             if not self.by_position and chunk not in self.chunks:
                 self._map(chunk, fd)
             for first, last in join_ranges(firsts, lasts) if self._keeps else ():
@@ -186,10 +191,11 @@ class Column:
         return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
     def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
-        """Bring reserved pages of lanes into memory; return the row up to which each lane's pages are.
+        """Bring reserved pages of lanes into memory; return for each lane the row up to which its pages are in memory.
 
-        The page cache may hold many pages as one large folio after a sequential read of the file. A store to it needs
-        the disk blocks of all its pages: on a full disk, this call raises an error in place of a later SIGBUS.
+        The page cache may hold many pages as one large folio after a sequential read of the file. A store to the
+        folio needs the disk blocks of all its pages. On a full disk, this call raises an error; a store would raise
+        SIGBUS.
         """
         firsts, lasts = self._pages(chunk, lanes, self.reserved[lanes], ends)
         for first, last in join_ranges(firsts, lasts):
@@ -214,24 +220,24 @@ class Column:
     def _pages(self, chunk: int, lanes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
         """Return the byte ranges of rows of each lane, extended to whole pages.
 
-        A store to a mapped page needs all of its disk blocks, even if these are smaller.
+        A store to a mapped page needs all of the page's disk blocks, even if these are smaller than a page.
         """
         before = (lanes - chunk) << self.shift
         firsts, lasts = (before + starts) * self.row_bytes, (before + stops) * self.row_bytes
         return firsts & -PAGESIZE, np.minimum(lasts + PAGESIZE - 1 & -PAGESIZE, self._chunk_bytes)
 
     def _row_at(self, chunk: int, lanes: Ints, at: Ints) -> Ints:
-        """Return the first row of each lane that is not wholly before a byte."""
+        """Return for each lane the first row that is not wholly before byte ``at`` of the chunk file."""
         return at // self.row_bytes - ((lanes - chunk) << self.shift)
 
     def _map(self, chunk: int, fd: int) -> None:
         mapping = self._mappings[chunk] = Mapping(fd, self._chunk_bytes, writable=True)
-        # Without it, the first touch of a new chunk reads megabytes around it.
+        # Without this advice, the first access to a new chunk reads megabytes around the page.
         mapping.advise(MADV_RANDOM)
         self.chunks[chunk] = mapping.array(self.item, (len(self.info.lanes) * self.rows,))
 
     def descriptor(self, chunk: int) -> int:
-        """Return an open descriptor of a chunk, which is kept."""
+        """Return an open descriptor of a chunk; it stays open for later calls."""
         fd = self.descriptors.get(chunk)
         if fd is None:
             if len(self.descriptors) >= MOST_DESCRIPTORS:
@@ -300,19 +306,19 @@ class Column:
         return data
 
     def target(self, lane: int, row: int) -> tuple[Any, int]:
-        """Return an indexable target of items, whose first is ``row``, and its length up to the end of the chunk."""
+        """Return an object whose item 0 is ``row`` of a lane, for assignment, and its length up to the chunk's end."""
         at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
         if self.by_position:
             return _Positions(self, row >> self.shift, at), stop - at
         return self.chunks[row >> self.shift][at:stop], stop - at
 
     def unmap_before(self, row: int) -> None:
-        """Unmap chunks that no lane will write to again; called by the reserving thread."""
+        """Unmap the chunks before ``row``, where no lane writes again; called by the reserving thread."""
         for chunk in [c for c in self.chunks if c < row >> self.shift]:
             del self.chunks[chunk], self._mappings[chunk]
 
     def close_before(self, row: int) -> None:
-        """Close the descriptors of chunks that no lane will write to again; called by the writing thread."""
+        """Close the descriptors of chunks before ``row``, where no lane writes again; called by the writing thread."""
         for chunk in [c for c in self.descriptors if c < row >> self.shift]:
             os.close(self.descriptors.pop(chunk))
 
@@ -327,7 +333,7 @@ class Column:
 
 
 class Places(NamedTuple):
-    """The positions of rows of several lanes in one chunk, and the indices of these rows; None: all."""
+    """The places of rows in one chunk: item numbers ``at``, and the indices ``chosen`` of these rows (None: all)."""
 
     chunk: int
     at: Ints
@@ -335,7 +341,7 @@ class Places(NamedTuple):
 
 
 def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
-    """Group rows, one of each lane, by their chunk."""
+    """Return the places of rows, one of each lane, by chunk; a chunk has ``2**shift`` rows of each lane."""
     chunks, at = rows >> shift, lanes << shift
     at += rows
     first = int(chunks[0])
