@@ -4,11 +4,11 @@ The new segment is built next to the counters as ``new-NNNNNNNN``, which any hol
 it is complete and synced, it becomes ``rebuilt-NNNNNNNN``. Then the damaged segment moves to quarantine, and the
 rebuilt one into its place. The empty folder ``replaced-NNNNNNNN`` exists until readers are notified. The next holder of
 the store lock that finds one of these folders continues from there. A segment that is brought back from quarantine to
-the place of a rebuilt one becomes ``rebuilt-NNNNNNNN`` too, and takes the same way.
+the place of a rebuilt one becomes ``rebuilt-NNNNNNNN`` too, and is put in place by the same steps.
 
-Copies of sealed segments that have to prove their rows are also rebuilt, if checksums of blocks prove more steps than
-marks do: some chunk files were copied before they were sealed, or are damaged. A process that opens the store for
-writing rebuilds them. Readers, which write nothing, show the same rows meanwhile.
+A copy of a sealed segment may have chunk files from before the sealing, or damaged ones. It is also rebuilt if the
+checksums of blocks prove more of its steps than the marks do. The next process that opens the store for writing
+rebuilds it. Readers, which write nothing, show the same rows meanwhile.
 """
 
 import dataclasses
@@ -44,15 +44,15 @@ from diskreplay.segments.sealing import GroupWriter, count_steps_in
 from diskreplay.segments.segment import DAMAGE, Lost, SegmentInfo, counter_inode, read_as_sealed, read_segment
 from diskreplay.segments.shards import Compressed, zstd
 
-# The most copies whose shown rows are cached, by the state of their files.
+# The maximum number of copies whose shown rows are cached; the keys are the states of their files.
 _MOST_KNOWN = 1024
 
 
 class Proof(NamedTuple):
-    """The proof of a copy by checksums of blocks: its attributes when sealed, the rows of its lanes, and its damage.
+    """The proof of a copy by checksums of blocks: its sealed attributes, the rows of each lane, and its damage.
 
-    ``marked`` has the rows of each lane that marks prove. They are intact, but an episode that is cut by their end may
-    be lost.
+    ``marked`` has the number of rows of each lane that marks prove. These rows are intact, but an episode that extends
+    beyond them may be lost.
     """
 
     sealed: SegmentInfo
@@ -67,10 +67,10 @@ class Proof(NamedTuple):
 
 
 def prove_by_blocks(info: SegmentInfo) -> Proof | None:
-    """Return the proof of an unsealed segment by checksums of blocks, or None if marks count.
+    """Return the proof of a copied segment by checksums of blocks, or None if its marks are to be used instead.
 
-    Marks count if it is not a copy of a sealed segment, or marks prove as many steps. It reads every chunk. Raises
-    FormatError or OSError if small files do not match their checksums either.
+    Marks are used if it is not a copy of a sealed segment, or if they prove the same number of steps or more. Every
+    chunk is read. Raises FormatError or OSError if the attributes or counters are damaged.
     """
     if info.sealed or info.boot or (sealed := read_as_sealed(info)) is None:
         return None
@@ -109,14 +109,14 @@ def read_shown(root: Root, number: int) -> SegmentInfo:
     try:
         shown = _shown(info)
     except (OSError, FormatError):
-        return info  # marks decide
+        return info  # its marks are used instead
     if shown is None:
         return info
     return replace(info, shown=shown.rows, lost=shown.lost)
 
 
 def _shown(info: SegmentInfo) -> _Shown | None:
-    """Return the rows to show. They are computed again after a file of the copy was replaced or changed."""
+    """Return the rows of a copy to show, or None if its marks are used; cached until a file of the copy changes."""
     sealed = read_as_sealed(info)
     if sealed is None:
         return None
@@ -139,9 +139,10 @@ def _state(path: str) -> tuple[int, ...]:
 
 
 def _show(proof: Proof) -> _Shown | None:
-    """Leave damaged episodes out. A lane ends before the first one with damaged flags or times, or a missing file.
+    """Return the rows to show, without damaged episodes; None if marks prove the same number of steps or more.
 
-    Flags and times of hidden rows are read too. A damaged episode at the end of a lane is cut off: it may look open.
+    Readers read the flags and times of hidden rows too. So a lane ends before the first damaged episode that has
+    damaged flags or times, or lacks a file. It also ends before a damaged episode at its end, which may look open.
     """
     sealed, damage, lanes = proof.sealed, proof.damage, len(proof.rows)
     unreadable, most, rows = _unreadable(sealed, damage), rows_with_files(sealed), proof.rows.copy()
@@ -156,7 +157,7 @@ def _show(proof: Proof) -> _Shown | None:
             steps += sum(length for _, length in found)
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
-    # Damaged episodes keep their flags, which tell of their values.
+    # Only ranges that were lost before have an entry: other damaged episodes keep their flags, which mark their values.
     values = {(position, rows): count for position, rows, count in sealed.lost.entries}
     steps = min(steps, sum(length for _, length in ranges))
     lost = Lost(tuple(ranges), steps, tuple(values.get(entry, 0) for entry in ranges))
@@ -168,7 +169,7 @@ def _show(proof: Proof) -> _Shown | None:
 
 
 def _unreadable(sealed: SegmentInfo, damage: Damage) -> dict[int, list[Range]]:
-    """Return by lane the rows whose flags or times are damaged."""
+    """Return the ranges of rows whose flags or times are damaged, by lane."""
     found: dict[int, list[Range]] = {}
     for chunk in sealed_chunks(sealed):
         if chunk.array.path not in (layout.DONE, layout.TIME):
@@ -182,7 +183,7 @@ def _unreadable(sealed: SegmentInfo, damage: Damage) -> dict[int, list[Range]]:
 
 
 def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple[int, int]]:
-    """Return the first row and the steps of each episode in some rows of a lane with intact flags."""
+    """Return (first row, steps) of each episode in rows ``first`` to ``stop`` of a lane, whose flags are intact."""
     parts = [
         info.map_numbers(layout.DONE, chunk)[lane, inside : inside + count]
         for chunk, inside, count in layout.split_range(first, stop, info.chunk_rows[layout.DONE])
@@ -190,7 +191,7 @@ def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple
     flags = np.concatenate(parts)
     starts = np.flatnonzero(flags & layout.FIRST)
     steps = np.add.reduceat(flags & NO_STEP == 0, starts, dtype=np.int64)
-    has_steps = steps > 0  # a discarded part may have none
+    has_steps = steps > 0  # a discarded part may have no step
     return list(zip((starts + first)[has_steps].tolist(), steps[has_steps].tolist(), strict=True))
 
 
@@ -208,8 +209,8 @@ def build_copy(info: SegmentInfo, damage: Damage) -> str:
     """Build a copy of a sealed segment without the damaged parts; return its folder, relative to the store.
 
     The caller holds the store lock. The damaged segment is only read. Raises StorageFull if the disk has no room.
-    Raises FormatError if a small file does not match its checksum, or an intact block changed. Nothing is left behind
-    then.
+    Raises FormatError if a small file does not match its checksum, or an intact block changed. After an
+    error, nothing is left behind.
     """
     name = f"{_BUILDING}{layout.segment_name(info.number)}"
     folder = f"{info.root.counters_folder}/{name}"
@@ -224,7 +225,7 @@ class _Build:
     def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
         self._info, self._damage, self._folder = info, damage, folder
         self._group = GroupWriter(folder)
-        # Times are repeated within a lane; in a pack, a lane begins at each of these rows.
+        # The first rows of lanes: a damaged time is replaced by an earlier time of the same lane.
         self._begins = np.zeros(1, np.int64) if info.packed is None else read_tables(info).first_rows
 
     def run(self) -> None:
@@ -277,7 +278,8 @@ class _Build:
     def _build_compressed(self, chunk: Chunk) -> None:
         """Build the file of a compressed array.
 
-        Inner chunks without lost rows are copied unchanged. Damaged ones are left out.
+        Inner chunks without lost rows are copied unchanged, damaged ones are left out, and all others are compressed
+        again, with zeros in their lost rows.
         """
         leaf, row_bytes = chunk.array.path, chunk.array.row_bytes
         how, inner, lost = self._info.compressed[leaf], InnerChunks(self._info, leaf), self._damage.more.get(0, [])
@@ -337,7 +339,7 @@ class _Build:
 
 
 def _without_rows(frame: bytes, cleared: list[Range], how: Compressed, row_bytes: int) -> bytes:
-    """Return an inner chunk with zeros in some of its rows."""
+    """Return a compressed inner chunk with zeros in the row ranges ``cleared``."""
     library = zstd()
     data = bytearray(library.ZstdDecompressor().decompress(frame, max_output_size=how.rows * row_bytes))
     for first, stop in cleared:
@@ -347,7 +349,7 @@ def _without_rows(frame: bytes, cleared: list[Range], how: Compressed, row_bytes
 
 
 def _copy_range(source: int, target: int, first: int, stop: int) -> None:
-    """Copy bytes to the same offset; if the file system can, blocks are shared instead of copied."""
+    """Copy bytes to the same offset of another file; if the file system can, blocks are shared instead of copied."""
     while first < stop:
         count = min(stop - first, _COPIED_AT_ONCE)
         try:
@@ -380,7 +382,8 @@ def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str
     """Bring a segment back from quarantine, and set aside the one in its place; return the new path of that one.
 
     The caller holds the store lock, and has verified the segment. ``members`` are the numbers of the segments in it if
-    it is a pack. ``reason`` goes into the record of the segment that gives way; each of its steps is in the other one.
+    it is a pack. ``reason`` goes into the record of the segment that gives way. No step is lost: the segment that is
+    brought back must have all its steps.
     """
     number = entry.segment or 0
     move(root.folder / entry.where, _side_folder(root, _REBUILT, number))
@@ -391,13 +394,12 @@ def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str
 
 
 def rebuild_copy(info: SegmentInfo) -> bool:
-    """Replace a copy of a sealed segment by its intact blocks, if these prove more than marks do.
+    """Rebuild a copy of a sealed segment from its intact blocks, and return True; return False if its marks are used.
 
-    See `prove_by_blocks`. The damaged copy goes to quarantine unchanged.
+    `prove_by_blocks` decides this. The damaged copy goes to quarantine unchanged.
 
-    The caller holds the store lock, and the segment's. Returns False if marks count. Raises FormatError or OSError if
-    small files do not match their checksums either, StorageFull if the disk has no room. In these cases nothing is
-    changed.
+    The caller holds the store lock, and the segment's. Raises FormatError or OSError if small files do not match their
+    checksums, StorageFull if the disk has no room. After an error, or if False is returned, nothing is changed.
     """
     if (proof := prove_by_blocks(info)) is None:
         return False
@@ -408,7 +410,9 @@ def rebuild_copy(info: SegmentInfo) -> bool:
 
 
 def finish_replacements(root: Root) -> list[int]:
-    """Complete the replacements of processes that died; return their segments. The caller holds the store lock.
+    """Complete replacements that were interrupted; return the numbers of these segments, if they still exist.
+
+    The caller holds the store lock.
 
     A segment that was evicted or merged meanwhile is not replaced: the rebuilt one goes to quarantine.
     """
@@ -440,7 +444,7 @@ def _replace(
 
 
 def _is_merged(root: Root, number: int) -> bool:
-    """Return whether the rows of a rebuilt segment are in a pack by now: in its place it would be deleted."""
+    """Return whether a pack has the rows of a rebuilt segment by now: put in place, the segment would be deleted."""
     with suppress(*DAMAGE):
         members = read_members(read_segment(root, number, _side_folder(root, _REBUILT, number)))[:, 0]
         return any(np.isin(members, tables.numbers).any() for info, tables in read_packs(root) if info.number != number)
@@ -448,19 +452,19 @@ def _is_merged(root: Root, number: int) -> bool:
 
 
 def _gave_way(root: Root, number: int) -> bool:
-    """Return whether a segment that left its place was set aside; a record alone tells of one that left quarantine."""
+    """Return whether a segment that is not in its place is in quarantine; a record without it does not count."""
     return any(entry.path == layout.segment_folder(number) for entry in read_quarantine(root.folder))
 
 
 def _keep(root: Root, number: int, reason: str) -> None:
-    """Set aside a rebuilt segment whose place is gone. Only retention deletes."""
+    """Move a rebuilt segment that has no place any more to quarantine: only retention deletes segments."""
     move_aside(root.folder, f"{layout.COUNTERS}/{_side_folder(root, _REBUILT, number).name}", reason, steps=0)
 
 
 def _notify(root: Root, number: int) -> None:
     """Make readers list the segments again."""
     root.counters(writable=True).count(layout.CHANGES)
-    with suppress(OSError):  # a file may be in it; listing segments again costs little
+    with suppress(OSError):  # a file may be in it; if it stays, segments are only listed once more
         _side_folder(root, _REPLACED, number).rmdir()
 
 
@@ -469,7 +473,7 @@ def _side_folder(root: Root, beginning: str, number: int) -> Path:
 
 
 def _numbers(root: Root, beginning: str) -> list[int]:
-    """Return the numbers of the segments with such a folder next to the counters."""
+    """Return the numbers of the segments with a folder next to the counters whose name begins like this."""
     names = [name.removeprefix(beginning) for name in os.listdir(root.counters_folder) if name.startswith(beginning)]
     numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{8,9}", name))
     folders = {number: _side_folder(root, beginning, number) for number in numbers}

@@ -1,8 +1,8 @@
 """Sealing: makes a segment immutable. Every step may be repeated after a crash.
 
-The order is: cut off or zero rows that do not count; make shapes exact; take checksums; sync everything; write
-`sealed`. Each sync is one of the whole file system: syncing the thirty files and folders of a segment one by one takes
-ten times as long. Only the background thread waits.
+The order is: cut off or zero rows that do not count; make shapes exact; take checksums; sync everything; write the
+attribute `sealed`. Each sync covers the whole file system: syncing the thirty files and folders of a segment one by one
+takes ten times as long. Only the background thread waits.
 
 A segment is sealed in its place. `GroupWriter` also makes packs and rebuilt segments, in folders of their own.
 """
@@ -52,7 +52,7 @@ from diskreplay.workers import Job, Workers
 Salvaged = Mapping[int, NDArray[np.int64]]
 
 _BLOCK_BYTES = 1 << 20
-# A second thread pays for a segment with at least this many bytes of chunk files.
+# With more bytes of chunk files than this, a second thread makes sealing faster.
 _SHARED_BYTES = 16 << 20
 # The number of newest segments whose times are read: more than one, as some may be damaged or gone.
 _NEWEST = 16
@@ -62,7 +62,8 @@ _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 class GroupWriter:
     """Writes the files of a sealed group and takes their checksums: chunks in any order, then `finish`.
 
-    The folders of its arrays exist. It syncs nothing: the caller that puts the group in its place does.
+    The folders of the group's arrays must exist. This class syncs nothing: the caller syncs the files, and puts the
+    group in its place.
 
     Concurrency: one thread; several threads may seal chunks.
     """
@@ -75,7 +76,7 @@ class GroupWriter:
         self._indexes: dict[str, bytes] = {}
 
     def note(self, name: str, data: bytes) -> None:
-        """Take the checksum of a small file that exists."""
+        """Record the checksum of a small file that exists and has this content."""
         self._sums[name] = crc32c(data)
 
     def small(self, name: str, data: bytes) -> None:
@@ -85,7 +86,7 @@ class GroupWriter:
 
     @contextmanager
     def chunk(self, array: RowArray, number: int = 0) -> Iterator[int]:
-        """Yield the descriptor of a new chunk file for the block to write; then seal it."""
+        """Yield the descriptor of a new chunk file, which the ``with`` block writes; then seal the chunk."""
         with self._made(array, number) as fd:
             yield fd
             self.seal_chunk(array, number, fd)
@@ -146,7 +147,7 @@ class _Finished:
     is_live: bool  # whether its counters in memory are trusted
     group: GroupWriter
     times: tuple[int, int] | None = None
-    # By chunk.
+    # The steps by chunk of flags: among the data, and among the unproven rows.
     steps: dict[int, int] = field(default_factory=dict)
     unproven_steps: dict[int, int] = field(default_factory=dict)
 
@@ -172,13 +173,13 @@ def seal_segments(
     salvaged: Salvaged | None = None,
     is_waited_for: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Seal segments whose locks the caller holds and that no writer writes to any more; none is sealed yet.
+    """Seal unsealed segments that have no writer any more; the caller holds their locks.
 
-    ``is_waited_for`` tells whether another thread waits for the result by now; that thread's processor may then be
-    used.
+    ``is_waited_for`` returns whether another thread waits for the result by now. That thread's processor is then idle,
+    and a second thread may use it.
 
-    In a segment that has to prove its rows, only rows count that its marks prove, or that ``salvaged`` lists by the
-    number of the segment. Other rows that its counters had claimed are kept in place.
+    In a segment that has to prove its rows, only rows count that its marks prove, or that are in ``salvaged``, which
+    has the rows of each lane by segment number. Other rows that its counters had claimed are kept in place.
 
     Raises StorageFull if the disk has no room for the documents; the call may be repeated. Raises StoreNotFound if the
     store was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or the system could not write
@@ -205,7 +206,7 @@ def seal_segments(
         for segment in finished:
             forget_claims(segment.info, segment.claimed is not None)
         for info in infos:
-            os.replace(_sealed_draft(info), f"{info.path}/{layout.METADATA}")  # it may be evicted after this
+            os.replace(_sealed_draft(info), f"{info.path}/{layout.METADATA}")  # the segment may be evicted from here on
     sync_file_system(root.folder)
 
 
@@ -248,7 +249,7 @@ def _table_draft(info: SegmentInfo) -> str:
 
 
 def _place_table(segment: _Finished) -> None:
-    """Move the table of episodes to its place, and remove one of an earlier sealing."""
+    """Move the table of episodes to its place, after removing the table of an interrupted earlier sealing."""
     folder = f"{segment.info.path}/{layout.EPISODES}"
     if os.path.lexists(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -257,7 +258,7 @@ def _place_table(segment: _Finished) -> None:
 
 
 def _write_sealed_draft(segment: _Finished) -> None:
-    """Set the counter of durable rows to all rows, and write a draft of the sealed document."""
+    """Set the counters of observed and durable rows to all rows, and write a draft of the sealed document."""
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):
         write_lane_counter(f"{info.path}/{name}", segment.rows)
@@ -283,7 +284,7 @@ def _write_sealed_draft(segment: _Finished) -> None:
 def _latest(info: SegmentInfo) -> int:
     """Return a time, in nanoseconds since the epoch, that no row in the store is newer than.
 
-    It is not just the wall clock: that may have been set back since the newest rows came.
+    The wall clock alone is not enough: it may have been set back after the newest rows were published.
     """
     words = info.root.counters().read()
     latest, end = (
@@ -298,9 +299,9 @@ def _latest(info: SegmentInfo) -> int:
 
 
 def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
-    """Fix the rows of a segment whose memory can be trusted; return the rows of each lane.
+    """Set the final rows of a segment whose counters in memory are trusted; return the number of rows of each lane.
 
-    They are all committed rows, and the last observation of an episode that was not ended.
+    These are all committed rows, and the last observation of each episode that was not ended.
     """
     lanes = len(info.lanes)
     committed, observed = (read_lane_counter(f"{info.path}/{name}", lanes) for name in _PUBLISHING)
@@ -364,7 +365,7 @@ def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
     info, per_chunk = segment.info, segment.info.chunk_rows[array.path]
     kept = _rows_inside(segment.kept_extent.of(array.path), chunk, per_chunk)
     with open_protected(info.chunk_path(array.path, chunk)) as fd:
-        # By whole arrays, here and below: with thousands of lanes, a loop would block the appending threads.
+        # All lanes in one numpy call, here and below: a loop over thousands of lanes would keep the GIL from appends.
         begins = np.arange(len(kept) + 1) * per_chunk
         for start, stop in layout.join_ranges(begins[:-1] + kept, begins[1:]):
             punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
@@ -381,7 +382,7 @@ def _finish_array(segment: _Finished, array: RowArray) -> None:
     name = f"{array.path}/{layout.METADATA}"
     document = info.rows_document(array.path, longest)
     is_exact = _has_content(f"{info.path}/{name}", document)
-    # The shape covers every chunk that was begun: if it is exact, there are none behind.
+    # The shape covers every chunk that was begun: if it is exact, no chunk follows the longest lane.
     if not (segment.is_live and is_exact):
         _remove_behind(info, array, _chunk_count(segment, array))
     if not is_exact:
@@ -404,7 +405,7 @@ def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> NDArray
 
 
 def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
-    """Remove all files but the document and the first chunks: a power loss may have left any begun file."""
+    """Remove an array's files except its document and first ``chunks`` chunks: a power loss may leave other files."""
     known = {layout.METADATA, *map(array.chunk_key, range(chunks))}
     for name in os.listdir(info.path / array.path):
         if name not in known and name.startswith((".", "c.")):
@@ -434,7 +435,7 @@ def _count_in_chunk(fd: int, kept: NDArray[np.int64], per_chunk: int) -> int:
     """Count the steps in the first rows of each lane of a chunk of flags."""
     steps = int(kept.sum())  # a row in a hole has no flag: it is a step
     for first, stop in data_ranges(fd, 0, len(kept) * per_chunk):
-        for at in range(first, stop, _BLOCK_BYTES):  # in blocks: the collecting process stays small
+        for at in range(first, stop, _BLOCK_BYTES):  # in blocks, so that the collecting process needs little memory
             flags = np.frombuffer(os.pread(fd, min(stop - at, _BLOCK_BYTES), at), np.uint8)
             lanes, rows = np.divmod(at + np.flatnonzero(flags & NO_STEP), per_chunk)
             steps -= int(np.count_nonzero(rows < kept[lanes]))

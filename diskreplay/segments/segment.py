@@ -659,7 +659,7 @@ def _check_chunk_rows(
 
 
 def _parse_lost(attributes: Any, lanes: int, steps: int | None) -> Lost:
-    """Return the lost rows of a segment; ``steps`` is their number of steps if it is sealed.
+    """Return the lost rows of a segment; ``steps`` is the segment's number of steps, or None.
 
     Raises ValueError for impossible values: rows beyond a segment, overlapping or unsorted ranges, more steps than
     rows.

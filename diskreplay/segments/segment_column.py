@@ -46,7 +46,7 @@ _LONE, _LANE = Pages(first=1, few=0, step=32), Pages(first=4, few=16, step=4)
 class Column:
     """One array of the segment, as its writer sees it: the chunks that its lanes write to.
 
-    A row is one numpy item: a number if the field is a scalar, but bytes if it has a shape or is an observation. numpy
+    A row is one numpy item: a number if the field is a scalar, but bytes if it has a shape or is an observation. NumPy
     assigns and scatters items in a fraction of the time that it takes for arrays of rows.
 
     ``by_position``: rows are written with pwrite, and not through mapped memory. ``keeps``: the file system keeps
@@ -147,9 +147,9 @@ class Column:
     def _near(self, lane: int, upto: int, rows: Ints, now: Ints, behind: int) -> Ints:
         """Return ``lane``, and the lanes in its chunk that have less than ``upto`` rows in ``now`` and soon need more.
 
-        ``now`` has the rows of each lane that are reserved. A lane soon needs more if at most ``behind`` of them, or at
-        most an eighth of the added rows, are left. If many of thousands of lanes do, all lanes in the chunk are
-        returned: their rows are one range, and reserved by one system call.
+        ``now`` has the rows of each lane that are reserved. A lane soon needs more if it has at most
+        ``behind`` of these left, or at most an eighth of the rows to add. If many of thousands of lanes do, all lanes
+        in the chunk are returned: their rows are one range, and reserved by one system call.
         """
         if len(rows) == 1:
             return _LONE_LANE
@@ -191,7 +191,7 @@ class Column:
         return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
     def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
-        """Bring reserved pages of lanes into memory; return for each lane the row up to which its pages are in memory.
+        """Bring reserved pages of lanes into memory; return the end of the rows of each lane that are in memory.
 
         The page cache may hold many pages as one large folio after a sequential read of the file. A store to the
         folio needs the disk blocks of all its pages. On a full disk, this call raises an error; a store would raise

@@ -1,8 +1,8 @@
 """Reading a segment's files: its extent, its flags, and whether all its chunks exist.
 
-The extent tells how far the arrays of a segment are filled: the rows of each lane, and the values of episodes. The
-arrays of episode fields have one row for each row of a lane with `EPISODE_VALUES`, in the same order. Rows that were
-lost to damage keep the places of their values; see `Lost.values`.
+The extent is how far the arrays of a segment are filled: the number of rows of each lane, and of values of episodes.
+The arrays of episode fields have one row for each row of a lane with `EPISODE_VALUES`, in the same order. Rows that
+were lost to damage keep the places of their values; see `Lost.values`.
 """
 
 import os
@@ -44,9 +44,10 @@ class Extent(NamedTuple):
 
 
 def extent_of(info: SegmentInfo, rows: Ints, before: Extent | None = None, mapped: MapChunk | None = None) -> Extent:
-    """Return the extent of the first rows of each lane by their flags; ``before`` is a known extent of fewer rows.
+    """Return the extent of the first ``rows[i]`` rows of each lane i, from their flags.
 
-    ``mapped`` replaces `SegmentInfo.map_chunk`, and raises the same errors.
+    ``before`` is a known extent of fewer rows: only flags of later rows are read. ``mapped`` replaces
+    `SegmentInfo.map_chunk`, and raises the same errors.
     """
     before = before or Extent.begin(len(rows))
     values = before.values.copy()
@@ -73,7 +74,7 @@ def sealed_extent(info: SegmentInfo, rows: Ints) -> Extent:
 
 
 def rows_with_values(info: SegmentInfo, rows: int, values: int) -> int:
-    """Return the maximum r, up to ``rows``, for which the first r rows of no lane have more than ``values`` values."""
+    """Return the maximum r, up to ``rows``, for which the first r rows of each lane have at most ``values`` values."""
     least, seen = rows, [0] * len(info.lanes)
     for row, lane, has_values in _flags(info, np.zeros(len(seen), np.int64), np.full(len(seen), rows), None):
         valued = np.flatnonzero(has_values)
@@ -86,7 +87,7 @@ def rows_with_values(info: SegmentInfo, rows: int, values: int) -> int:
 def _flags(
     info: SegmentInfo, first: Ints, stop: Ints, mapped: MapChunk | None
 ) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-    """Yield masks of the rows with values from ``first`` to ``stop`` of each lane, with their first row and lane."""
+    """Yield parts of the rows ``first`` to ``stop`` of each lane: first row, lane, and a mask of rows with values."""
     grown, per_chunk = np.flatnonzero(first < stop), info.chunk_rows[layout.DONE]
     if not len(grown):
         return
@@ -103,12 +104,12 @@ def _flags(
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
-# If more than `_LARGE` flags take less than a `_SPARSE`-th of that on disk, their holes are left out.
+# The holes of flags are left out if at least `_LARGE` flags take less than 1 / `_SPARSE` of their bytes on disk.
 _LARGE, _SPARSE = 1 << 20, 4
 
 
 class LaneFlags(NamedTuple):
-    """Flags of lanes, one after another: the rows of each lane in ``flags``, and the ``gaps`` that are left out."""
+    """Flags of lanes, one after another: the number of ``rows`` of each lane in ``flags``, and omitted ``gaps``."""
 
     flags: NDArray[np.uint8]
     rows: Ints
@@ -130,10 +131,10 @@ class LaneFlags(NamedTuple):
 def read_lanes(
     info: SegmentInfo, lane: Ints, first: Ints, stop: Ints, dense: Callable[[], NDArray[np.uint8]]
 ) -> LaneFlags:
-    """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``; the chunks of the segment exist.
+    """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``; all chunks must exist.
 
-    ``dense`` returns them without gaps. It is not called if most flags of a large segment are holes: so the memory is
-    bounded by the bytes on disk.
+    ``dense`` is called for these flags without gaps. If most flags of a large segment are holes, it is not called, and
+    holes become gaps: so the memory is bounded by the bytes on disk.
     """
     rows = stop - first
     wanted = int(rows.sum())
@@ -158,7 +159,7 @@ def read_lanes(
 
 
 def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Yield parts of a file, and how many zeros are left out after each: of a hole, one byte is yielded."""
+    """Yield parts of a file, each with the number of zeros left out after it; a hole is yielded as one zero."""
     at = start
     for first, last in chain(data_ranges(fd, start, stop), [(stop, stop)]):
         if first > at:
@@ -190,7 +191,7 @@ def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY
     for leaf, array in info.arrays.items():
         per_chunk, begin, stop = info.chunk_rows[leaf], checked, rows
         if array.is_of_episodes:
-            begin, stop = 0, max(info.values, default=0)  # in an unsealed segment, flags tell of values
+            begin, stop = 0, max(info.values, default=0)  # unsealed: no chunks, as flags mark values
         chunks = -(-stop // per_chunk)
         if not array.is_of_episodes:
             known.append(chunks * per_chunk)
@@ -208,8 +209,8 @@ def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY
 def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
     """Return the rows of each lane of a sealed segment, and their flags, one lane after another.
 
-    They are read by position, not mapped: there may be thousands of small segments. Raises FileNotFoundError if the
-    segment was evicted or lacks a file, FormatError if it is damaged.
+    The files are read by position, not mapped, because there may be thousands of small segments. Raises
+    FileNotFoundError if the segment was evicted or lacks a file, FormatError if it is damaged.
     """
     lanes = len(info.lanes)
     with LookupBelow(str(info.path)) as lookup:
@@ -228,8 +229,9 @@ def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
 def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
     """Return the flags of each lane's rows, one lane after another.
 
-    Whole chunks are read if most of their rows count: one read is faster than one per lane. Otherwise only these rows
-    are read, so that a segment with few rows per lane does not need the memory of its chunks.
+    Whole chunks are read if at least a quarter of their rows are committed: one read is faster than one per lane.
+    Otherwise only committed rows are read, so that a segment with few rows per lane does not need the memory of its
+    chunks.
     """
     lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
     chunks, size = -(-most // per_chunk), info.chunk_nbytes(layout.DONE)

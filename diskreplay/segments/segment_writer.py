@@ -36,11 +36,11 @@ class SegmentWriter:
     """The write side of one open segment.
 
     `reserve` reserves rows, `write` writes them, and `publish` makes them visible to readers. A step is a row of one
-    lane. An episode is successive rows of one lane. The step of a vector is one row in each of many lanes. The values
-    of an episode have rows of their own: `reserve_values` and `write_values` handle these, and `publish` receives the
-    lanes that have new values.
+    lane. An episode is successive rows of one lane. The step of a vectorized environment is one row in each of many
+    lanes. The values of an episode have rows of their own, in the arrays of episode fields. `reserve_values` and
+    `write_values` handle these rows, and `publish` receives the lanes that have new values.
 
-    ``in_blocks``: rows come many at a time, so mappings do not pay.
+    ``in_blocks``: many rows are written at a time, by position, as mapping chunks would take longer.
 
     Concurrency: one thread of one process, which holds the segment's lock. This class never takes that lock itself.
     """
@@ -49,8 +49,8 @@ class SegmentWriter:
         self.info, self.number, self.lock = info, info.number, lock
         lanes = len(info.lanes)
         self._in_blocks = in_blocks and len(info.arrays) <= MOST_DESCRIPTORS
-        # Without lasting reservations, a store to mapped memory could kill the process: everything is written by
-        # position.
+        # If the file system does not keep reservations, a store to mapped memory could find the disk full and kill the
+        # process: everything is then written by position.
         self._keeps = keeps_reservations(info.path)
         every = {leaf: self._column(leaf) for leaf in info.arrays}
         self.columns = {leaf: column for leaf, column in every.items() if not info.arrays[leaf].is_of_episodes}
@@ -59,14 +59,14 @@ class SegmentWriter:
         self._lane_rows = np.zeros(lanes, np.int64)
         # The same rows as Python's numbers. Storing an item is one aligned 8-byte store, as in numpy.
         self.rows = _numbers(self._lane_rows)
-        self.final_rows = np.full(lanes, -1)  # newest row of each lane after an episode's last step
+        self.final_rows = np.full(lanes, -1)  # by lane: the newest row that follows an episode's last step, or -1
         self.total_rows = 0
         self._values = np.zeros(lanes, np.int64)  # rows of episode fields of each lane
         self._reserved_values = np.zeros(lanes, np.int64)
-        # The size of an episode's values, in steps: a segment without a given number of rows is full by its bytes.
+        # The size of an episode's values in steps, which counts if the size of segments is limited by bytes, not steps.
         root = info.root
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
-        self._reserved = np.zeros(lanes, np.int64)  # all rows below have disk blocks in every field
+        self._reserved = np.zeros(lanes, np.int64)  # by lane: all rows below this one have disk blocks in every field
         self._least_reserved = 0
         # For writing many lanes at once. No lane has more than `most_rows` rows. Until a lane has `_window_stop` rows,
         # each field in `_window` has the next two rows of all lanes in one mapped chunk.
@@ -97,7 +97,7 @@ class SegmentWriter:
         self.observed = open_lane_counter(f"{self.info.path}/{layout.OBSERVED}", lanes, late=True)
 
     def reserve(self, lane: int, row: int, stop: int = 0) -> None:
-        """Make sure that ``row`` of a lane can be written in every field; rows up to ``stop`` follow at once.
+        """Reserve disk blocks for ``row`` of a lane in every field, and if possible for the rows up to ``stop``.
 
         Raises StorageFull if the disk has no room. Committed rows are untouched, and the call may be repeated.
         """
@@ -117,7 +117,7 @@ class SegmentWriter:
 
     @property
     def wants_reserving(self) -> bool:
-        """Whether one of several lanes may have come so far that `reserve_ahead` has rows to reserve."""
+        """Whether `reserve_ahead` may have rows to reserve, because lanes have grown. False for a single lane."""
         return self._growth >= self._ahead_at and len(self.every_lane) > 1
 
     def begin_reserving(self) -> None:
@@ -127,8 +127,8 @@ class SegmentWriter:
     def reserve_ahead(self, lanes: Ints) -> None:
         """Reserve the rows that some lanes will need soon.
 
-        Without room it returns early: the call of `reserve` that needs the rows raises the error. It also returns early
-        if such a call is waiting.
+        On a full disk, this returns early without an error: the call of `reserve` that needs the rows raises it. This
+        also returns early if a call of `reserve` is waiting.
 
         Concurrency: any thread, also while another one appends.
         """
@@ -197,10 +197,10 @@ class SegmentWriter:
         """Write rows in several fields; they are invisible before `publish`. The rows must be reserved.
 
         For one lane, the fields have successive rows from ``rows`` on, ``(n, *shape)``; or one row's item: its bytes,
-        or a number or 0-d array that fits the dtype. For an array of lanes, or None for all, they have one row per
-        lane, which is one of the lane's next two. If ``kernel``, which is `kernels.copying.write_lanes`, is given, it
-        writes many lanes whose fields are all mapped. Raises StorageFull if the file system keeps no reservations and
-        has no room; the call may be repeated.
+        or a number or 0-d array that fits the dtype. For an array of lanes, or None for all lanes, the fields have one
+        row per lane. ``rows`` has the number of each such row, which is one of the lane's next two. ``kernel`` is
+        `kernels.copying.write_lanes` or None; it writes many lanes at once if all fields are mapped. Raises StorageFull
+        if the file system keeps no reservations and has no room; the call may be repeated.
         """
         if isinstance(rows, int):
             for leaf, value in fields.items():
@@ -230,7 +230,7 @@ class SegmentWriter:
             column.write_lanes(places[column.shift], column.items(value))
 
     def _record_of(self, rows: Ints, fields: Named[str, NDArray[Any]]) -> tuple[Ints, list[Any]] | None:
-        """Return a record for `copying.write_lanes`, and the holders of its memory; None if a chunk is not mapped."""
+        """Return a record for `copying.write_lanes`, and the owners of its memory; None if a chunk is not mapped."""
         first, last = int(rows.min()), int(rows.max())
         heads, bases, held = list[int](), list[int](), list[Any]()
         for leaf, value in fields.items():
@@ -298,11 +298,11 @@ class SegmentWriter:
     ) -> None:
         """Make the first ``rows`` rows of a lane visible, or of each of some lanes, or of all lanes (None).
 
-        These rows are written. ``added`` is the number of new rows in total: any number in one lane, one or two in each
-        of several lanes. ``observed`` tells in which lanes the observation after these rows is visible too. ``valued``
-        has the lane or lanes of episodes whose values were written with them. ``late``: other lanes of the same step
-        are visible already, so this must not be refused. Raises StorageFull if the file system keeps no reservations
-        and has no room; nothing is then visible.
+        The rows must have been written. ``added`` is the number of new rows in total: any number in one lane, one or
+        two in each of several lanes. ``observed`` tells in which lanes the observation after these rows is visible too.
+        ``valued`` has the lane, or the lanes, of episodes whose values were written too. ``late``: other lanes of the
+        same step are visible already, so this call must not fail; on a full disk, the rows become visible later. Raises
+        StorageFull if the file system keeps no reservations and has no room; nothing is then visible.
         """
         every, lanes = lanes is None, self.every_lane if lanes is None else lanes
         if late and isinstance(self.committed, CountersByPosition):
@@ -321,8 +321,8 @@ class SegmentWriter:
             grown = 1 if added == len(lanes) else 2
             self.most_rows += grown
             self._growth += grown
-        # Readers load `observed` first: if it is one more than `committed`, the observation after just these rows is
-        # there.
+        # Readers load `observed` first: if it is one more than `committed`, the observation after exactly these rows
+        # is there.
         if observed is True:
             self.observed[lanes] = rows + 1
         elif observed is not False:
@@ -334,7 +334,7 @@ class SegmentWriter:
         self.total_rows += self._value_steps * (1 if isinstance(lanes, int) else len(lanes))
 
     def publish_delayed(self, *, late: bool = False) -> None:
-        """Publish the counters that late calls owe; StorageFull if there is still no room and ``late`` is False.
+        """Publish rows that late calls could not; raise StorageFull if the disk is still full and ``late`` is False.
 
         Concurrency: the appending thread.
         """
@@ -357,13 +357,13 @@ class SegmentWriter:
 
     @property
     def has_unmarked(self) -> bool:
-        """Whether published rows exist that no mark covers. Any thread may ask."""
+        """Whether published rows exist that no mark covers. Any thread may read this."""
         return bool((self.committed.copy() != self._marked).any())
 
     def _log(self) -> DurableRows:
-        """Return the maker of marks. The caller holds it until the mark is made, as `close` may drop it meanwhile."""
+        """Return the object that makes marks. The caller keeps it until the mark is made: `close` may drop it."""
         if self._is_closed:
-            return DurableRows(self.info, is_left=True)  # it keeps no file open
+            return DurableRows(self.info, is_left=True)  # not stored, so that its files are closed after the mark
         durable = self._durable = self._durable or DurableRows(self.info, self._prefault)
         if self._is_closed:  # by another thread meanwhile
             self._durable = None
@@ -379,7 +379,7 @@ class SegmentWriter:
                 column.prefault(self._lane_rows.copy())
 
     def add_priority(self) -> None:
-        """Add the array of initial priorities; the rows so far have none. Errors as for `SegmentInfo.with_priority`.
+        """Add the array of initial priorities, with zeros so far. Errors as for `SegmentInfo.with_priority`.
 
         Concurrency: the appending thread. It waits for a mark in progress, as each mark covers all arrays.
         """
@@ -401,7 +401,7 @@ class SegmentWriter:
             self._open_counters()  # counters by position are opened by path
 
     def close(self) -> list[Mapping]:
-        """Release every chunk, as `release` does. The lock stays: the sealer needs it."""
+        """Release every chunk, as `release` does. The lock is kept, as sealing needs it."""
         self._is_closed = True
         with self._reserving:  # nothing is reserved after this
             return self.release()
@@ -430,8 +430,8 @@ def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: 
 def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -> dict[SegmentWriter, Exception]:
     """Mark segments as `SegmentWriter.mark` does, with only two syncs of their file system.
 
-    ``sync`` makes all earlier writes durable. Returns the errors of single segments, which are not marked; the others
-    are. Raises the errors of ``sync``: it is then unknown which rows are durable.
+    ``sync`` makes all earlier writes durable. Returns the errors of segments that could not be marked; all other
+    segments are marked. Raises the errors of ``sync``: it is then unknown which rows are durable.
 
     Concurrency: one thread at a time.
     """

@@ -2,7 +2,7 @@
 
 A file has the inner chunks in the order of their rows, each followed by its CRC-32C. Then come the index, which has the
 offset and bytes of each inner chunk, and the index's CRC-32C. An inner chunk of zeros is not stored; its index entry is
-two numbers of 64 ones.
+twice the number 2**64 - 1.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from diskreplay.segments.files.durable import write_at
 from diskreplay.segments.files.mapping import Mapping, map_file
 
 LEAST_ROW_BYTES = 256
-"""The least bytes of a row that is compressed: shorter rows cost less time uncompressed."""
+"""The minimum bytes of a row in a compressed field: shorter rows take less time uncompressed."""
 
 # Approximate bytes of an inner chunk, and its maximum rows: reading one row decompresses all of them.
 _INNER_BYTES, _MOST_INNER_ROWS = 64 << 10, 32
@@ -36,7 +36,7 @@ class Compressed(NamedTuple):
 
     @classmethod
     def read(cls, value: Any) -> "Compressed":
-        """Read the entry of a document; KeyError, TypeError or ValueError if it is invalid."""
+        """Return the compression in an entry of a document; KeyError, TypeError or ValueError if it is invalid."""
         found = cls(*(value[name] for name in cls._fields))
         if not all(isinstance(number, int) and not isinstance(number, bool) for number in found):
             raise TypeError(f"compressed is {value!r:.80}")
@@ -125,7 +125,8 @@ class ShardWriter:
 class Shard:
     """The file of a compressed array, mapped. Any thread may use it.
 
-    ``offsets`` and ``sizes`` describe the inner chunks without their checksums; both are 0 for an inner chunk of zeros.
+    ``offsets`` and ``sizes`` are the positions and sizes of the inner chunks in bytes, without their checksums; both
+    are 0 for an inner chunk of zeros.
     """
 
     def __init__(self, path: str, chunk_rows: int, row_bytes: int, compressed: Compressed) -> None:
@@ -147,15 +148,16 @@ class Shard:
             raise FormatError(f"{path}: its index holds impossible values; run `diskreplay repair`")
 
     def decompress(self, numbers: Ints, out: NDArray[np.uint8]) -> None:
-        """Decompress inner chunks, none of them all zeros, one after another into memory of their size.
+        """Decompress inner chunks, one after another, into ``out``, which has exactly their size.
 
-        It releases the GIL. Raises FormatError if an inner chunk does not match its checksum or cannot be decompressed.
+        Inner chunks of zeros are not allowed. The GIL is released. Raises FormatError if an inner chunk does not
+        match its checksum or cannot be decompressed.
         """
         starts, view = self.offsets[numbers], self._bytes.data
         stops, found = starts + self.sizes[numbers], list[memoryview]()
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             frame = view[start:stop]
-            # The frames have no checksum of zstd's, and most damaged frames decompress to other bytes.
+            # The frames have no zstd checksum: most damaged frames would decompress to wrong bytes without an error.
             if int(crc32c(frame)) != int.from_bytes(view[stop : stop + CRC_BYTES], "little"):
                 problem = "an inner chunk does not fit its checksum"
                 raise FormatError(f"{self.path} is damaged ({problem}); run `diskreplay repair`")
@@ -165,13 +167,13 @@ class Shard:
         try:
             if reader.readinto(out.data) == len(out) and not reader.read(1):
                 return
-            problem = "an inner chunk has another size than it says"
+            problem = "an inner chunk does not decompress to its full size"
         except library.ZstdError as error:
             problem = str(error)
         raise FormatError(f"{self.path} is damaged ({problem}); run `diskreplay repair`")
 
     def rows(self, first: int, stop: int, row_bytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield rows in pieces, each with its first row number; zeros are left out. Errors as for `decompress`."""
+        """Yield rows in pieces, as (first row, bytes), without inner chunks of zeros. Errors as for `decompress`."""
         per_inner = self.inner_bytes // row_bytes
         for number, inside, count in layout.split_range(first, stop, per_inner):
             if self.sizes[number]:
