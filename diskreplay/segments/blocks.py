@@ -74,7 +74,7 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
     A block inside a hole is not read. Raises FormatError if the file is shorter than ``size``, and the system's OSError
     if it cannot be read.
     """
-    if size <= block:  # many segments are small
+    if size <= block:  # a shortcut: many segments are small
         data = os.pread(fd, size, 0)
         if len(data) != size:
             raise FormatError(_SHORTER)
@@ -134,7 +134,7 @@ def combine(sums: Sums, size: int, block: int) -> int:
     values, zeros = sums[:-1], _zeros(block)
     while len(values) > 1:
         if len(values) % 2:
-            values = np.concatenate([np.zeros(1, np.uint32), values])  # an empty block changes nothing
+            values = np.concatenate([np.zeros(1, np.uint32), values])  # an empty block, for an even number
         values = _multiply(zeros, values[0::2]) ^ values[1::2]
         zeros = _multiply(zeros, zeros)
     last = _zeros(size - (len(sums) - 1) * block)
@@ -231,7 +231,7 @@ def known_sums(info: SegmentInfo) -> dict[str, Sums]:
 
 
 def derive_blocks(info: SegmentInfo) -> bytes:
-    """Return the correct content of ``durable/blocks``, computed from the chunk files; empty if any is damaged."""
+    """Return the correct content of ``durable/blocks`` from the chunk files; empty if a chunk file is damaged."""
     blocks = BlockSums()
     for chunk in sealed_chunks(info):
         try:

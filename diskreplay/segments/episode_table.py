@@ -42,7 +42,7 @@ _ENDS = TERMINATED | TRUNCATED | OBSERVATION_ONLY | END_MARKER
 
 
 class LaneSlice(NamedTuple):
-    """Slices of lanes, one after another; the first row of each slice begins an episode.
+    """Slices, which are ranges of rows of a lane, one after another; the first row of each begins an episode.
 
     Each column has one entry per slice. The int64 columns are the number of the segment, its number of lanes, the lane,
     the first row and the number of rows. ``sealed`` (bool) is whether the segment is sealed.
@@ -366,5 +366,5 @@ def _read(info: SegmentInfo, leaf: str, chunk: int, first: int, count: int) -> N
     data = np.empty(count * dtype.itemsize, np.uint8)
     with opened(path, info.chunk_nbytes(leaf)) as fd:
         if not read_part(fd, first * dtype.itemsize, data):
-            raise FormatError(f"{path} has become shorter; the store is damaged")
+            raise FormatError(f"{path} has become shorter; the store is damaged, restore this file")
     return data.view(dtype)

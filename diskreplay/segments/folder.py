@@ -91,7 +91,10 @@ class ValueRows:
         return found
 
     def _extend(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, stop: Ints) -> tuple[Ints, Ints]:
-        """Read flags up to row ``stop`` of each line, or all flags of a pack; return the new value of ``_known``."""
+        """Read flags up to row ``stop`` of each line, or all flags of a pack.
+
+        Return the number of known rows of each line, and the sorted keys of their rows with values.
+        """
         with lock:
             known, valued = self._known
             rows, more = known.copy(), [valued]
@@ -161,8 +164,8 @@ class Folder:
     ) -> Mapping | NDArray[np.uint8]:
         """Read a chunk of an array into ``memory`` and return it; if ``memory`` is None, return the mapped chunk file.
 
-        An array of a pack has one file, with all chunks. If the folder was merged into a pack, ``rows`` rows
-        of each line from row ``first`` on are copied from the pack into new memory.
+        An array of a pack has one file, with all chunks. If the folder was merged into a pack, ``rows`` rows of each
+        line from row ``first`` on are copied from the pack into new memory.
         """
         at = 0 if self._tables is not None else chunk
 

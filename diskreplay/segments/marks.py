@@ -16,7 +16,7 @@ A mark of a segment with L lanes has ``24 + 8 L`` bytes, little-endian:
 - its time in seconds since 1970 (float64);
 - the number of rows of each lane (L int64);
 - a checksum of the new priorities (uint32);
-- the CRC-32C of all bytes above, started from the last mark's (uint32).
+- the CRC-32C of all bytes above, started from the same CRC-32C of the last mark (uint32).
 
 The checksum of the new bytes takes the arrays in the order of their paths, the chunks of each array, and the lanes of
 each chunk. The new bytes of an episode field are the values of the new rows with the flag `EPISODE_VALUES`.
@@ -126,7 +126,7 @@ def new_rows_crc(
     ``mapped`` replaces `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is missing, FormatError if it has
     another size.
     """
-    # CRC-32C inverts its register at both ends. Inverted once more, the checksum of zeros stays 0.
+    # CRC-32C inverts its register at both ends. Priorities undo both inversions, so that the checksum of zeros is 0.
     sums, bounds = [0, _INVERTED], dict[bool, tuple[Ints, Ints, int, int]]()
     for leaf, array in sorted(info.arrays.items()):
         edges = bounds.get(array.is_of_episodes)

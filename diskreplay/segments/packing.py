@@ -38,7 +38,7 @@ EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
 
 
 def chunk_rows(rows: int) -> int:
-    """Return the rows of the single chunk of each array of a pack."""
+    """Return the rows of the single chunk of each array, for a pack of ``rows`` rows."""
     return layout.ceil_power_of_two(rows + layout.ROWS_BEHIND)
 
 
@@ -376,7 +376,7 @@ class _Build:
             info = source.info
             for position, rows, values in info.lost.entries:
                 if info.packed is not None and not source.tables.holds(position):
-                    continue  # it is between lanes
+                    continue  # these rows are between lanes
                 if info.packed is not None:
                     ids = source.tables.ids_of(np.array([position]))
                 else:
@@ -407,7 +407,7 @@ class _Output:
         self._parts.append(data)
         self._size += len(data)
         if self._size >= _AT_ONCE:
-            # Up to an aligned multiple: large aligned writes make large pages in the page cache.
+            # Write up to a multiple of `_AT_ONCE`: large aligned writes make large pages in the page cache.
             self._flush((self._start + self._size) // _AT_ONCE * _AT_ONCE)
 
     def flush(self) -> None:

@@ -1,11 +1,11 @@
 """Packs: sealed segments with the rows of many segments, one after another.
 
 A pack is a segment with one lane, so all code that reads, checks or deletes segments also handles packs. Two tables say
-which segments a pack has, and where each of their lanes begins. The segments keep their numbers, and therefore their
-ids. If they still exist next to the pack, readers ignore them.
+which segments a pack has, and where each of their lanes begins. The segments keep their numbers, and their steps
+therefore keep their ids. Readers ignore the folders of these segments if they still exist.
 
 Without the tables no row of a pack can be found, so a pack also has a copy of them, which is read if they are damaged.
-A second copy has the indexes of its compressed arrays, concatenated in the order of their paths.
+Another file has a copy of the indexes of its compressed arrays, concatenated in the order of their paths.
 """
 
 import math
@@ -293,7 +293,7 @@ def current_numbers(root: Root) -> list[int]:
 
 
 def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
-    """Return the segments in these packs, and the packs that were merged into others.
+    """Return the numbers of the segments in these packs, and of the packs that were merged into others.
 
     ``packs`` maps the number of a pack to the numbers of its segments.
     """
@@ -381,14 +381,14 @@ class KnownPacks:
         packs, merged = dict(self._packs), dict[int, int]()  # a copy: other threads add packs
         for number, pack in sorted(packs.items()):
             if number >= end:
-                continue  # readers do not know this pack yet
+                continue  # readers do not see this pack yet
             older = {n for n, other in packs.items() if n < number and other.members <= pack.members}
             merged |= dict.fromkeys((member for member in pack.members & there | older if member < number), number)
         return sorted(merged.items())
 
     def is_same(self, number: int) -> bool:
         """Return whether a pack is still the one that was read."""
-        known = self._packs.get(number)  # another thread may have found it gone
+        known = self._packs.get(number)  # None if another thread found the pack gone
         return known is not None and identify(self._root.segment_path(number) / layout.METADATA) == known.document
 
 

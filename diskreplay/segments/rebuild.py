@@ -100,8 +100,8 @@ _known: dict[tuple[object, ...], _Shown | None] = {}
 def read_shown(root: Root, number: int) -> SegmentInfo:
     """Read a segment's attributes as `read_segment` does, for callers that show rows and change nothing.
 
-    If checksums of blocks prove more of a copy than marks do, `SegmentInfo.shown` has the rows to show. `lost` has the
-    damaged episodes among them, one entry per episode, as their flags exist. Raises as `read_segment`.
+    If checksums of blocks prove more of a copy than marks do, `SegmentInfo.shown` has the rows to show, and `lost` the
+    damaged episodes among them, one entry per episode. Errors as for `read_segment`.
     """
     info = read_segment(root, number)
     if info.sealed or info.boot:
@@ -382,8 +382,8 @@ def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str
     """Bring a segment back from quarantine, and set aside the one in its place; return the new path of that one.
 
     The caller holds the store lock, and has verified the segment. ``members`` are the numbers of the segments in it if
-    it is a pack. ``reason`` goes into the record of the segment that gives way. No step is lost: the segment that is
-    brought back must have all its steps.
+    it is a pack. ``reason`` goes into the record of the segment that is set aside. All its steps must also be in the
+    segment that is brought back.
     """
     number = entry.segment or 0
     move(root.folder / entry.where, _side_folder(root, _REBUILT, number))
@@ -473,7 +473,7 @@ def _side_folder(root: Root, beginning: str, number: int) -> Path:
 
 
 def _numbers(root: Root, beginning: str) -> list[int]:
-    """Return the numbers of the segments with a folder next to the counters whose name begins like this."""
+    """Return the numbers of the segments with a folder next to the counters whose name has this beginning."""
     names = [name.removeprefix(beginning) for name in os.listdir(root.counters_folder) if name.startswith(beginning)]
     numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{8,9}", name))
     folders = {number: _side_folder(root, beginning, number) for number in numbers}

@@ -2,7 +2,7 @@
 
 The order is: cut off or zero rows that do not count; make shapes exact; take checksums; sync everything; write the
 attribute `sealed`. Each sync covers the whole file system: syncing the thirty files and folders of a segment one by one
-takes ten times as long. Only the background thread waits.
+takes ten times as long. Only the background thread waits for them.
 
 A segment is sealed in its place. `GroupWriter` also makes packs and rebuilt segments, in folders of their own.
 """
@@ -60,7 +60,7 @@ _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
 class GroupWriter:
-    """Writes the files of a sealed group and takes their checksums: chunks in any order, then `finish`.
+    """Writes the files of a sealed group, a segment or pack, and their checksums: chunks in any order, then `finish`.
 
     The folders of the group's arrays must exist. This class syncs nothing: the caller syncs the files, and puts the
     group in its place.
@@ -317,7 +317,7 @@ def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
 def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
     """Make the observation at ``row`` the final one of a cut episode; a dead writer may have torn the other fields."""
     flags = layout.OBSERVATION_ONLY | layout.TRUNCATED | layout.CUT
-    # The segment is live: this boot's clock is the clock of the rows before.
+    # The segment was written in this boot: its earlier rows have times of the same clock.
     known = {layout.DONE: bytes([flags]), layout.TIME: clock_ns().to_bytes(8, "little")}
     for leaf in info.arrays:
         if leaf == "obs" or leaf.startswith("obs/") or layout.is_of_episodes(leaf):
@@ -413,7 +413,7 @@ def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
 
 
 def count_steps(info: SegmentInfo) -> int:
-    """Count the trusted steps of a segment: its trusted rows without observations and markers."""
+    """Count the trusted steps of a segment: its trusted rows except final observations and end markers."""
     return count_steps_in(info, map_trusted(info)[1].copy())
 
 

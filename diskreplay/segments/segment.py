@@ -297,7 +297,7 @@ class SegmentInfo:
         return self.arrays[leaf].document(len(self.lanes), rows, self.chunk_rows[leaf])
 
     def with_priority(self, rows: int) -> "SegmentInfo":
-        """Add the array of initial priorities, with zeros (not given) for the first ``rows`` rows of each lane.
+        """Add the array of initial priorities, with zeros (none given) for the first ``rows`` rows of each lane.
 
         Returns the new attributes. Only the segment's writer may call this, while no mark is being made. After a power
         loss, the segment has either the complete array or no such array. Raises StorageFull if the disk has no room;
@@ -541,8 +541,8 @@ def _build_arrays(
 def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentInfo:
     """Read and check a segment's attributes; ``path`` is its folder if that is not the usual one for its number.
 
-    Raises FileNotFoundError if it was evicted, and FormatError if it is damaged or hostile. Raises NeverWritten if a
-    power loss came before anything in it was durable: it is as good as evicted.
+    Raises FileNotFoundError if it was evicted, and FormatError if it is damaged or forged. Raises NeverWritten if a
+    power loss came before anything in it was durable: callers treat it as evicted.
     """
     path = path or root.segment_path(number)
     try:

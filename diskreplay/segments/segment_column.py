@@ -1,4 +1,4 @@
-"""One array of a segment as its writer sees it: which rows have disk blocks, and how rows are written."""
+"""The write side of one array of a segment: disk blocks are reserved for rows, then the rows are written."""
 
 import os
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
-# The most that is reserved ahead: bytes for all lanes, or one chunk if that is more; and rows per lane.
+# The maximum that is reserved ahead: bytes of all lanes, or one chunk if that is more; and rows of each lane.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
 # Lanes that need more rows are a crowd if they are at least one in this many lanes; see `_near`.
 _CROWD = 8
@@ -39,12 +39,13 @@ class Pages(NamedTuple):
     step: int
 
 
-# The pages of several lanes are not adjacent, and each range is a system call: more pages per call save calls.
+# For a single lane, and for each of several lanes. The pages of several lanes are not adjacent, and each range of pages
+# is a system call: so lanes get more pages in a call.
 _LONE, _LANE = Pages(first=1, few=0, step=32), Pages(first=4, few=16, step=4)
 
 
 class Column:
-    """One array of the segment, as its writer sees it: the chunks that its lanes write to.
+    """The write side of one array of a segment: the chunks that its lanes write to.
 
     A row is one numpy item: a number if the field is a scalar, but bytes if it has a shape or is an observation. NumPy
     assigns and scatters items in a fraction of the time that it takes for arrays of rows.
@@ -73,7 +74,7 @@ class Column:
         self._least_ahead = max(2, min(self.rows, self._most_ahead)) if len(info.lanes) > CLOSE_LANES else 2
         self.by_position = by_position
         self._keeps = keeps
-        # Rows of each lane that can be written, and rows with reserved blocks, which may end inside the last chunk.
+        # By lane: the end of the rows that can be written, and the end of the rows with disk blocks.
         self.reserved, self._allocated = np.zeros((2, len(info.lanes)), np.int64)
         # Mapped chunks as items, lane after lane; or, if rows are written by position, descriptors.
         self.chunks: dict[int, NDArray[Any]] = {}
@@ -104,7 +105,7 @@ class Column:
             if begin == self._allocated[lane]:
                 self._allocate(chunk, lane, stop, rows, behind)
             upto = int(self._allocated[lane])
-            # With many lanes, the first store to each page would be one page fault per lane in the same append.
+            # Without this, the first stores to pages would be one page fault per lane, all in the same append.
             brings_in = not self.by_position and (len(rows) > 1 or not self._is_whole(chunk))
             if brings_in:
                 upto = min(upto, max(stop, begin + self._step_rows))
@@ -147,9 +148,9 @@ class Column:
     def _near(self, lane: int, upto: int, rows: Ints, now: Ints, behind: int) -> Ints:
         """Return ``lane``, and the lanes in its chunk that have less than ``upto`` rows in ``now`` and soon need more.
 
-        ``now`` has the rows of each lane that are reserved. A lane soon needs more if it has at most
-        ``behind`` of these left, or at most an eighth of the rows to add. If many of thousands of lanes do, all lanes
-        in the chunk are returned: their rows are one range, and reserved by one system call.
+        ``now`` has the rows of each lane that are reserved. A lane soon needs more if it has at most ``behind`` of
+        these left, or at most an eighth of the rows to add. If many of thousands of lanes do, all lanes in the chunk
+        are returned: their rows are one range, and reserved by one system call.
         """
         if len(rows) == 1:
             return _LONE_LANE

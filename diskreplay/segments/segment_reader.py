@@ -74,7 +74,7 @@ def sealed_extent(info: SegmentInfo, rows: Ints) -> Extent:
 
 
 def rows_with_values(info: SegmentInfo, rows: int, values: int) -> int:
-    """Return the maximum r, up to ``rows``, for which the first r rows of each lane have at most ``values`` values."""
+    """Return the maximum r, up to ``rows``, so that the first r rows of each lane have at most ``values`` values."""
     least, seen = rows, [0] * len(info.lanes)
     for row, lane, has_values in _flags(info, np.zeros(len(seen), np.int64), np.full(len(seen), rows), None):
         valued = np.flatnonzero(has_values)
@@ -109,7 +109,10 @@ _LARGE, _SPARSE = 1 << 20, 4
 
 
 class LaneFlags(NamedTuple):
-    """Flags of lanes, one after another: the number of ``rows`` of each lane in ``flags``, and omitted ``gaps``."""
+    """Flags of lanes, one after another, with the number of rows of each lane in ``flags``.
+
+    ``gaps`` are runs of zero flags that were left out; None: all flags are there.
+    """
 
     flags: NDArray[np.uint8]
     rows: Ints
@@ -179,7 +182,7 @@ def _allocated(info: SegmentInfo, rows: int) -> int:
 def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY_PATH) -> int:
     """Check that each chunk with a row from ``checked`` to ``rows`` exists at its full size.
 
-    Chunks with a row before ``checked`` have been checked.
+    An earlier call has checked the chunks with a row before ``checked``.
 
     Return the row up to which all chunks are known to exist. Raises FileNotFoundError if a chunk is missing,
     FormatError if one has another size.
@@ -191,7 +194,7 @@ def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY
     for leaf, array in info.arrays.items():
         per_chunk, begin, stop = info.chunk_rows[leaf], checked, rows
         if array.is_of_episodes:
-            begin, stop = 0, max(info.values, default=0)  # unsealed: no chunks, as flags mark values
+            begin, stop = 0, max(info.values, default=0)  # an unsealed segment has no `values`
         chunks = -(-stop // per_chunk)
         if not array.is_of_episodes:
             known.append(chunks * per_chunk)
@@ -257,5 +260,5 @@ def _read_rows(paths: Sequence[str], size: int, per_chunk: int, committed: Ints,
                 first = chunk * per_chunk
                 part = flags[start + first : start + min(first + per_chunk, rows)]
                 if not read_part(fd, lane * per_chunk, part):
-                    raise FormatError(f"{path} has become shorter than {size} bytes; the store is damaged")
+                    raise FormatError(f"{path} has become shorter than {size} bytes; restore this file from a backup")
     return flags

@@ -1,4 +1,4 @@
-"""The writing of rows of one segment: reserve, write, publish."""
+"""Writes rows of one segment in three steps: reserve, write, publish."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping as Named, Sequence
@@ -57,7 +57,7 @@ class SegmentWriter:
         self._value_columns = {leaf: column for leaf, column in every.items() if leaf not in self.columns}
         self._open_counters()
         self._lane_rows = np.zeros(lanes, np.int64)
-        # The same rows as Python's numbers. Storing an item is one aligned 8-byte store, as in numpy.
+        # The same numbers as a memoryview. Storing an item is one aligned 8-byte store, as in numpy.
         self.rows = _numbers(self._lane_rows)
         self.final_rows = np.full(lanes, -1)  # by lane: the newest row that follows an episode's last step, or -1
         self.total_rows = 0
@@ -374,12 +374,12 @@ class SegmentWriter:
 
         Otherwise the next step of all lanes causes a page fault for each lane.
         """
-        with suppress(OSError):  # no room for a page: the next store to it finds out
+        with suppress(OSError):  # no room for a page, which need not be in memory
             if (column := self.columns.get(leaf)) is not None:
                 column.prefault(self._lane_rows.copy())
 
     def add_priority(self) -> None:
-        """Add the array of initial priorities, with zeros so far. Errors as for `SegmentInfo.with_priority`.
+        """Add the array of initial priorities, zeros in all rows so far. Errors as for `SegmentInfo.with_priority`.
 
         Concurrency: the appending thread. It waits for a mark in progress, as each mark covers all arrays.
         """

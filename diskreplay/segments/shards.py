@@ -90,7 +90,7 @@ class ShardWriter:
         self._inner, self._number, self._end = np.zeros(rows * row_bytes, np.uint8), 0, 0
 
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
-        """Add rows from ``row`` on; they come after all earlier rows."""
+        """Add the bytes of rows from ``row`` on; rows must be added in order."""
         at, start = row * self._row_bytes, 0
         while start < len(data):
             number, inside = divmod(at + start, len(self._inner))
