@@ -29,7 +29,7 @@ class RewardSums(NamedTuple):
 
     @classmethod
     def read(cls, info: SegmentInfo) -> Self:
-        """Read the table of a sealed segment; empty if it is damaged or gone, as rewards give the same sums."""
+        """Read the table of a sealed segment; empty if it is damaged or gone: readers then add up rewards."""
         try:
             position, steps, sums = read_columns(info, "position", "steps", "total_reward")
         except DAMAGE:
@@ -118,7 +118,7 @@ GONE = "the segment of these steps was evicted or set aside; draw again"
 PART_BYTES = 16 << 20
 
 LACKING = -1
-"""The `division` of an array that a folder does not have."""
+"""The first number that `Folder.division` returns for an array that the folder does not have."""
 
 T = TypeVar("T")
 

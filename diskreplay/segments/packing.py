@@ -55,7 +55,7 @@ def most_rows(root: Root, level: int | None) -> int:
 
 
 def most_values(root: Root) -> int:
-    """Return the maximum values of an episode field in a pack."""
+    """Return the maximum number of values of an episode field in a pack."""
     return _rows_of_file(max((root.blueprint.arrays[leaf].row_bytes for leaf in root.blueprint.values), default=1))
 
 

@@ -1,8 +1,8 @@
 """Sealing: makes a segment immutable. Every step may be repeated after a crash.
 
-The order is: cut off or zero rows that do not count; make shapes exact; take checksums; sync everything; write the
-attribute `sealed`. Each sync covers the whole file system: syncing the thirty files and folders of a segment one by one
-takes ten times as long. Only the background thread waits for them.
+The order is: remove or zero everything after the rows that are kept; make shapes exact; take checksums; sync
+everything; write the attribute `sealed`. Each sync covers the whole file system: syncing the thirty files and folders
+of a segment one by one takes ten times as long. Only the background thread waits for them.
 
 A segment is sealed in its place. `GroupWriter` also makes packs and rebuilt segments, in folders of their own.
 """
@@ -65,7 +65,7 @@ class GroupWriter:
     The folders of the group's arrays must exist. This class syncs nothing: the caller syncs the files, and puts the
     group in its place.
 
-    Concurrency: one thread; several threads may seal chunks.
+    Concurrency: one thread, but several threads may call `seal_chunk` at once.
     """
 
     def __init__(self, folder: str) -> None:

@@ -204,7 +204,7 @@ class Column:
         return np.minimum(self._row_at(chunk, lanes, lasts), self._allocated[lanes])
 
     def prefault(self, rows: Ints) -> None:
-        """Bring the reserved pages of the next rows of several lanes into memory again.
+        """Bring the reserved pages of the next rows of several lanes into memory again, after a sync.
 
         Concurrency: any thread, also while others reserve, write and release chunks.
         """

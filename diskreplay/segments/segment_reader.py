@@ -34,7 +34,7 @@ class Extent(NamedTuple):
     values: Ints
 
     def of(self, leaf: str) -> Ints:
-        """Return the rows of each lane that an array has."""
+        """Return the number of rows of each lane in an array."""
         return self.values if layout.is_of_episodes(leaf) else self.rows
 
     @classmethod

@@ -334,7 +334,7 @@ class SegmentWriter:
         self.total_rows += self._value_steps * (1 if isinstance(lanes, int) else len(lanes))
 
     def publish_delayed(self, *, late: bool = False) -> None:
-        """Publish rows that late calls could not; raise StorageFull if the disk is still full and ``late`` is False.
+        """Publish what late calls could not publish; StorageFull if the disk is still full and ``late`` is False.
 
         Concurrency: the appending thread.
         """
