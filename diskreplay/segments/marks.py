@@ -290,15 +290,15 @@ class MarkLog:
 
 
 class DurableRows:
-    """Makes the rows of a segment durable, and marks them.
+    """Makes the rows of a segment durable, and appends marks of them to its log.
 
     Files stay open between marks, until this object is garbage collected. This saves system calls, and with each of
     them a wait for the GIL, which the appending thread uses too.
 
     ``after_sync`` is called with the path of each array whose chunks were synced.
 
-    ``is_left``: no writer publishes further rows, and the segment may be sealed during this call. A mark then changes
-    no byte that a checksum covers, and never sets the modification time of a sealed chunk back.
+    ``is_left``: no writer publishes further rows, and the segment may be sealed while a mark is made. A mark then
+    changes no byte that a checksum covers, and never sets the modification time of a sealed chunk back.
 
     Concurrency: one thread at a time. It need not be the appending one.
     """
@@ -314,7 +314,7 @@ class DurableRows:
         self._is_new = True
 
     def mark(self, rows: Ints) -> None:
-        """Make the committed rows of each lane durable, then mark them.
+        """Make the committed rows of each lane durable, then append a mark of them.
 
         Raises StorageFull if the disk has no room for the mark; all committed rows are durable then, and the call may
         be repeated. After the system's OSError, it is unknown which rows are durable.

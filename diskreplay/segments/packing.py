@@ -249,7 +249,7 @@ class _Build:
         codecs = {leaf: codec(n, self._level, blueprint.arrays[leaf].shape) for leaf, n in self._inner_rows.items()}
         documents = blueprint.of_pack(*size, codecs).documents(1, rows, self._rows, self._values)
         for path, document in documents:
-            if path != layout.COMMITTED:  # it exists, with its lock
+            if path != layout.COMMITTED:  # this folder exists, with its lock
                 os.mkdir(f"{folder}/{path}")
             self._group.small(f"{path}/{layout.METADATA}", document)
         for name, table in zip(layout.PACK_TABLES, self.tables.contents, strict=True):
@@ -399,7 +399,7 @@ class _Output:
         self._start, self._size, self._parts = 0, 0, list[NDArray[np.uint8]]()
 
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
-        """Write rows from ``row`` on."""
+        """Buffer the bytes of rows from row ``row`` of the file on; they are written in batches."""
         at = row * self._row_bytes
         if at != self._start + self._size:
             self.flush()

@@ -90,7 +90,10 @@ class Lost:
 
     @property
     def surplus(self) -> int:
-        """The rows of all ranges minus ``steps``: the excess of a count by flags, which make each lost row a step."""
+        """The rows of all ranges minus ``steps``.
+
+        The flags make each lost row a step, so a count of steps by flags is too large by this number.
+        """
         return sum(rows for _, rows in self.ranges) - self.steps
 
     def holds(self, position: int, lanes: int) -> bool:
@@ -146,7 +149,7 @@ class SegmentInfo:
     lost: Lost = NOTHING_LOST
     packed: PackSize | None = None  # None: it is not a pack. See `packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # compressed arrays of a pack, by path
-    # In memory only: the rows of each lane of a damaged copy that readers show, without `lost` episodes.
+    # Not in the document: the rows of each lane that readers show of a damaged copy. Its `lost` episodes stay hidden.
     # See `rebuild.read_shown`.
     shown: tuple[int, ...] | None = None
     document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)  # zeros: not read
@@ -303,7 +306,7 @@ class SegmentInfo:
         loss, the segment has either the complete array or no such array. Raises StorageFull if the disk has no room;
         the segment is then unchanged, and the call may be repeated.
         """
-        leaf, per_chunk = layout.PRIORITY, self.chunk_rows[layout.TIME]  # rows of both have the same number of bytes
+        leaf, per_chunk = layout.PRIORITY, self.chunk_rows[layout.TIME]  # rows of both arrays have 8 bytes
         changed = dataclasses.replace(self, chunk_rows={**self.chunk_rows, leaf: per_chunk})
         building, folder = f"{self.path}/{layout.DURABLE}/.{leaf}", f"{self.path}/{leaf}"
         chunks = max(1, -(-rows // per_chunk))
@@ -435,7 +438,7 @@ class Size(NamedTuple):
 
     chunk_rows: int
     rows: int | None = None
-    least_bytes: int = 0  # a smaller chunk gets rows for this many bytes
+    least_bytes: int = 0  # chunks get more rows if they would be smaller than this
 
     @property
     def most_values(self) -> int:
@@ -526,7 +529,7 @@ def _build_arrays(
 ) -> None:
     for path, document in blueprint.documents(lanes, chunk_rows, rows):
         folder = f"{building}/{path}"
-        if path != layout.COMMITTED:  # it exists, with the lock
+        if path != layout.COMMITTED:  # this folder exists, with the lock
             os.mkdir(folder)
         write_file(f"{folder}/{layout.METADATA}", document)
         if array := blueprint.arrays.get(path):
