@@ -211,7 +211,8 @@ def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
 def known_sums(info: SegmentInfo) -> dict[str, Sums]:
     """Return the stored checksums of blocks, by the name of the chunk file.
 
-    Chunk files whose checksums of blocks are damaged are left out; all are, if ``durable/blocks`` cannot be read.
+    A chunk file whose stored checksums are damaged is left out. The result is empty if ``durable/blocks`` cannot be
+    read.
     """
     chunks = list(sealed_chunks(info))
     counts = [-(-chunk.nbytes // chunk.block) for chunk in chunks]

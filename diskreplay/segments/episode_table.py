@@ -289,7 +289,7 @@ def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
 
 
 def _flags(info: SegmentInfo, rows: Ints) -> Iterator[tuple[int, int, NDArray[np.uint8], Ints]]:
-    """Yield flags as (first lane, its first row, flags of one or more lanes, concatenated, rows of each lane).
+    """Yield (first lane, its first row, concatenated flags of one or more lanes, rows of each of these lanes).
 
     A long lane is yielded in parts, and each part ends where an episode ends.
     """

@@ -105,7 +105,7 @@ class Column:
             if begin == self._allocated[lane]:
                 self._allocate(chunk, lane, stop, rows, behind)
             upto = int(self._allocated[lane])
-            # Without this, the first stores to pages would be one page fault per lane, all in the same append.
+            # Otherwise the first stores to new pages would cause one page fault per lane, all in the same append.
             brings_in = not self.by_position and (len(rows) > 1 or not self._is_whole(chunk))
             if brings_in:
                 upto = min(upto, max(stop, begin + self._step_rows))
@@ -192,7 +192,7 @@ class Column:
         return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
     def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
-        """Bring reserved pages of lanes into memory; return the end of the rows of each lane that are in memory.
+        """Bring reserved pages of lanes into memory; return for each lane the end of its rows in memory.
 
         The page cache may hold many pages as one large folio after a sequential read of the file. A store to the
         folio needs the disk blocks of all its pages. On a full disk, this call raises an error; a store would raise
