@@ -63,7 +63,7 @@ class SegmentWriter:
         self.total_rows = 0
         self._values = np.zeros(lanes, np.int64)  # rows of episode fields of each lane
         self._reserved_values = np.zeros(lanes, np.int64)
-        # The size of an episode's values in steps: they count if the size of segments is limited by bytes, else it is 0.
+        # The size of an episode's values in steps; 0 if the size of segments is not limited by bytes, but by steps.
         root = info.root
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
         self._reserved = np.zeros(lanes, np.int64)  # by lane: all rows below this one have disk blocks in every field
