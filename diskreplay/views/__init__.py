@@ -1,1 +1,1 @@
-"""Views decide what one item of a batch is. They know nothing of probabilities."""
+"""Views define what one item of a batch is, such as a transition; distributions define its probability."""

@@ -1,4 +1,4 @@
-"""Checks of arguments that several views share. Each returns the normalized value or raises ValueError."""
+"""Checks of arguments that several views share. Each check returns the normalized value or raises ValueError."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -13,14 +13,14 @@ from diskreplay.schema.schema import Schema
 
 
 def switch(name: str, value: Any) -> bool:
-    """Return a bool. Numbers are refused: one may belong to the argument before it."""
+    """Return `value` as a bool. Numbers are refused: a misplaced argument, such as a length, would count as True."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name} must be True or False, not {value!r}")
     return bool(value)
 
 
 def names(name: str, value: Any) -> tuple[str, ...]:
-    """Return distinct names. A single string is refused: it would be read letter by letter."""
+    """Return a tuple of distinct names. A single string is refused: it would be read letter by letter."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
         raise ValueError(f'{name} must be a sequence of field names, such as ("action",), not {value!r}')
     if len(set(value)) != len(value):
@@ -29,7 +29,7 @@ def names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def stack_depths(name: str, value: Any) -> int | dict[str, int]:
-    """Return a depth, or depths by leaf."""
+    """Return the depth of frame stacks: an int for all observation leaves, or a dict of ints by leaf."""
     if not isinstance(value, Mapping):
         return int_argument(name, value, otherwise="or a dict of them by observation leaf")
     return {str(leaf): int_argument(f"{name}[{leaf!r}]", depth) for leaf, depth in value.items()}
@@ -52,7 +52,7 @@ def name_or_none(name: str, value: Any) -> str | None:
 
 
 def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
-    """Normalize fields of a frozen view, each by a function of its name and value."""
+    """Replace each named field of a frozen view by the result of its check, a function of name and value."""
     for name, check in checks.items():
         object.__setattr__(view, name, check(name, getattr(view, name)))
 
@@ -60,7 +60,7 @@ def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
 def frame_stack_depths(
     frame_stack: int | Mapping[str, int], observations: Mapping[tuple[str, ...], str]
 ) -> dict[tuple[str, ...], int]:
-    """Return the depth of each named observation leaf, or of all for an int, by path."""
+    """Return stack depths by path: of every observation leaf if `frame_stack` is an int, else of the named leaves."""
     if isinstance(frame_stack, int):
         return dict.fromkeys(observations, frame_stack)
     known = {"/".join(path[1:]): path for path in observations}
@@ -74,7 +74,7 @@ def frame_stack_depths(
 
 
 def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] = ()) -> str:
-    """Return the leaf of a scalar extra field, or of one of the `others`."""
+    """Return the path of the scalar field `name`: an extra field, or one of `others`. Raises ValueError otherwise."""
     path = name if name in others else f"extra/{name}"
     field = schema.leaves.get(path)
     if field is None or field.shape != ():
@@ -87,7 +87,7 @@ def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] 
 
 
 def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
-    """Return path, dtype and weight of each summed field."""
+    """Return path, dtype and weight of each field in the sum that replaces the reward; None: the reward alone."""
     found = []
     for name, weight in (weights or {"reward": 1.0}).items():
         path = scalar_leaf(schema, "reward", name, ("reward",))
@@ -97,7 +97,7 @@ def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any]
 
 
 def weighed(columns: Sequence[NDArray[Any]], weights: Sequence[np.float64]) -> Floats:
-    """Return the weighted sum of columns: the rewards."""
+    """Return the rewards of steps in float64: the weighted sum of the columns."""
     total = np.zeros(columns[0].shape)
     for column, weight in zip(columns, weights, strict=True):
         total += column.astype(np.float64) * weight
@@ -105,7 +105,7 @@ def weighed(columns: Sequence[NDArray[Any]], weights: Sequence[np.float64]) -> F
 
 
 def discount_leaf(schema: Schema, name: str | None) -> tuple[str, np.dtype[Any]] | None:
-    """Return path and dtype of the field with the environment's discounts; None without a name."""
+    """Return path and dtype of the field with the environment's discounts; None if `name` is None."""
     if name is None:
         return None
     path = scalar_leaf(schema, "discount", name)
@@ -113,12 +113,12 @@ def discount_leaf(schema: Schema, name: str | None) -> tuple[str, np.dtype[Any]]
 
 
 def described(view: Any, always: Sequence[str]) -> str:
-    """Return the source text of a view: the arguments in `always`, and all that differ from the default."""
+    """Return the repr of a view: its arguments in `always`, and all arguments that differ from their defaults."""
     values = {field.name: getattr(view, field.name) for field in fields(view)}
     shown = [field.name for field in fields(view) if field.name in always or values[field.name] != field.default]
     return f"{type(view).__name__}({', '.join(f'{name}={_written(values[name])}' for name in shown)})"
 
 
 def _written(value: Any) -> str:
-    """Return a short text of a value: a function by name, since a method's repr contains its whole object."""
+    """Return a short text of a value: the name of a function, since a method's repr contains its object's repr."""
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)

@@ -1,4 +1,4 @@
-"""The base of views: starts of samples, readers that gather them, and threads that copy."""
+"""The base classes of views and of their readers, the memory of a batch, and threads that copy parts of it."""
 
 import os
 from abc import abstractmethod
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Path = tuple[str, ...]
 
 FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
-ALIGNMENT = 64  # a cache line; copies to a device are faster, too
+ALIGNMENT = 64  # bytes, a cache line; copies to a device are also faster
 
 EPISODE_KNOWN = "episode_known"
 """The field that is True for items whose episode has values of episode fields."""
@@ -40,7 +40,7 @@ POPULATE_READ = 22  # read and map the pages before returning; Linux 5.14
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a batch by name: ("obs",) or ("obs", "image")."""
+    """One array of a batch: its path, such as ("obs", "image"), and the dtype and shape of one item."""
 
     path: Path
     dtype: np.dtype[Any]
@@ -55,7 +55,8 @@ class Leaf:
 class Block:
     """The arrays of one batch of `size` items, one after the other in `memory`.
 
-    `arrays[i]` is the array of leaf i, (size, *shape), at `addresses[i]`. The last address is followed by a 0.
+    `arrays[i]` is the array of leaf i, (size, *shape), at `addresses[i]`. A 0 follows the last address: `addresses[-1]`
+    means that the batch lacks a leaf.
     """
 
     def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8]) -> None:
@@ -72,7 +73,7 @@ class Block:
 
 
 def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
-    """Return the offset of each leaf in the memory of a batch, and the bytes of the whole."""
+    """Return the offset in bytes of each leaf in the memory of a batch, and the size of that memory in bytes."""
     found, end = [], 0
     for leaf in leaves:
         found.append(end)
@@ -81,7 +82,7 @@ def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
 
 
 class Pages(NamedTuple):
-    """Disjoint ranges of whole pages, in order: addresses and bytes.
+    """Disjoint ranges of whole memory pages, in order: their start addresses, and their sizes in bytes.
 
     The addresses are valid while `held` is referenced.
     """
@@ -95,7 +96,7 @@ class Pages(NamedTuple):
         get_kernel("advise")(self.starts, self.sizes, WILL_NEED)
 
     def wait(self) -> None:
-        """Return when the pages are in memory. On an older kernel, the first access waits instead."""
+        """Return when the pages are in memory. Before Linux 5.14, return at once: the first access to a page waits."""
         get_kernel("advise")(self.starts, self.sizes, POPULATE_READ)
 
 
@@ -103,20 +104,20 @@ NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 PART = 512 << 10
-"""Least bytes of a part for another thread, which takes a tenth of a millisecond to wake up."""
+"""Least bytes of a part that another thread copies: a thread takes a tenth of a millisecond to wake up."""
 
 MOST_THREADS = 4
 """Most threads that copy one batch: more would exceed the bandwidth of most memory.
 
-On a server with 16 processors, one copies 8 GB/s, two 13, four 18 and eight 21.
+On a server with 16 processors, one thread copies 8 GB/s, two 13, four 18 and eight 21.
 """
 
 
 class CopyThreads:
-    """`count` threads that copy parts of a batch next to the calling thread. They start when they are needed.
+    """`count` threads that copy parts of a batch next to the calling thread. They start with the first copy.
 
-    They are used from `least` bytes on. `jobs` is empty unless an interrupt came while they copied. Only one thread may
-    call.
+    Callers use them for batches of at least `least` bytes. Between calls, `jobs` is empty, unless an interrupt ended
+    `copy` early. Only one thread may call the methods.
     """
 
     def __init__(self, count: int) -> None:
@@ -125,15 +126,15 @@ class CopyThreads:
         self.jobs: list[Job[int]] = []
 
     def parts(self, nbytes: int) -> int:
-        """Return into how many parts to divide a copy of `nbytes`: 1 below `least`."""
+        """Return the number of parts for a copy of `nbytes` bytes: 1 below `least`, at most one for each thread."""
         return max(1, min(self.count + 1, nbytes // PART))
 
     def copy(self, count: int, size: int, work: Callable[[int, int], int]) -> int:
-        """Process items 0 to `size` - 1 in `count` parts, the first one here and the others in free threads.
+        """Process items 0 to `size` - 1 in `count` parts: the first part in this thread, the others in free threads.
 
-        `work(first, stop)` returns the first item that it could not process, or -1; so does this method. No thread
-        works after it returns. After an interrupt a thread may still work: call `settle` before changing anything that
-        `work` uses. `work` holds references to all of that.
+        `work(first, stop)` returns the first item that could not be processed, or -1. This method returns the same for
+        all parts, when no thread works any more. If an interrupt ends it early, a thread may still work: call `settle`
+        before changing any memory that `work` uses. `work` must hold references to that memory.
         """
         self.settle()
         bounds = [part * size // count for part in range(count + 1)]
@@ -163,7 +164,7 @@ class CopyThreads:
 def copying(held: tuple[Any, ...], kernel: Kernel, *arguments: Any) -> Callable[[int, int], int]:
     """Return the work for `CopyThreads.copy`: a call of a kernel with these arguments, the first item and the end.
 
-    It keeps `held` alive, the memory whose addresses the kernel has: a thread may still copy after an interrupt.
+    The work keeps `held` alive, the memory whose addresses the kernel uses: after an interrupt a thread may still copy.
     """
     return partial(_call, held, kernel, *arguments)
 
@@ -173,7 +174,7 @@ def _call(_held: tuple[Any, ...], kernel: Kernel, *arguments: Any) -> int:
 
 
 def copy_threads(reserved: int) -> CopyThreads | None:
-    """Return threads that copy, or None if the process has no processor left for them.
+    """Return threads that copy, or None if no processor is left for them.
 
     `reserved` processors are left to other work.
     """
@@ -184,17 +185,17 @@ def copy_threads(reserved: int) -> CopyThreads | None:
 class Reader:
     """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory.
 
-    A reader has `leaves` and `paths`, and defines `fill`, `check` and `pages`. It defines `present` if batches show the
-    leaves in another form, and `leaves_for` if their length depends on the ids.
+    A reader has `leaves` and `paths`, and defines `fill`, `check` and `pages`. It defines `present` if the fields of a
+    batch are not the leaves themselves, and `leaves_for` if the shapes of leaves depend on the ids.
     """
 
-    leaves: Sequence[Leaf]  # the gathered arrays; if they depend on the ids, for items of one step
+    leaves: Sequence[Leaf]  # the gathered arrays; if shapes depend on the ids, for items of one step
     paths: Sequence[Path]  # the fields of a batch, in order
-    shows_leaves = True  # whether the fields are the leaves; else `present` makes them
+    shows_leaves = True  # whether the fields are the leaves; else `present` makes the fields
     depends_on_ids = False  # whether `leaves_for` must be called for each batch
     fill_checks = False  # whether `fill` refuses the same ids as `check`, except evicted ones
     threads: CopyThreads | None = None  # copy parts of large batches
-    # Returns the values, (n,) or (n, 1), of observations, nested arrays (n, ...).
+    # The user's value function: from observations, nested arrays (n, ...), to their values, (n,) or (n, 1).
     evaluate: Callable[[Any], Any] | None = None
 
     def for_device(self) -> "Reader":
@@ -206,16 +207,17 @@ class Reader:
         return self.leaves
 
     def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
-        """Return the number of environment steps in the items of these ids, for views without `item_steps`."""
+        """Return the number of environment steps in the items of these ids. Called if `View.item_steps` is None."""
         raise NotImplementedError(f"{type(self).__name__} must define count_steps")
 
     def seed(self, entropy: int | None) -> None:
         """Seed the random draws of the next `fill`, and only of that one."""
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the items of these ids into a block of `leaves_for`; all weights are 1.
+        """Gather the items of these ids into a block that has the leaves of `leaves_for`; all weights are 1.
 
-        Raises InvalidIndex if no item can begin at an id. `check` finds the other ids that the view does not offer.
+        Raises InvalidIndex if no item can begin at an id. Other ids that the view does not offer are only found by
+        `check`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define fill")
 
@@ -224,7 +226,7 @@ class Reader:
         return tensors
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return the pages of the wide rows of these ids, and map them."""
+        """Map the rows of these ids in wide leaves, with rows of at least `WIDE_ROW` bytes, and return their pages."""
         raise NotImplementedError(f"{type(self).__name__} must define pages")
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -242,7 +244,7 @@ class View(Protocol):
     @property
     @abstractmethod
     def kind(self) -> tuple[Any, ...]:
-        """The kind of its ids: views of the same kind share one table of priorities."""
+        """The kind of the view's ids: views of the same kind share one table of priorities."""
 
     @property
     @abstractmethod
@@ -252,7 +254,7 @@ class View(Protocol):
     @property
     @abstractmethod
     def starts(self) -> Starts:
-        """The rule for the steps of an episode that start samples: the ids that can be drawn."""
+        """The rule that selects the steps of an episode that start samples: the ids of these steps can be drawn."""
 
     @property
     def prefetchable(self) -> bool:
@@ -261,13 +263,13 @@ class View(Protocol):
 
     @property
     def random(self) -> bool:
-        """Whether batches also depend on random numbers: then its reader gets a seed."""
+        """Whether batches depend on random numbers in addition to the ids: then `Reader.seed` is called."""
         return False
 
     def own_distribution(self, episode_filter: "EpisodeFilter") -> "Distribution | None":
-        """Return a new distribution of the view's own, the only one that fits its ids; None: any distribution fits.
+        """Return a new object of the only distribution that can draw the view's ids; None: any distribution can.
 
-        `episode_filter` admits episodes.
+        `episode_filter` admits the episodes to draw from.
         """
         return None
 
@@ -277,7 +279,7 @@ class View(Protocol):
 
     @abstractmethod
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names the fields of a batch, None: all.
+        """Return a reader for a schema; `fields` names the fields of a batch, None: the default fields.
 
         Raises
         ------
@@ -292,10 +294,11 @@ def select(
     always: Sequence[str] = ("index", "weight"),
     on_request: Sequence[Leaf] = (),
 ) -> list[Leaf]:
-    """Keep the leaves that `fields` names: "obs" with all leaves below it, or "obs/image" alone.
+    """Return the leaves that `fields` names: "obs" means all leaves below it, "obs/image" that leaf alone.
 
-    None: the default leaves. `"..."` stands for them when names of `on_request` are added. `EPISODE_KNOWN` is added
-    with any episode field. ValueError if a batch does not have a name.
+    None means all of `leaves`. In `fields`, the name "..." means all of `leaves`, so that leaves of `on_request` can be
+    added. Names in `always` are added, and `EPISODE_KNOWN` with any episode field. Raises ValueError for an unknown
+    name.
     """
     if fields is None:
         return leaves
@@ -315,7 +318,7 @@ def select(
 
 
 def tuple_fields(names: Iterable[str], schema: Schema) -> dict[str, Tree]:
-    """Return the schema's trees of the batch fields that contain a tuple."""
+    """Return the schema's tree of each named batch field that contains a tuple."""
     parts = {"obs": schema.obs, "action": schema.action, "episode": schema.episode, **schema.extra}
     trees = {name: parts.get(name.removeprefix("next_")) for name in names}
     return {name: tree for name, tree in trees.items() if _has_tuple(tree)}
@@ -326,7 +329,7 @@ def _has_tuple(tree: Tree) -> bool:
 
 
 def nested(paths: Sequence[Path], values: Sequence[Any], tuples: Mapping[str, Tree]) -> dict[str, Any]:
-    """Return the fields of a batch as nested dicts by path, and as `TupleRecord` for tuples in `tuple_fields`."""
+    """Return values as nested dicts by path; fields in `tuples`, see `tuple_fields`, get a `TupleRecord` per tuple."""
     tree: dict[str, Any] = {}
     for path, value in zip(paths, values, strict=True):
         below = tree

@@ -35,17 +35,19 @@ Bytes = NDArray[np.uint8]
 
 ENDS = TERMINATED | TRUNCATED
 
-# The rows of three plans: of each step, of its next observation, and of an item's first step.
+# The names of the gather plans: rows of each step, of each next observation, and of the first step of each item.
 _STEPS, _NEXT, _FIRST = "steps", "next", "first"
 
 
 class CrossingStarts:
     """Counts the steps of each episode that start a window of `length` steps in their lane. Not thread-safe.
 
-    A window continues in the next episode of the same writer's lane that the store holds, if that one is admitted.
+    A window continues in the next episode of the same writer's lane that the store holds, if the sampler's filter
+    admits that episode.
 
-    An episode is done when no more windows can start in it: enough steps of ended episodes follow it, or an ended
-    episode that is not admitted. Until then it waits. Whether an open episode is admitted is final when it ends.
+    An ended episode is done when later steps cannot add windows that start in it. This is the case if enough steps of
+    ended episodes follow it, or an ended episode that is not admitted. Any other ended episode is waiting. An open
+    episode may be admitted now and refused when it ends.
     """
 
     def __init__(self, length: int) -> None:
@@ -64,10 +66,10 @@ class CrossingStarts:
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return the done episodes and the episodes that may get more windows, cut to the steps that start windows.
+        """Return the done episodes, and the ones that may get more windows, cut to the steps that start windows.
 
         `ended` are the episodes that ended since the last call, or None; `is_fresh` marks the first call. `admitted`
-        are the admitted ones of these, and `still_open` the admitted open episodes.
+        are the admitted episodes among `ended`, and `still_open` the admitted open episodes.
         """
         if is_fresh:
             self._clear()
@@ -100,8 +102,8 @@ class CrossingStarts:
 class _Lanes:
     """Episodes in the order of writer, lane and id.
 
-    `counts` tells which are admitted. `steps` is the number of steps that windows can hold. `runs_on` tells whether
-    windows continue in the next episode.
+    `counts` is True for admitted episodes. `steps` is the number of steps of each episode that windows can hold.
+    `runs_on` is True if windows continue from an episode into the next one.
     """
 
     def __init__(self, episodes: EpisodeTable, counts: Bools, key: Ints) -> None:
@@ -109,25 +111,28 @@ class _Lanes:
         self.is_open = episodes.end & OPEN != 0
         self._has_next = _following(key) == key
         self._has_next[-1:] = False
-        # The observation after a lane's newest step may be missing.
+        # A lane's newest step does not count before the observation after it is in the store.
         usable = np.minimum(episodes.steps, episodes.obs_rows - 1)
         self.steps = np.where(self.is_open & ~self._has_next, usable, episodes.steps)
         self._before = np.cumsum(self.steps) - self.steps
         self.runs_on = self._has_next & _following(counts)
 
     def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
-        """Return the number of steps after each episode up to the first that does not run on, and its place."""
+        """Return the number of steps after each episode that its windows can reach, and the place of the last episode.
+
+        The last episode is the first one, from the given episode on, that does not run on.
+        """
         places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
         last = np.minimum.accumulate(places[::-1])[::-1]
         return self._before[last] + self.steps[last] - self._before - self.steps, last
 
     def done(self, behind: int) -> Bools:
-        """Return which episodes have all their windows; a window needs `behind` steps after its first one."""
+        """Return a mask of the done episodes; a window needs `behind` steps after its first step."""
         next_open = _following(self.is_open)
         for_good, last = self.steps_behind(self.runs_on & ~next_open)
         is_broken = (self._has_next & ~self.runs_on & ~next_open)[last]
         done = ~self.is_open & (~self.counts | is_broken | (for_good >= behind))
-        # An open episode in a segment that its lane has left needs the steps after it when it ends.
+        # Episodes soon after an open one of an earlier segment wait: when it ends, its windows need their steps.
         opened = np.append(-1, np.maximum.accumulate(np.where(self.is_open, np.arange(len(done)), -1)))[: len(done)]
         distance = self._before - self._before[opened] - self.steps[opened]
         is_near = (opened >= 0) & (self._key[opened] == self._key) & (distance < behind)
@@ -136,15 +141,15 @@ class _Lanes:
 
 
 def _following(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the next value of each; the last one is its own next value."""
+    """Return the value after each value, and the last value again for the last one."""
     return np.append(values[1:], values[-1:])
 
 
 class _Steps(NamedTuple):
-    """The steps of windows: `ids` and `windows` are flat, the other arrays (items, length).
+    """The steps of windows: `ids` and `windows` are flat, (items * length,), the other arrays (items, length).
 
-    `ends` says how steps end their episodes, in bits. `has_obs` tells whether the next row has the step's next
-    observation. `is_known`, (items,), tells whether this is final for the last step.
+    `ends` is TERMINATED or TRUNCATED for the last step of an episode, else 0. `has_obs` is True if the next row has the
+    step's next observation. `is_known`, (items,), is True if both are final for the last step of an item.
     """
 
     ids: Ints
@@ -164,16 +169,16 @@ class LaneWalk:
     def __init__(self, length: int, stack: int) -> None:
         self._length, self._stack = length, stack
         self._successors, self._lanes = Successors(stack), LaneMap()
-        # Usually enough for all steps of a window, the row after them, and rows without steps between them.
+        # Rows to read at once: usually enough for a window, the row after it, and rows without steps in between.
         self._width = length + 2 + length // 8
         self._flags = GatherPlan([Copy("done", cols.ROW, cols.AFTER, 0, self._width, 0)])
 
     def find(self, snapshot: Snapshot, ids: Ints, refused: Callable[[int], InvalidIndex]) -> _Steps:
-        """Return the steps from each id on; raises the error of `refused` for the first id with too few steps."""
+        """Return `length` steps from each id on; raises the error `refused(id)` for the first id with too few steps."""
         at = self._successors.find(snapshot, ids, refused)
         self._lanes.update(snapshot)
         places = np.zeros((3, len(ids), self._length), np.int64)  # slot, lane and row of each step
-        # Its flags, its ends, whether it has a next observation, and whether that is final.
+        # Of each step: its flags, `ends`, whether it has a next observation, and whether that is final.
         step_flags = np.zeros((4, len(ids), self._length), np.uint8)
         items, filled = np.arange(len(ids)), np.zeros(len(ids), np.int64)
         while len(items):
@@ -202,7 +207,7 @@ class LaneWalk:
     def _read(self, snapshot: Snapshot, at: Windows) -> tuple[Ints, Bytes, Bools, Bools]:
         """Read flags from these rows on; return the rows, their flags, which of them exist, and which are steps.
 
-        The last row never counts as a step: the row after it, which says how it ends, is not read.
+        The last row that is read never counts as a step: only the row after a step tells how the step ends.
         """
         seen, further = self._flags.rows(snapshot, at)[0], np.arange(self._width)
         row = at.row[:, None] + further
@@ -214,7 +219,7 @@ class LaneWalk:
         return row, seen, inside, is_step
 
     def _windows(self, snapshot: Snapshot, places: Ints) -> Windows:
-        """Return windows of the single rows of steps; `floor` is right for stacks of frames."""
+        """Return one-row windows of the steps at these slots, lanes and rows; `floor` limits stacks of frames."""
         windows = Windows(places.shape[1])
         windows.slot[:], windows.lane[:], windows.row[:] = places
         windows.floor[:], windows.after[:] = windows.row, windows.row + 1
@@ -251,8 +256,8 @@ class LaneWalk:
 def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, observed: Bools) -> tuple[Bytes, Bools]:
     """Return how steps with flags `own` end their episodes, and whether each has a next observation.
 
-    `behind` has the flags of the next rows. If a next row is missing (not `is_behind`), `observed` tells whether its
-    observation exists already.
+    `behind` has the flags of the next rows. If a next row is missing (not `is_behind`), `is_closed` is True if the
+    row cannot come any more, and `observed` is True if its observation exists already.
     """
     marked = behind & ENDS | np.where(behind & CUT, TRUNCATED, 0)
     derived = np.where(behind & NO_STEP, marked, np.where(behind & FIRST, TRUNCATED, 0))
@@ -264,7 +269,7 @@ def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, obse
 class CrossingReader(Reader):
     """Gathers `Sequences` with `cross_episodes`. Only `pages` is thread-safe: the reader owns scratch memory.
 
-    It gathers every step by itself, since rows without steps may lie between the steps of a window.
+    It gathers each step separately, since rows without steps may lie between the steps of a window.
     """
 
     shows_leaves = False
@@ -281,7 +286,7 @@ class CrossingReader(Reader):
     ) -> None:
         self._view, self._length, self._burn_in = view, length, burn_in
         self.paths = [field.path for field in shown]
-        # Leaves with a value for each step come first: they also form a block of single steps.
+        # Leaves with a value for each step come first, so that they can also be filled as a block of single steps.
         kinds = sorted(kinds, key=lambda kind: not kind.each_step)
         self.leaves: Sequence[Leaf] = [kind.leaf(length) for kind in kinds]
         self._step_leaves = [kind.value for kind in kinds if kind.each_step]
@@ -311,7 +316,7 @@ class CrossingReader(Reader):
         return [tensors[self._place[path]] for path in self.paths]
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the steps from each id on."""
+        """Gather the windows that start at these ids into the block."""
         steps = self._find(self._walk, snapshot, ids)
         each_step = Block(self._step_leaves, steps.windows.size, block.memory)
         for which, windows in self._windows(steps).items():
@@ -334,7 +339,7 @@ class CrossingReader(Reader):
             self._of_items.fill(snapshot, ids, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return the pages of the wide rows of the steps from each id on, and map them. Any thread may call it."""
+        """Map the wide rows of the windows that start at these ids, and return their pages. Any thread may call it."""
         try:
             with self._pages_lock:
                 steps = self._find(self._walk_of_pages, snapshot, ids)
@@ -360,7 +365,7 @@ class CrossingReader(Reader):
         return walk.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _windows(self, steps: _Steps) -> dict[str, Windows]:
-        """Return the windows of each plan."""
+        """Return the rows that each gather plan copies, by the plan's name."""
         windows = steps.windows
         found = {_STEPS: windows}
         if _FIRST in self._plans:

@@ -35,10 +35,11 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 class EarlierParts:
-    """Completes stacks at the start of an episode that continues earlier parts. Not thread-safe.
+    """Completes stacks at the start of an episode that continues one that was cut for its length. Not thread-safe.
 
-    The kernel reads one segment only, and repeats the first frame of the part. `copies` are the copies that read
-    observations before a window.
+    These episodes are parts of one stream of frames, and a part may be in an earlier segment. The kernel reads only one
+    segment: it repeats the first frame of the newest part. `copies` are the copies that read observations before a
+    window.
     """
 
     def __init__(self, copies: Sequence[Copy]) -> None:
@@ -47,8 +48,8 @@ class EarlierParts:
         self._lanes = LaneMap()
 
     def fill(self, snapshot: Snapshot, windows: Windows, block: Block) -> None:
-        """Replace the repeated frames of a block's stacks by frames of earlier parts that the store still holds."""
-        # A part that continues another one begins in the first row of its lane.
+        """Replace repeated frames in the stacks of a block by frames of earlier parts that the store still has."""
+        # Only a part that begins in the first row of its lane can continue a part in an earlier segment.
         for item in np.flatnonzero((windows.floor == 0) & (windows.row < self._depth)).tolist():
             slot, lane, row = windows.table[:3, item].tolist()
             try:
@@ -79,7 +80,7 @@ class EarlierParts:
             lane, stop = place - int(snapshot.lane_base[slot]), int(snapshot.committed[place])
             first = max(stop - 1 - count, 0)
             flags = done.rows(slot, lane, first, stop)
-            # A row with the next observation follows the last step if the writer received one.
+            # If the writer received the observation after the last step, a row without a step holds it.
             is_cut = flags[-1] & (CUT if flags[-1] & NO_STEP else TERMINATED | TRUNCATED) in (CUT, 0)
             last = stop - 1 - int(flags[-1] & NO_STEP != 0)
             last_id = (slot + snapshot.origin) << POSITION_BITS | last * int(snapshot.lanes[slot]) + lane
@@ -94,7 +95,7 @@ class EarlierParts:
         return np.concatenate(found, axis=1)
 
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
-        """Return the place of the lane that this one continues, -1 if a segment that may hold it is gone."""
+        """Return the place of the lane that this lane continues; -1 if no lane is found, or its segment may be gone."""
         self._lanes.update(snapshot)
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
         while place >= 0 and not snapshot.committed[place]:
@@ -103,7 +104,7 @@ class EarlierParts:
             return -1
         first = int(self._lanes.slot[place])
         missing = first + np.flatnonzero(snapshot.lanes[first:slot] == 0)
-        # A pack takes a number in the sequence of segments.
+        # Packs have numbers in the sequence of segments, but no lanes: they are not missing segments.
         packs = [pack.info.number - snapshot.origin for pack in list(snapshot.tables.packs.values())]
         return place if np.isin(missing, packs).all() else -1
 
@@ -111,14 +112,14 @@ class EarlierParts:
 class GatherPlan:
     """Gathers the leaves of a batch, and sums rewards over windows, in one call. Not thread-safe.
 
-    The plan converts rows of `TIME_SOURCE` to seconds since the epoch in arrays of float64. It makes the record for the
-    kernel once, changes it in place, and keeps alive the arrays whose addresses the record has. The mark of a change is
-    set last, so that the next call repeats a change that was interrupted.
+    Rows of `TIME_SOURCE` become seconds since the epoch in arrays of float64. The record, the kernel's array of numbers
+    and addresses, is made once and changed in place; the plan keeps alive the arrays at these addresses. A change is
+    noted as done last, so that the next call repeats a change that was interrupted.
 
     `view` is named in messages. `bounds` says which windows `gather` finds; None for a plan that only copies rows of
     given windows. `summands` are path, dtype and weight of scalar fields. Their sum is discounted by `gamma` per step,
-    times the scalar field `discount` if it is given. `computed` maps names of `gathering.COMPUTED` to arrays of a
-    block; -1 or a missing name: the batch does not have it.
+    times the scalar field `discount` if it is given. `computed` maps names of `gathering.COMPUTED` to numbers of arrays
+    in a block; -1 or a missing name: the batch does not have that field.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class GatherPlan:
         deep = [copy for copy in copies if copy.offset < 0 and copy.leaf.split("/")[0] == "obs"]
         self._earlier = EarlierParts(deep) if deep else None
         self.windows = Windows(0)
-        self._size = self._nbytes = -1  # of the last block
+        self._size = self._nbytes = -1  # items and bytes of the last block
         self._kernel: Kernel
         self._scratch: Block | None = None
         self._lengths: Sequence[int] | None = None
@@ -171,7 +172,7 @@ class GatherPlan:
         held: MappingGuard | None = snapshot.segments.tables.held  # see `ChunkTables.addresses`
         if held is not self._held():
             held = self._bind_tables(snapshot)
-        # Nearly always everything is mapped. If not, the kernel says so, which is cheaper than a check before.
+        # Nearly always all rows are mapped. If not, the kernel returns an item, which is cheaper than a check before.
         for attempt in range(ATTEMPTS):
             if threads is None or block.nbytes < threads.least:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
@@ -185,15 +186,15 @@ class GatherPlan:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return
-            if attempt == 0:  # frees evicted chunks at once; later attempts keep them, so that mappings do not thrash
+            if attempt == 0:  # evicted chunks are unmapped at once; later attempts keep them, to avoid thrashing
                 held = None
             held = self._map(snapshot, ids)
         raise self._missing(snapshot, bad)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return the pages of the wide rows of these ids, and map them. Any thread may call it.
+        """Map the wide rows of these ids, and return their pages. Any thread may call it.
 
-        A copy that is longer than its window counts only rows of the window.
+        Only rows inside the windows count, even if a copy has more rows than a window.
         """
         windows = Windows(len(ids))
         if self._bounds is None or windows.find(snapshot, ids, *self._bounds) >= 0:
@@ -201,17 +202,17 @@ class GatherPlan:
         return wide_pages(snapshot, windows, self._reached(self._given))
 
     def _reached(self, copies: Sequence[Copy]) -> Sequence[Copy]:
-        """Return copies of all rows that `copies` may read after the windows were found."""
+        """Return copies of all rows that `copies` may read; a subclass may shorten windows after finding them."""
         return copies
 
     def _to_seconds(self, snapshot: Snapshot, times: NDArray[np.float64]) -> None:
-        """Convert rows of `TIME_SOURCE`, (n,) or (n, length), to seconds since the epoch; zeros, the padding, stay."""
+        """Convert rows of `TIME_SOURCE`, (n,) or (n, length), to seconds since the epoch; padding stays 0."""
         raw = times.view(np.int64)
         wall = snapshot.clocks[self.windows.slot].reshape(-1, *[1] * (times.ndim - 1))
         times[...] = np.where(raw == 0, 0.0, (raw + wall) / 1e9)
 
     def copy(self, snapshot: Snapshot, windows: Windows, block: Block, threads: CopyThreads | None = None) -> None:
-        """Copy rows of given windows into a block, as `gather` does; the block may have more items."""
+        """Copy rows of given windows into the first items of a block, with the errors of `gather`."""
         self._use(windows)
         self.gather(snapshot, _NO_IDS, block, threads)
 
@@ -235,7 +236,7 @@ class GatherPlan:
             self._lengths = every
 
     def _resize(self, block: Block) -> None:
-        """Make scratch memory for blocks of this size."""
+        """Prepare windows, scratch memory and record for blocks of this size."""
         before, self._size = self._size, -1
         if self._bounds is not None and block.size != before:
             self._use(Windows(block.size))
@@ -270,7 +271,7 @@ class GatherPlan:
             since = chunk_budget.now()
             if self._bounds is not None:
                 n, stack, _ = self._bounds
-                map_flags(snapshot, ids, n, stack)  # mapped ones, too: this counts as a use
+                map_flags(snapshot, ids, n, stack)  # even if they are mapped, so that the chunks count as used now
                 bad = self.windows.find(snapshot, ids, *self._bounds)
                 if bad >= 0:
                     raise refuse(snapshot, int(ids[bad]), self._view)
@@ -291,7 +292,7 @@ def row_plan(leaves: Sequence[str], begin: int = cols.ROW, stop: int = cols.AFTE
 
 
 class RandomSteps(GatherPlan):
-    """A gather plan of windows of `least` to `bounds.n` steps; all numbers have the same probability.
+    """A gather plan whose windows have `least` to `bounds.n` steps; all these numbers have the same probability.
 
     The plan finds every window with `bounds.n` steps and then shortens it to the drawn number. `gather` draws only
     after a call of `seed`; otherwise windows have `bounds.n` steps. For the other arguments see `GatherPlan`.
@@ -328,7 +329,7 @@ class RandomSteps(GatherPlan):
         super().gather(snapshot, ids, block, threads)
 
     def _reached(self, copies: Sequence[Copy]) -> list[Copy]:
-        """Return copies that cover the rows after a window for every length that it may have."""
+        """Return copies that cover the rows after a window, for every length that the window may have."""
         found = []
         for copy in copies:
             if copy.begin == cols.AFTER:

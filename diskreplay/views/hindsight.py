@@ -38,7 +38,7 @@ class Hindsight:
     Observations must be goal-conditioned, like the observations of gymnasium-robotics: a dict with "observation",
     "achieved_goal" and "desired_goal". Both goals must be single arrays of the same dtype and shape.
 
-    Immutable: any thread may use it, if `reward_fn` allows that.
+    Immutable: any thread may use it, if `reward_fn` and `terminated_fn` may be called by any thread.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class Hindsight:
 
         Raises ValueError if `reward_fn` returns anything but M finite numbers.
         """
-        assert self.reward_fn is not None  # for the type checker: __post_init__ refuses it
+        assert self.reward_fn is not None  # for the type checker: __post_init__ refuses None
         count = len(achieved)
         returned = self.reward_fn(achieved, desired, *self._extra)
         wanted = f"reward_fn must return one finite number for each of the {count} given steps"
@@ -160,7 +160,7 @@ def _extra_arguments(reward_fn: Any) -> tuple[Any, ...]:
 
 
 class ReturnsReader(Reader):
-    """A reader of items that start at one step each and contain the return of the steps from there on.
+    """A reader of items that have a return: the discounted sum of rewards from the item's first step on.
 
     `weights` are path, dtype and weight of each summed field. `discount` is path and dtype of the environment's
     discounts, or None. `gamma` is the agent's discount per step. `view` is named in messages.
@@ -239,7 +239,7 @@ class HindsightReader(Reader):
             self._relabel(snapshot, windows, k, last, choice[items], items, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return the pages of the wide rows of these ids, without new goals: these are drawn later."""
+        """Map the wide rows of these ids, and return their pages; without rows of new goals, which are drawn later."""
         return self._plain.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -264,9 +264,9 @@ class HindsightReader(Reader):
         items: Ints,
         block: Block,
     ) -> None:
-        """Replace goals and rewards of these items of the block."""
+        """Replace the goals of these items of the block, and the fields that depend on their goals."""
         strategy = self._hindsight.strategy
-        # A goal is in the observation after a step, so the first row with one is the next row.
+        # A goal comes from the observation after a step, which is in the row after the step's row.
         first = last if strategy == "final" else (windows.row if strategy == "future" else windows.floor) + 1
         row = first + (choice * (last - first + 1)).astype(np.int64)
         windows.own[:], windows.own_stop[:] = row, row + 1

@@ -1,6 +1,7 @@
 """Computed fields of batches: fields on request, and the fields of windows of steps.
 
-If the store has a field with the name of a field on request, that name means the store's field.
+A field on request is in a batch only if the sampler's `fields` names it. If the store has a field of the same name, the
+name means the store's field.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,10 @@ from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, step
 _Dtypes = Mapping[str, np.dtype[Any]]
 FLOAT64 = np.dtype("float64")
 
-# Rewards of an episode read in one call.
+# Most rewards of an episode that are read in one call.
 _AT_ONCE = 1024
 
-# One value for each step, and one for each item.
+# Fields on request: in `_OF_STEPS` with a value for each step, in `_OF_ITEMS` with a value for each item.
 RETURNS = ("return_to_go", "discounted_return_to_go")
 PRIORITY = "priority"
 _OF_STEPS: _Dtypes = {
@@ -36,7 +37,7 @@ _OF_STEPS: _Dtypes = {
     PRIORITY: FLOAT64,
 }
 _OF_ITEMS: _Dtypes = {"age": INT64}
-# Properties of a draw, not of a step.
+# Fields on request about the draw of an item, such as its probability.
 OF_DRAWS: _Dtypes = {"probability": FLOAT64, "population": INT64, "priority_sum": FLOAT64}
 
 
@@ -46,7 +47,7 @@ def each_step(schema: Schema) -> list[Leaf]:
 
 
 def each_item(schema: Schema, drawn: bool = True) -> list[Leaf]:
-    """Return the fields on request with one value for each item; with `drawn`, also the properties of a draw."""
+    """Return the fields on request with one value for each item; with `drawn`, also the fields about its draw."""
     values = {path: field for path, field in schema.leaves.items() if path.startswith("episode/")}
     episode = [Leaf(tuple(path.split("/")), field.dtype, field.shape) for path, field in values.items()]
     known = [Leaf((EPISODE_KNOWN,), BOOL)] if episode else []
@@ -57,15 +58,15 @@ def _leaves(schema: Schema, dtypes: _Dtypes) -> list[Leaf]:
     return [Leaf((name,), dtype) for name, dtype in dtypes.items() if name not in schema.extra]
 
 
-# Pairs of a step and an episode searched in one call.
+# Most pairs of a step and an episode that are searched in one call.
 _PAIRS_AT_ONCE = 1 << 18
 
 
 class _ByTime(NamedTuple):
-    """Episodes in the order of their begin; `begin` and `end` are times in ns since the epoch.
+    """Episodes sorted by `begin`; `begin` and `end` are the times of their first and last steps in ns since the epoch.
 
-    `latest` is the latest end among an episode and all before it. `from_here`, one value longer, is the number of steps
-    of an episode and all after it.
+    `latest` is the latest `end` of an episode and all episodes before it. `from_here` is the number of steps of an
+    episode and all episodes after it, with a 0 at the end.
     """
 
     first: Ints
@@ -78,11 +79,11 @@ class _ByTime(NamedTuple):
 
 
 class Ages:
-    """Counts the steps that are newer than given ones. Not thread-safe: it keeps sorted tables.
+    """Counts the steps that are newer than given steps. Not thread-safe: it keeps sorted tables.
 
-    Steps are ordered by their times of publishing and then by their ids. The steps of an episode are in that order. So
-    all steps of an episode that began later than a step are newer, and none of an episode that ended before it. The
-    remaining episodes, at most one per lane, are searched by the times of their steps.
+    Steps are ordered by their times of publication and then by their ids. The steps of an episode are in that order.
+    Compared with a given step, all steps of an episode that began later are newer, and all steps of an episode that
+    ended earlier are older. The remaining episodes, at most one per lane, are searched by the times of their steps.
     """
 
     def __init__(self) -> None:
@@ -103,7 +104,7 @@ class Ages:
         return found
 
     def _inside(self, snapshot: Snapshot, table: _ByTime, ids: Ints, times: Ints, start: Ints, stop: Ints) -> Ints:
-        """Return the number of newer steps in the episodes `start` to `stop` - 1 of each step."""
+        """Return for each step the number of newer steps in episodes `start` to `stop` - 1 of the table."""
         item = np.repeat(np.arange(len(ids)), stop - start)
         number = places_of(start, stop - start)
         going_on = table.end[number] >= times[item]
@@ -123,9 +124,9 @@ class Ages:
         return newer
 
     def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
-        """Make a table; take the times of episodes in `before` from there, since their segments may be gone."""
+        """Return a table of these episodes. Times in the table `before` are reused: their segments may be gone."""
         episodes = episodes.without_discarded()
-        # The log may still have episodes of evicted segments. All visible steps are newer than those.
+        # The log may still have episodes of evicted segments: all are older than any visible step, and not counted.
         episodes = episodes.select(locate(episodes.first, snapshot.origin, snapshot.lanes)[0])
         first, stride, steps = episodes.first, episodes.stride, episodes.steps
         begin, end = np.zeros((2, len(first)), np.int64)
@@ -143,7 +144,7 @@ class Ages:
         return _ByTime(first, stride, steps, begin, end, np.maximum.accumulate(end), from_here)
 
     def _times_of(self, snapshot: Snapshot, ids: Ints) -> Ints:
-        """Return the time of publishing of each step, in ns since the epoch, like `Snapshot.times` but in one call."""
+        """Return each step's time of publication in ns since the epoch, as `Snapshot.times`, but in one call."""
         if not len(ids):
             return np.zeros(0, np.int64)
         windows = place(snapshot, ids)
@@ -154,8 +155,9 @@ class Ages:
 class Requested:
     """Computes the fields on request that depend on the episode of each item. Not thread-safe.
 
-    `places` maps the fields of a batch to arrays of a block. `rewards` are path, dtype and weight of each summed field.
-    The sum is discounted by `gamma` per step, times the environment's discounts if `discount` is their path and dtype.
+    `places` maps the fields of a batch to numbers of arrays in a block. `rewards` are path, dtype and weight of each
+    summed field. The sum is discounted by `gamma` per step, times the environment's discounts if `discount` is their
+    path and dtype.
     """
 
     def __init__(
@@ -183,7 +185,10 @@ class Requested:
         return self if self._at or self._values else None
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block, real: Ints | None = None) -> None:
-        """Compute the fields of the items that begin at these ids; `real` is the number of steps of each window."""
+        """Compute the fields of the items that start at these ids.
+
+        `real` is the number of steps of each window: later values are 0. None: all steps are real.
+        """
         arrays = {name: block.arrays[at] for name, at in self._at.items()}
         episodes = self._finder.find(snapshot, ids)
         step = (ids - episodes.first) // episodes.stride
@@ -206,10 +211,10 @@ class Requested:
                 arrays[name][np.arange(arrays[name].shape[1]) >= real[:, None]] = 0
 
     def _sum(self, snapshot: Snapshot, ids: Ints, rest: Ints, sums: Mapping[str, NDArray[Any]]) -> None:
-        """Write R_t = r_t + gamma_t R_t+1 for the first steps of each item, and 0 after the end of its episode.
+        """Write the returns R_t = r_t + gamma_t R_{t+1} of each item's steps, and 0 after the end of its episode.
 
-        `rest` is the number of steps from each item to the end of its episode. `sums` are arrays, (items, steps). Sums
-        are in float64 and rounded when they are written.
+        `rest` is the number of steps from each item to the end of its episode. `sums` are the arrays to write,
+        (items, steps). Sums are in float64 and rounded when they are written.
         """
         steps, totals = place(snapshot, ids), {name: np.zeros(len(ids)) for name in sums}
         for out in sums.values():

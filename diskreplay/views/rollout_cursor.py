@@ -1,4 +1,4 @@
-"""The cursor of a sampler of rollouts: it gives each step of a lane once, in order."""
+"""The distribution of `Rollouts`: a cursor that draws each step of a lane once, in order."""
 
 import json
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ _NO_LANES: Ints = np.zeros(0, np.int64)
 
 
 class Positions:
-    """The position of each lane: all ids below `after` were given. Immutable.
+    """The position of each lane: all ids of the lane below `after` were drawn. Immutable.
 
-    `keys` are keys of lanes, in order; see `LaneMap`. `after` is the lowest id of each lane that may be given next. A
-    missing lane is at its start.
+    `keys` are the sorted keys of lanes; see `LaneMap`. `after` has the lowest id of each lane that may be drawn next. A
+    lane without a key here is at its start.
     """
 
     def __init__(self, keys: Any = (), after: Any = ()) -> None:
@@ -58,7 +58,7 @@ class LaneEpisodes(NamedTuple):
         return LaneEpisodes(self.key[which], self.episodes.select(which))
 
     def with_others(self, others: "LaneEpisodes") -> "LaneEpisodes":
-        """Return these and other episodes, in no order."""
+        """Return these and other episodes, unsorted."""
         episodes = EpisodeTable.concatenate([self.episodes, others.episodes])
         return LaneEpisodes(np.append(self.key, others.key), episodes)
 
@@ -68,10 +68,10 @@ class LaneEpisodes(NamedTuple):
 
 
 class Bootstrap(NamedTuple):
-    """The source of values: fields, and whether `value_fn` is called.
+    """The sources of values: the names of fields, and whether `value_fn` is called.
 
-    `value` holds V of each step's observation. `next_value` holds V of each step's next observation; None: no field
-    does.
+    `value` names the field with V of each step's observation. `next_value` names the field with V of each step's next
+    observation; None: no field has it.
     """
 
     value: str
@@ -80,11 +80,10 @@ class Bootstrap(NamedTuple):
 
 
 def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
-    """Return the number of steps of each episode, from its first on, that a rollout may hold.
+    """Return the number of steps of each episode, from its first step on, that a rollout may hold.
 
-    All steps, with one exception: the last step of a lane does not count while its bootstrap value may still arrive. A
-    writer that closes drops the step with the lane. It does not count either if the lane ends in a cut without a final
-    observation that the view needs.
+    All steps count, except the last step of a lane in two cases. Its bootstrap value may still arrive. Or the lane ends
+    in a cut, for example because its writer closed, and the store has no bootstrap value for the step.
     """
     key, episodes = lanes
     end, steps = episodes.end, episodes.steps
@@ -94,11 +93,11 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
     continued = np.append(end[1:] & CONTINUES != 0, False) & has_next
     still_open = (end & OPEN != 0) & ~has_next
     if not bootstrap.calls_value_fn:
-        # The step after a cut tells whether the episode was cut for its length.
+        # Only the step after a cut tells whether the episode was cut for its length, and has the value.
         given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
         return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued
-    # In the middle of a lane no step is left out. If it cannot be bootstrapped, gathering the rollout raises the error.
+    # In the middle of a lane no step is left out: if one cannot be bootstrapped, gathering the rollout raises an error.
     known |= ((end & TRUNCATED != 0) & (end & CUT == 0)) | ((end & CUT != 0) & has_next)
     if bootstrap.next_value is not None:
         known |= ~still_open
@@ -107,9 +106,10 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
 
 
 class Grid(NamedTuple):
-    """The oldest steps: `ids` is (num_steps, columns), and `keys` is the lane of each column.
+    """The oldest steps: `ids` is (num_steps, columns), and `keys` has the key of each column's lane.
 
-    `short` are growing lanes with too few steps, and `counts` are their numbers of steps.
+    `short` has the keys of growing lanes, the lanes of open writers, with too few steps; `counts` has their numbers of
+    steps.
     """
 
     ids: Ints
@@ -125,7 +125,7 @@ def unseen_steps(lanes: LaneEpisodes, usable: Ints, positions: Positions, least:
 
 
 def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, least: Ints, num_steps: int) -> Grid:
-    """Take the oldest `num_steps` steps, from its position on, of every lane that has enough.
+    """Return the oldest `num_steps` steps from the position on, of every lane that has enough steps.
 
     `least` is the lowest id that is not hidden in the lane and segment of each episode.
     """
@@ -147,7 +147,7 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
 
 
 class _SnapshotLanes(NamedTuple):
-    """The lanes of one snapshot: `lanes` are the keys of all lanes of the share, `growing` may get more steps."""
+    """The lanes of a rank's share in one snapshot: `lanes` has all keys, `growing` the keys of growing lanes."""
 
     snapshot: Snapshot
     by_lane: LaneEpisodes
@@ -158,9 +158,9 @@ class _SnapshotLanes(NamedTuple):
 class RolloutCursor(Owned):
     """Draws each lane's steps once, oldest first. It belongs to one sampler and is called under the sampler's lock.
 
-    A draw plans steps; they are seen when the batch is `delivered`. `rewind` plans steps again that were planned and
-    not delivered. The share of a rank is the lanes with (writer + lane) % world_size == rank: it does not change when
-    writers come and go.
+    Steps are planned when they are drawn, and seen when their batch is `delivered`. After `rewind`, steps that were
+    planned and not delivered are drawn again. The share of a rank is the lanes with (writer + lane) % world_size ==
+    rank: it does not change when writers come and go.
 
     Each draw takes `num_steps` steps of a lane. `episode_filter` admits episodes; None admits all.
     """
@@ -186,7 +186,7 @@ class RolloutCursor(Owned):
 
     def _forget(self) -> None:
         self._current: _SnapshotLanes | None = None
-        self._read = 0  # episodes of the log taken in so far
+        self._read = 0  # the number of episodes of the log that were read so far
         self._ended = LaneEpisodes(np.zeros(0, np.int64), EpisodeTable.concatenate([]))
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
@@ -223,16 +223,16 @@ class RolloutCursor(Owned):
         self._seen = self._advanced(self._seen, draw.ids)
 
     def rewind(self) -> bool:
-        """Plan steps again that were planned and not delivered."""
+        """Go back to the last delivered batch, so that steps that were only planned are drawn again."""
         self._planned = self._seen
         return True
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw the steps that are now the oldest."""
+        """Draw the steps that are now the oldest, in place of the lost draw."""
         return self.draw(population, size, rng)
 
     def accept(self, population: Population, draw: Draw) -> bool:
-        """Plan a draw that was planned when a state was saved; return False if the store has lost any of its steps."""
+        """Count the steps of a saved draw as planned; return False if the store has lost any of these steps."""
         if len(draw.ids) % self.least or not population.followed.holds(draw.ids).all():
             return False
         self._lanes.update(population.followed)
@@ -246,7 +246,7 @@ class RolloutCursor(Owned):
         return positions.advanced(keys[known], last[known] + 1)
 
     def state_dict(self) -> dict[str, Ints]:
-        """Return the keys of `lanes`, and the lowest undelivered id of each, `next_ids`; (lanes,) int64."""
+        """Return `lanes`, the keys of lanes, and `next_ids`, the first id of each to draw next; (lanes,) int64."""
         return {"lanes": self._seen.keys.copy(), "next_ids": self._seen.after.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -268,7 +268,7 @@ class RolloutCursor(Owned):
         return self._current
 
     def _next(self, current: _SnapshotLanes) -> tuple[_SnapshotLanes, Grid]:
-        """Return the lanes and their oldest steps; a writer that died counts as closed."""
+        """Return the lanes and the grid of their oldest steps; a writer whose process died counts as closed."""
         grid = self._oldest_grid(current)
         if len(grid.short):
             dead = [w for w in np.unique(grid.short >> LANE_BITS).tolist() if is_abandoned(current.snapshot, w)]

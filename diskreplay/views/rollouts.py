@@ -75,8 +75,8 @@ class Rollouts(View):
 
     Advantages are generalized advantage estimates (Schulman et al. 2016, equation 16) of the stored values; ret is
     advantage + value. Sums are in float64 and rounded once. Columns are in the order of (writer, lane). A lane
-    continues across its writer's segments. A batch needs `num_steps` new steps of every lane of an open writer. Such a
-    lane counts from the writer's first step on, or from its own first step if each episode has its own segment. The
+    continues across its writer's segments. A batch needs `num_steps` new steps of every lane of an open writer. A lane
+    is known from the writer's first step on, or from its own first step if each episode has its own segment. The
     bootstrap value of a step, V(next), is
 
     - 0 if the step terminated, even if it was also truncated;
@@ -91,7 +91,8 @@ class Rollouts(View):
     The sum over lambda stops at the end of an episode, but not at a length cut. `truncated` is true where a column's
     chain stops and the step did not terminate.
 
-    Immutable: any thread may use it, and several samplers may share it. The given steps are part of a sampler's state.
+    Immutable: any thread may use it, and several samplers may share it. The position in each lane is part of a
+    sampler's state.
 
     Parameters
     ----------
@@ -102,7 +103,7 @@ class Rollouts(View):
     value : str
         The scalar extra field with V of each step's observation, computed by the collector.
     value_fn : callable or None
-        Computes V of a batch of observations: tensors (n, ...), nested as the space is, to (n,) or (n, 1). It is
+        Computes V of observations: from tensors (n, ...), nested like the observation space, to (n,) or (n, 1). It is
         called once per batch, without gradients, and only if a step needs it.
     next_value : str or None
         A scalar extra field with V of each step's next observation.
@@ -154,39 +155,39 @@ class Rollouts(View):
 
     @property
     def kind(self) -> tuple[str]:
-        """Rollouts have no priorities."""
+        """The kind of the view's ids, which have no priorities."""
         return ("rollouts",)
 
     @property
     def item_steps(self) -> int:
-        """One."""
+        """The number of environment steps in an item: 1."""
         return 1
 
     @property
     def starts(self) -> Starts:
-        """Every step."""
+        """The rule that selects every step."""
         return Starts(last=ALL_STEPS, open_rows=1, observed=False)
 
     @property
     def prefetchable(self) -> bool:
-        """No: bootstrap values must come from the current policy."""
+        """False: bootstrap values must come from the current policy."""
         return False
 
     def own_distribution(self, episode_filter: EpisodeFilter) -> RolloutCursor:
-        """Return a distribution that draws each lane's steps once, in order."""
+        """Return a `RolloutCursor`, which draws each lane's steps once, in order."""
         bootstrap = Bootstrap(self.value, self.next_value, self.value_fn is not None)
         return RolloutCursor(self.num_steps, bootstrap, episode_filter)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names the fields of a batch, None: the default fields."""
+        """Return a reader for a schema; `fields` names the fields of a batch, None: the default fields."""
         return RolloutsReader(self, schema, fields)
 
 
 class StepRuns:
     """A grid of ids, (n, columns), as runs of successive rows of lanes.
 
-    `find` returns the windows of ids, or raises an error that names a wrong one. `last`, (n, columns) bool, is True for
-    the last step of each run.
+    `find` returns the windows of ids, or raises an error that names an invalid id. `last`, (n, columns) bool, is True
+    for the last step of each run.
     """
 
     def __init__(self, snapshot: Snapshot, grid: Ints, find: Callable[[Ints], Windows]) -> None:
@@ -195,7 +196,7 @@ class StepRuns:
         width = np.append(snapshot.lanes, 0)[slot]
         first = np.ones(grid.shape, np.bool_)
         np.not_equal(grid[1:] - grid[:-1], width, out=first[1:])
-        if not self._take(grid, first, find):  # a step came from a segment with another number of lanes
+        if not self._take(grid, first, find):  # segments differ in their numbers of lanes: ids do not show the runs
             self._take(grid, np.ones(grid.shape, np.bool_), find)
 
     def _take(self, grid: Ints, first: Bools, find: Callable[[Ints], Windows]) -> bool:
@@ -264,7 +265,7 @@ class RolloutsReader(Reader):
             numbers.append(discount[0])
         self._numbers, self._values = numbers, row_plan([value])
         steps = step_fields(schema, view.frame_stack)
-        del steps["reward"]  # a sum takes its place
+        del steps["reward"]  # `fill` computes it as a sum
         steps["value"] = [StepField(("value",), value, schema.leaves[value].dtype, (), 1)]
         self._obs = steps["obs"]
         requested = [*each_step(schema), *each_item(schema, drawn=False)]
@@ -336,7 +337,7 @@ class RolloutsReader(Reader):
             write_fields(block, self._place, {name: array.ravel() for name, array in made.items()})
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return the pages of the wide rows of a grid of ids, and map them."""
+        """Map the wide rows of a grid of ids, and return their pages."""
         self._grid(ids)
         return wide_pages(snapshot, self._find(snapshot, ids), self._copies)
 
@@ -381,8 +382,8 @@ class RolloutsReader(Reader):
     ) -> Floats:
         """Return V of each step's next observation; arbitrary for a terminated step.
 
-        `following` and `chained` describe the steps at `places`. Each other step is followed by the next one of its
-        column.
+        `following` and `chained` describe the steps at `places`. The successor of any other step is the next step of
+        its column.
         """
         columns = len(ids) // self._view.num_steps
         found = np.append(values[columns:], np.full(columns, np.nan)) if next_values is None else next_values
@@ -452,7 +453,10 @@ def estimates(
     ends: NDArray[np.uint8],
     discounts: Floats = NO_DISCOUNTS,
 ) -> tuple[Floats32, Floats32]:
-    """Return advantages and returns of columns of steps; `following` is V(next). See `kernels.returns.gae`."""
+    """Return advantages and returns of columns of steps, (steps, columns); `following` is V(next).
+
+    For `ends` and `discounts` see `kernels.returns.gae`.
+    """
     advantage, ret = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
     carry = np.empty(rewards.shape[1])
     get_kernel("gae")(rewards, values, following, ends, discounts, gamma, gae_lambda, carry, advantage, ret)

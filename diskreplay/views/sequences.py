@@ -36,15 +36,15 @@ class Sequences(View):
 
     Windows start at steps 0, stride, 2 stride, ... of each episode, up to the first that reaches the episode's end. The
     stride is length - overlap: every step is in some window, and ``overlap=length - 1`` gives every full window. A
-    window of an open episode exists once it is full. Kapturowski et al. 2019 (R2D2, section 2.3) use length 80, overlap
-    40 and a burn-in of up to 40.
+    window of an open episode can be drawn once it is full. Kapturowski et al. 2019 (R2D2, section 2.3) use length 80,
+    overlap 40 and a burn-in of up to 40.
 
     The batch has `obs`, `next_obs`, `action`, `reward`, `terminated`, `truncated`, `is_first`, `mask`, `loss_mask` and
     the extra fields, all (batch, length, ...), and `index` and `weight`, (batch,). `obs` and `next_obs` share memory.
     Padding after an episode's end is zeros and False, except that the first padded `obs` is the final observation.
     `mask` is true at real steps. `loss_mask` leaves out the burn-in, except in a window that starts its episode: there
     the initial state is exact. `is_first` marks the step after a reset of the environment. An episode that continues
-    one cut for its length has no such step, and windows at its start have a burn-in.
+    one that was cut for its length begins without a reset, so windows at its start have a burn-in.
 
     With `cross_episodes`, as in Dreamer (Hafner et al. 2023), a window continues in the next episodes of its lane, and
     `is_first` marks the resets in it. Windows start at steps 0, stride, 2 stride, ... of each episode, as soon as the
@@ -63,9 +63,9 @@ class Sequences(View):
         Number of steps that a window shares with the next one, 0 to length - 1. None: length - stride if `stride` is
         given, else 40.
     burn_in : int
-        Number of steps at a window's start that only warm up a recurrent state, 0 to `overlap`. So each step is in the
-        loss of some window. If `stride` is given, the limit is length - 1, and steps are in the loss of some window
-        only if burn_in <= length - stride.
+        Number of steps at a window's start that only warm up a recurrent state, 0 to `overlap`. This limit keeps each
+        step in the loss of some window. If `stride` is given, the limit is length - 1, and steps are in the loss of
+        some window only if burn_in <= length - stride.
     pad : bool or "drop"
         Treatment of an episode's last window if it would reach beyond the end. True: it is padded. False: it moves back
         to end with the episode. "drop": it is left out. An episode shorter than `length` gives one padded window, or
@@ -153,7 +153,7 @@ class Sequences(View):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Sequences with the same windows share a table of priorities."""
+        """The kind of the view's ids: views with the same windows share a table of priorities."""
         overlap = self.length - self.starts.step
         if self.cross_episodes:
             return ("sequences", self.length, overlap, True, "cross_episodes")
@@ -163,12 +163,15 @@ class Sequences(View):
 
     @property
     def item_steps(self) -> int:
-        """The number of steps in a whole window."""
+        """The number of environment steps in a window, `length`."""
         return self.length
 
     @property
     def starts(self) -> Starts:
-        """The first steps of windows; in open episodes, of full windows with the observation after them."""
+        """The rule that selects the first steps of windows.
+
+        A window of an open episode is full, and the observation after it is known.
+        """
         step = self.length - (self.overlap or 0) if self.stride is None else self.stride
         if self.cross_episodes:
             return Starts(step=step)  # among the steps that `crossing` counts
@@ -178,11 +181,11 @@ class Sequences(View):
         return Starts(self.length, step, last, open_rows=self.length + 1)
 
     def crossing(self) -> CrossingStarts | None:
-        """Return the counter of steps that start windows across the ends of episodes, if `cross_episodes`."""
+        """Return the counter of steps that start windows across the ends of episodes; None without `cross_episodes`."""
         return CrossingStarts(self.length) if self.cross_episodes else None
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names the fields of a batch, None: the default fields."""
+        """Return a reader for a schema; `fields` names the fields of a batch, None: the default fields."""
         if self.cross_episodes:
             layout = window_layout(schema, fields, self.frame_stack, self.start_only, shares_frames=False)
             return CrossingReader(self, schema, *layout, self.length, self.burn_in, self.gamma)
@@ -234,27 +237,28 @@ class Episodes(View):
 
     @property
     def item_steps(self) -> None:
-        """None: it depends on the episode."""
+        """None: the number of environment steps depends on the episode."""
         return None
 
     @property
     def starts(self) -> Starts:
-        """The first step of each ended episode."""
+        """The rule that selects the first step of each ended episode."""
         return Starts(last=FIRST_ONLY)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `fields` names the fields of a batch, None: the default fields."""
+        """Return a reader for a schema; `fields` names the fields of a batch, None: the default fields."""
         return EpisodesReader(self, schema, fields)
 
 
 class _StepsReader(Reader):
     """Gathers windows of up to `length` steps. Not thread-safe: it owns scratch memory.
 
-    The observations of an item are one run of frames, (stack - 1 + length + 1, *shape). It has the earlier frames for
-    the first stacks, the frame of each step, and the frame after the last step. `obs` and `next_obs` are views of it.
+    The observations of an item are one run of frames, (stack - 1 + length + 1, *shape). The run has earlier frames for
+    the first stacks, the frame of each step, and the frame after the last step. `obs` and `next_obs` are views of this
+    run.
 
-    Only `check` finds out whether a window of the view starts at an id: it has to look back to the episode's first
-    step.
+    Only `check` finds out whether a window of the view starts at an id, because this depends on the number of earlier
+    steps in the episode.
     """
 
     shows_leaves = False
@@ -328,11 +332,11 @@ class _StepsReader(Reader):
             self._requested.fill(snapshot, ids, block, self._plan.windows.k)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return the pages of the wide rows of the steps from each id on, and map them."""
+        """Map the wide rows of the windows that start at these ids, and return their pages."""
         return self._plan.pages(snapshot, ids)
 
     def _mark(self, block: Block, length: int) -> None:
-        """Write the masks and the flags of each step."""
+        """Write the masks and flags of each step, such as `loss_mask` and `terminated`, to the block."""
         windows, step = self._plan.windows, np.arange(length)
         real, is_last = step < windows.k[:, None], step == windows.k[:, None] - 1
         # A continuation after a length cut has both flags: the environment was not reset there.
@@ -381,7 +385,10 @@ class SequencesReader(_StepsReader):
         return good
 
     def _from_end(self, windows: Windows, before: Ints) -> NDArray[np.bool_]:
-        """Return whether a window starts at each id; `windows` reach to the end, after `before` earlier steps."""
+        """Return whether a window starts at each id.
+
+        `windows` reach to the episode's end; `before` is the number of earlier steps in the episode.
+        """
         length, step, last = self._view.starts[:3]
         rest = (before + windows.k - length) % step
         moved = (before == 0) & (last == MOVED_BACK) & ((windows.k < length) | (step < length + rest))
@@ -389,7 +396,7 @@ class SequencesReader(_StepsReader):
         return good
 
     def _moved_back(self, snapshot: Snapshot, ids: Ints) -> NDArray[np.bool_]:
-        """Return which windows end with their episode: it is ended and has no further step."""
+        """Return a mask of the windows that end with the last step of an ended episode."""
         length = self._view.length
         moved, longer = np.zeros(len(ids), np.bool_), Windows(1)
         for i in range(len(ids)):
@@ -413,7 +420,7 @@ class EpisodesReader(_StepsReader):
         return int(windows_of(snapshot, ids, self._bounds, self._view).k.sum())
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
-        """Return the leaves of a batch for its longest episode; raises InvalidIndex as `fill` does."""
+        """Return the leaves of a batch, as long as its longest episode. Raises InvalidIndex as `fill` does."""
         return self._leaves(int(windows_of(snapshot, ids, self._bounds, self._view).k.max(initial=1)))
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:

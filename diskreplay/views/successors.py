@@ -1,7 +1,7 @@
-"""Single steps: find the successor, the next observation and the episode of each.
+"""Find the successors, the next observations and the episodes of single steps.
 
-A lane's chain of steps leads from a step to the next step of its episode. From the last step of an episode that was cut
-for its length it leads to the first step of the continuation, which may lie in the writer's next segment.
+The successor of a step is the next step of its episode. If an episode was cut for its length, the successor of its last
+step is the first step of the continuation, which may be in the writer's next segment. A chain is a run of successors.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class Following(NamedTuple):
     truncated: Bools
     successor: Ints
     has_obs: Bools
-    elsewhere: Bools  # whether that observation is the `obs` of a successor in a continuation
+    elsewhere: Bools  # whether the next observation is the `obs` of a successor in a continuation
 
     def observations(self, snapshot: Snapshot, which: Ints) -> Windows:
         """Return windows of the next observations of these steps; all must exist."""
@@ -74,9 +74,9 @@ class Successors:
         self._flags_before = GatherPlan([Copy("done", cols.ROW, cols.AFTER, 1 - stack, stack, 0)])
 
     def find(self, snapshot: Snapshot, ids: Ints, refuse: Callable[[int], InvalidIndex]) -> Windows:
-        """Return windows of one row, as `Windows.find_steps` does, with `floor` right for stacks of frames.
+        """Return one-row windows, as `Windows.find_steps` does, with the `floor` that stacks of frames need.
 
-        Raises the error that `refuse` returns for the first id that is not a visible step's.
+        Raises the error that `refuse` returns for the first id that is not the id of a visible step.
         """
         steps = Windows(len(ids))
         bad = steps.find_steps(snapshot, ids)
@@ -87,7 +87,7 @@ class Successors:
         return steps
 
     def set_floor(self, snapshot: Snapshot, steps: Windows) -> None:
-        """Set `floor` to the oldest row that a stack may show: its depth back, but not before the episode's start."""
+        """Set `floor` to the oldest row that a stack may show: `stack` - 1 rows back, but not before the episode."""
         steps.floor[:] = np.maximum(steps.row - self._stack + 1, 0)
         flags = self._flags_before.rows(snapshot, steps)[0]
         newest_first = flags[:, ::-1] & FIRST != 0
@@ -95,7 +95,7 @@ class Successors:
         np.maximum(steps.floor, steps.row - back, out=steps.floor)
 
     def follow(self, snapshot: Snapshot, ids: Ints, steps: Windows) -> Following:
-        """Return the successors of these ids; `steps` are their windows from `find`."""
+        """Return the successors of these steps; `steps` are the windows that `find` returned for the ids."""
         own, behind, stop = steps.ends, steps.behind, steps.own_stop
         flagged = own & (TERMINATED | TRUNCATED) != 0
         newest = steps.row + 1 >= stop
@@ -122,7 +122,7 @@ class Successors:
     def _continuations(self, snapshot: Snapshot, ids: Ints, after: Ints) -> tuple[Ints, Bools]:
         """Return the first step of the continuation of each episode that ends before row `after` of its lane, or NONE.
 
-        Also return whether the lane has a later row, there or in a later segment: then the episode cannot grow.
+        Also return whether the lane has a later row, in this or in a later segment: then the episode cannot grow.
         """
         self._lanes.update(snapshot)
         lane = self._lanes.places(ids)
@@ -140,7 +140,7 @@ class Successors:
 
 
 def place(snapshot: Snapshot, ids: Ints) -> Windows:
-    """Return the window of each id's single row, arbitrary if its segment is gone; stacks repeat the row."""
+    """Return the one-row window of each id, arbitrary if its segment is gone; stacks of frames repeat the row."""
     windows = Windows(len(ids))
     _, windows.slot[:], _, windows.lane[:], windows.row[:] = locate(ids, snapshot.origin, snapshot.lanes)
     windows.floor[:] = windows.row
@@ -162,9 +162,9 @@ _FEW = 1024
 class EpisodeTables(Generic[Table]):
     """Two tables of a snapshot's episodes, made by `make`. Not thread-safe.
 
-    The large one has most ended episodes. It is rebuilt when their number has grown by an eighth, or when some are
-    gone; `make` then gets the previous table. The small one has the rest and the open episodes, and is rebuilt for each
-    snapshot.
+    The large table has most ended episodes. It is rebuilt when their number has grown by an eighth, or when some are
+    gone; `make` then gets the previous table. The small table has the other ended episodes and the open ones, and is
+    rebuilt for each snapshot.
     """
 
     def __init__(self, make: Callable[[Snapshot, EpisodeTable, Table | None], Table]) -> None:
@@ -175,7 +175,7 @@ class EpisodeTables(Generic[Table]):
         self._count = self._generation = -1
 
     def of(self, snapshot: Snapshot) -> tuple[Table, Table]:
-        """Return both tables of a snapshot; it may be older than the snapshot of the last call."""
+        """Return both tables of a snapshot, which may be older than the snapshot of the last call."""
         if snapshot is self._snapshot and self._most is not None and self._rest is not None:
             return self._most, self._rest
         self._snapshot, log = None, snapshot.log
@@ -204,13 +204,13 @@ class EpisodeFinder:
         self._tables = EpisodeTables(_by_place)
 
     def find(self, snapshot: Snapshot, ids: Ints) -> EpisodeTable:
-        """Return the episode of each visible step, with its hidden steps."""
+        """Return the episode of each visible step, including hidden steps of the episode."""
         keys = _keys(snapshot, ids)
         found, best = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.full(len(ids), -1)
         for table in self._tables.of(snapshot):
             if not len(table.keys):
                 continue
-            # The step belongs to the last episode that begins before it, in either table.
+            # A step belongs to the last episode of both tables that does not begin after it.
             at = np.maximum(np.searchsorted(table.keys, keys, "right") - 1, 0)
             is_better = (table.keys[at] <= keys) & (table.keys[at] > best)
             found = np.where(is_better[:, None], table.episodes.lines[at], found)

@@ -1,4 +1,4 @@
-"""n-step transitions: the view and its readers. Also n-step experiences from any steps, one by one."""
+"""n-step transitions: the view and its readers. Also a generator of n-step experiences from any stream of steps."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,14 +58,14 @@ class Transitions(View):
         Number of steps in the return; fewer if the episode ends first. None: all steps to the end of the episode (the
         Monte-Carlo return); then only ended episodes are sampled. A pair, such as (1, 5), is the least and the most:
         each item draws a number between them, all with the same probability, and `n_steps` of the batch holds it. The
-        most decides which steps can be sampled, and `Sampler.gather` uses it.
+        largest number decides which steps can be sampled, and `Sampler.gather` uses it for all items.
     gamma : float
         Discount per step, 0 to 1.
     frame_stack : int or dict
         Number of frames in each observation, oldest first, (batch, frame_stack, *shape). Before the episode's start its
-        first frame repeats. If the episode continues one that was cut for its length, stacks show that episode's frames
-        while its segment exists. An int stacks every observation leaf; a dict names leaves ("image", "camera/left").
-        1 adds no axis.
+        first frame repeats. If the episode continues one that was cut for its length, stacks show frames of the cut
+        episode instead, while its segment exists. An int stacks every observation leaf; a dict names leaves ("image",
+        "camera/left"). 1 adds no axis.
     reward : dict or None
         Weights of a sum, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
     next_fields : sequence of str
@@ -121,7 +121,7 @@ class Transitions(View):
 
     @property
     def drops(self) -> bool:
-        """Whether windows without next fields are left out, unless they end with a terminated episode."""
+        """Whether windows without next fields are left out, unless their episode terminated."""
         return self.next_missing == "drop"
 
     @property
@@ -131,17 +131,17 @@ class Transitions(View):
 
     @property
     def kind(self) -> tuple[str]:
-        """All transitions share one table of priorities, for every n and gamma."""
+        """The kind of the view's ids: all transitions share one table of priorities, for every n and gamma."""
         return ("transitions",)
 
     @property
     def item_steps(self) -> int:
-        """One: the first step of a transition."""
+        """The number of environment steps in an item: 1, the first step of a transition."""
         return 1
 
     @property
     def starts(self) -> Starts:
-        """Every step whose window is complete."""
+        """The rule that selects every step with a complete n-step window."""
         n = LONGEST if self.most_steps is None else self.most_steps
         followed = n if self.drops else 0
         if self.most_steps is None or self.relabel is not None:
@@ -150,11 +150,11 @@ class Transitions(View):
 
     @property
     def random(self) -> bool:
-        """Whether goals are replaced, or numbers of steps drawn."""
+        """Whether batches depend on random numbers: goals are replaced, or numbers of steps are drawn."""
         return self.relabel is not None or isinstance(self.n_step, tuple)
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
-        """Bind the view to a schema; `relabel` needs goal-conditioned observations."""
+        """Return a reader for a schema. With `relabel`, observations must be goal-conditioned."""
         reader = TransitionsReader(self, schema, fields)
         return reader if self.relabel is None else HindsightReader(self.relabel, reader, schema)
 
@@ -181,7 +181,7 @@ class TransitionsReader(ReturnsReader):
         self.plan()
 
     def plan(self, more: Sequence[Copy] = ()) -> None:
-        """Plan the copies of `fill`, and `more` copies into arrays after the `leaves`."""
+        """Make the gather plan of `fill`, with `more` copies into arrays after the arrays of `leaves`."""
         view, copies = self.view, [*self.copies, *more]
         stack = max((1 - copy.offset for copy in copies), default=1)
         n = TO_THE_END if view.most_steps is None else view.most_steps
@@ -190,7 +190,7 @@ class TransitionsReader(ReturnsReader):
         self._plan = make(copies, view, self._bounds, self._summands, view.gamma, self.discount, self._computed)
 
     def for_device(self) -> Reader:
-        """Return a reader that gathers each frame once if stacks share frames, else itself."""
+        """Return a reader that gathers each frame once if stacks share frames, else this reader."""
         stacks = _shared(self)
         return DeviceFrameStack(self, stacks) if stacks else self
 
@@ -213,7 +213,7 @@ class TransitionsReader(ReturnsReader):
             self._requested.fill(snapshot, ids, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return the pages of the wide rows of these ids, and map them. Any thread may call it."""
+        """Map the wide rows of these ids, and return their pages. Any thread may call it."""
         return self._plan.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -287,8 +287,8 @@ class DeviceFrameStack(Reader):
     """Gathers single frames for `reader`; the device makes stacks of them. Not thread-safe.
 
     The stacks of obs and next_obs, n steps apart, share frames if n is less than their depth: together they show n +
-    depth different frames instead of 2 · depth. The frames of an item are gathered as one run. So each is copied to the
-    device once, and both stacks are selected from it there.
+    depth different frames instead of 2 · depth. The frames of an item are gathered as one run, which is copied to the
+    device. Both stacks are selected from the run there.
     """
 
     shows_leaves = False
@@ -314,7 +314,7 @@ class DeviceFrameStack(Reader):
         self._rest.plan([Copy(*run) for run in runs])
 
     def _run(self, stack: Leaf) -> tuple[int, ...]:
-        """Return the shape of a stack with the frames of the following steps."""
+        """Return the shape of a run of frames: a stack, and the frames of the n steps after it."""
         return stack.shape[0] + self._steps, *stack.shape[1:]
 
     def seed(self, entropy: int | None) -> None:
@@ -340,13 +340,13 @@ class DeviceFrameStack(Reader):
             places, frames = tensors[number], tensors[number + count]
             shown[stacks.obs] = frames[:, : stacks.depth].contiguous()
             picked = frames.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
-            # Some episodes have no final observation.
+            # Zeros for windows that end with an episode without a final observation.
             each = known.view(-1, *[1] * (picked.dim() - 1))
             shown[stacks.next_obs] = picked.where(each, picked.new_zeros(()))
         return [shown[path] for path in self.paths]
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return the pages of the wide rows of these ids; see `TransitionsReader.pages`."""
+        """Map the wide rows of these ids, and return their pages; see `TransitionsReader.pages`."""
         return self._reader.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -355,7 +355,7 @@ class DeviceFrameStack(Reader):
 
 
 def _shared(reader: TransitionsReader) -> list[_Stacks]:
-    """Return the pairs of stacks of a batch that share frames."""
+    """Return the observation leaves whose stacks in `obs` and `next_obs` share frames."""
     n = reader.view.most_steps
     if n is None:
         return []
@@ -409,9 +409,9 @@ def nstep_experiences(episode_or_iterable: Any, n_step: int, gamma: float) -> It
     """Turn steps into n-step experiences, in order, one for each step of an ended episode.
 
     ``ret = r_t + gamma r_{t+1} + ... + gamma^(k-1) r_{t+k-1}``, where k is n_step, or less if the episode ends first
-    (Sutton & Barto, Reinforcement Learning, 2nd ed., 7.1). The end of an episode flushes its shorter and shorter last
-    windows. If the stream stops without `done`, or the episode is open, steps with an incomplete window give nothing.
-    Sums are in float64; `Transitions` rounds the same sums to float32.
+    (Sutton & Barto, Reinforcement Learning, 2nd ed., 7.1). At the end of an episode, its last steps give shorter and
+    shorter windows. If the stream stops without `done`, or the episode is open, steps with an incomplete window are
+    left out. Sums are in float64; `Transitions` rounds the same sums to float32.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Windows of steps: find them for the ids of a batch, and map the rows that are copied. All readers use this."""
+"""Windows of steps: all readers find the windows of a batch's ids here, and map the rows that they copy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,12 +17,12 @@ from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import frame_stack_depths
 from diskreplay.views.base import NO_PAGES, Leaf, Pages, Path
 
-# Attempts to map chunks and use them: in between, another thread may unmap them to make room for its own chunks, or
+# Attempts to map chunks and use them: in between, another thread may unmap these chunks to make room for its own, or
 # because the system refuses more mappings.
 ATTEMPTS = 8
 
 
-# The field on request with the time of publishing of each step, and the leaf of the store that it is computed from.
+# The field on request with the time of publication of each step, and the leaf of the store that it is computed from.
 TIME, TIME_SOURCE = Leaf(("time",), np.dtype("float64")), "time"
 
 
@@ -31,7 +31,10 @@ TO_THE_END = -1
 
 
 class Bounds(NamedTuple):
-    """The arguments of `kernels.gathering.find_windows`. `n` may be TO_THE_END."""
+    """The arguments of `kernels.gathering.find_windows`: `n` steps, or TO_THE_END, and stacks of `stack` frames.
+
+    `whole`: a window of an open episode must be followed by a step, not only by an observation.
+    """
 
     n: int
     stack: int = 1
@@ -80,7 +83,7 @@ def step_fields(schema: Schema, frame_stack: int | Mapping[str, int] = 1) -> dic
     for source in schema.leaves:
         part = tuple(source.split("/"))
         if part[0] != "episode":
-            # A batch has an extra field under its own name.
+            # Extra fields have names of their own in a batch: "value", not "extra/value".
             path = part[1:] if part[0] == "extra" else part
             paths.setdefault(path[0], {})[path] = source
     depths = frame_stack_depths(frame_stack, paths["obs"])
@@ -94,7 +97,7 @@ def step_fields(schema: Schema, frame_stack: int | Mapping[str, int] = 1) -> dic
 
 
 class Windows:
-    """The windows of `size` ids: int64 arrays with one number per id, explained in `kernels.gathering`."""
+    """The windows of `size` ids, as int64 arrays (size,); `kernels.gathering` explains each array."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -154,7 +157,7 @@ def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
 
 
 def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since: int) -> None:
-    """Map all copied rows, without unmapping any chunk that was requested in use number `since` or later."""
+    """Map all copied rows, without unmapping chunks that were used at `since` (see `chunk_budget.now`) or later."""
     reached: dict[str, list[tuple[Ints, ...]]] = {}
     found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # most leaves have the same rows
     for copy in copies:
@@ -212,7 +215,7 @@ def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
 
 
 def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> Pages:
-    """Map the rows of wide leaves and return their pages.
+    """Map the rows of wide leaves, with rows of at least `WIDE_ROW` bytes, and return their pages.
 
     Narrow leaves are left out: the system reads ahead around each page fault, so they are soon in memory as a whole.
     Decompressed chunks are left out, too: they are always in memory.
@@ -226,7 +229,7 @@ def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> 
 
 
 def merged_pages(found: Sequence[Pages]) -> Pages:
-    """Return the pages of several ranges of bytes."""
+    """Return the whole pages of all these ranges of bytes, without duplicates."""
     if not found:
         return NO_PAGES
     starts, sizes = (np.concatenate(arrays) for arrays in ([p.starts for p in found], [p.sizes for p in found]))
@@ -234,9 +237,9 @@ def merged_pages(found: Sequence[Pages]) -> Pages:
 
 
 def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, last: Ints) -> Pages:
-    """Return a range for each window and each mapped chunk; the caller holds the lock of all tables."""
+    """Return a range of bytes for each window and each mapped chunk; the caller holds the lock of all tables."""
     table = snapshot.leaf(leaf)
-    # Only the mappings of this array: mappings that other arrays release must become free at once.
+    # Keeps only mappings of this array alive: chunks that other arrays release must be unmapped at once.
     held, first_chunk, bases = table.holder, table.first_chunk, table.bases
     folder, line, before = snapshot.tables.find(slot, lane)
     shift, first, last = table.shift[folder], before + first, before + last
