@@ -1,4 +1,4 @@
-"""Sampling: batches of torch tensors from a snapshot, a view and a distribution. The core uses torch only here."""
+"""Sampling: batches of torch tensors from a snapshot, a view and a distribution. Writing and reading need no torch."""
 
 from diskreplay.errors import MissingExtra
 

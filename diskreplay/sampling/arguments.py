@@ -75,7 +75,7 @@ def distribution_argument(distribution: Any) -> Distribution:
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
     """Return a tensor's numbers, usually without a copy."""
-    # Usually a single call: code of torch is seldom in the processor's caches.
+    # A single call in the usual case: calls of torch are slow, since its code is seldom in the processor's caches.
     try:
         return tensor.numpy()
     except (RuntimeError, TypeError):  # it has a gradient, is on a device, or has a dtype that numpy lacks
@@ -84,7 +84,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def ids_argument(ids: Any) -> NDArray[np.int64]:
-    """Return contiguous ids with one axis. Raises InvalidIndex if they are not such ids."""
+    """Return ids as a contiguous int64 array, (n,). Raises InvalidIndex if they are not integers with one axis."""
     given = np.asarray(_array(ids) if isinstance(ids, torch.Tensor) else ids, order="C")
     if given.dtype == INT64 and given.ndim == 1:
         return given
@@ -98,7 +98,8 @@ def ids_argument(ids: Any) -> NDArray[np.int64]:
 def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
     """Return errors as contiguous float64, (count,) or (count, length).
 
-    They are given as an array, or as a tensor with or without a gradient. Raises ValueError for another shape.
+    `td_error` is an array, or a tensor with or without a gradient. Raises ValueError for other shapes; (count, 1) is
+    accepted.
     """
     given = _array(td_error) if isinstance(td_error, torch.Tensor) else td_error
     errors = np.asarray(given, np.float64, order="C")
@@ -110,7 +111,7 @@ def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
 
 
 def kind_argument(kind: Any) -> tuple[Any, ...]:
-    """Return the kind of ids. Raises ValueError if it is not a tuple."""
+    """Return the kind of ids, see `View.kind`. Raises ValueError if it is not a tuple."""
     if not isinstance(kind, tuple):
         raise ValueError(f'kind must be the kind of a batch or view, such as ("transitions",), not {kind!r}')
     return kind

@@ -64,10 +64,10 @@ class Batch(Mapping[str, Tree]):
 
     @property
     def kind(self) -> Kind | None:
-        """The kind of the ids in `index`, which is the view's: ("transitions",), ("sequences", 80, 40, True).
+        """The kind of the ids in `index`, from the view: for example ("transitions",), or ("sequences", 80, 40, True).
 
-        `index` carries it, so that `Sampler.update_priorities` skips ids of another kind than its view's. Results
-        computed from `index` (`index[rows]`, `index.numpy()`, a copy from a device) do not carry it.
+        The tensor `index` carries its kind, so that `Sampler.update_priorities` skips ids of another kind than the
+        view's. Results computed from `index` (`index[rows]`, `index.numpy()`, a copy from a device) carry no kind.
         """
         return self._kind
 
@@ -202,12 +202,12 @@ class Batch(Mapping[str, Tree]):
         """Return the batch as a TensorDict with TorchRL's keys. It shares memory with the batch.
 
         `obs` is "observation"; the keys of a Dict space are at the root. `next_obs` is the same below "next". `reward`,
-        `terminated` and `truncated` keep their names below "next", where "done" is either of the last two. `n_steps` is
+        `terminated` and `truncated` keep their names below "next", where "done" is true if either flag is. `n_steps` is
         "steps_to_next_obs", `is_first` is "is_init", and `weight` is "priority_weight". Other names stay. Rewards,
         flags and `n_steps` are (..., 1).
 
-        The batch size is the shape of `reward`: (B,), or (B, L) for sequences. There, a value that an item has once is
-        expanded over its L steps.
+        The batch size is the shape of `reward`: (B,), or (B, L) for sequences. Fields with one value for each sequence
+        are expanded over its L steps.
 
         Raises
         ------
@@ -305,7 +305,7 @@ _SAME_BYTES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint6
 
 
 def _to_pickle(tensor: torch.Tensor) -> Tree:
-    """Return the tensor, or an array if torch cannot pickle its dtype; the copy has a tensor again."""
+    """Return the tensor, or an array if torch cannot pickle its dtype: the unpickled batch makes it a tensor again."""
     return tensor.numpy() if tensor.dtype in _SAME_BYTES and tensor.device.type == "cpu" else tensor
 
 
@@ -315,7 +315,10 @@ def kind_of(index: Any) -> Kind | None:
 
 
 class Windows(NamedTuple):
-    """Sequences padded to one length: `rows`, (B, L), has their steps in the flat rollout where `mask` is True."""
+    """Sequences padded to one length.
+
+    `rows`, (B, L), has the places of their steps in the flattened rollout. `mask`, (B, L), is True at real steps.
+    """
 
     rows: Ints
     mask: Bools
@@ -342,7 +345,8 @@ def shuffled_sequences(
 ) -> Iterator[Windows]:
     """Yield the sequences of all columns in random order, `size` at a time, in another order each epoch.
 
-    They are padded to `length` or, if it is None, to the longest one of the minibatch. For `ends` see `find_sequences`.
+    Sequences are padded to `length` or, if that is None, to the longest sequence of the minibatch. For `ends` see
+    `find_sequences`.
     """
     steps, columns = ends.shape
     places, counts = find_sequences(ends, length)
@@ -397,7 +401,7 @@ def _has_arrays(tree: Tree) -> bool:
 
 
 def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """Return a tree with the function's result for each leaf; with several trees, for their leaves at one place."""
+    """Return a tree with `function(leaf)` for each leaf; of several trees, with `function(*leaves)` for each place."""
     if isinstance(trees[0], dict):
         return {name: map_tree(function, *(tree[name] for tree in trees)) for name in trees[0]}
     if isinstance(trees[0], TupleRecord):
@@ -406,7 +410,7 @@ def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
 
 
 def map_paths(function: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
-    """Return a tree with the function's result for path and value of each leaf; `path` is the root's."""
+    """Return a tree with `function(path, leaf)` for each leaf; `path` is the path of the root."""
     if isinstance(tree, (dict, TupleRecord)):
         below = [(name, map_paths(function, inner, f"{path}/{name}")) for name, inner in tree.items()]
         return dict(below) if isinstance(tree, dict) else TupleRecord(inner for _, inner in below)
@@ -457,7 +461,7 @@ def _of_parts(values: Iterable[Tree], context: tuple[list[str], Kind | None]) ->
     return Batch(dict(zip(names, values, strict=True)), kind)
 
 
-# TorchRL's keys of our names. Other names stay, at the root.
+# TorchRL's keys for the fields of a batch. Other fields keep their names, at the root.
 KEYS: Mapping[str, str | tuple[str, str]] = {
     "reward": ("next", "reward"),
     "terminated": ("next", "terminated"),
@@ -501,7 +505,7 @@ def _over_steps(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 def _leaves(tree: Any, above: tuple[str, ...], shape: torch.Size) -> dict[tuple[str, ...], torch.Tensor]:
     """Return the tensors of a tree, expanded over all steps, by their keys from the root.
 
-    Full keys let an extra field "next" join TorchRL's "next".
+    Full keys merge an extra field named "next" with TorchRL's "next".
     """
     if isinstance(tree, torch.Tensor):
         return {above: _over_steps(tree, shape)}

@@ -37,7 +37,7 @@ from diskreplay.views.base import (
 from diskreplay.views.requested import OF_DRAWS
 
 Memory = NDArray[np.uint8]
-Fields = dict[Any, Any]  # arrays by name, or by path if it has several parts
+Fields = dict[Any, Any]  # arrays by name, or by path if the path has several parts
 
 POISON = 0xFF  # NaN in every float dtype, -1 in every signed one
 
@@ -52,13 +52,13 @@ def ordinary_memory(nbytes: int) -> Memory:
 class Slot:
     """One piece of memory and the block laid out in it.
 
-    ``fields`` has the arrays of the block by name, or by path if it has several parts.
+    ``fields`` has the arrays of the block by name, or by path if the path has several parts.
     """
 
     def __init__(self, memory: Memory, leaves: Sequence[Leaf], size: int) -> None:
         self.memory = memory
         self.poisoned = True
-        self.event: torch.cuda.Event | None = None  # the device has the whole block after it
+        self.event: torch.cuda.Event | None = None  # after it, the copy of the block to the device is complete
         self.block = Block(leaves, size, self.memory)
         names = [leaf.path if len(leaf.path) > 1 else leaf.path[0] for leaf in leaves]
         self.fields: Fields = dict(zip(names, self.block.arrays, strict=True))
@@ -80,7 +80,7 @@ class BufferPool:
     A slot's arrays are made once, and each batch's tensors are made of them. A tensor holds a reference to its array.
     So does every view of the tensor, through the tensor's storage, and every array made of a view. Once the arrays'
     reference counts are back at their first values, nothing refers to the memory. A lease object that owns each batch's
-    memory would show the same, but needs new arrays for each batch: 20 of the 140 microseconds of a small one.
+    memory would show the same, but needs new arrays for each batch: 20 of the 140 microseconds of a small batch.
 
     `allocate` returns uint8 memory of a size in bytes, ordinary or pinned. At most `spare` free slots are kept. `debug`
     overwrites the memory of dead batches, so that a pointer that outlived its tensor reads NaN.
@@ -106,7 +106,7 @@ class BufferPool:
         """
         with self._lock:
             slots = self._slots
-            # The usual case: one of a few slots is free, the one taken longest ago, and moves to the end.
+            # The usual case: there are few slots, and the slot that was taken longest ago is free. It moves to the end.
             if len(slots) <= self._spare + 1 and not self._debug:
                 for number, slot in enumerate(slots):
                     block = slot.block
@@ -143,7 +143,7 @@ class BufferPool:
         return slot
 
     def clear(self) -> None:
-        """Release all memory; living batches keep theirs."""
+        """Release all memory, except the memory of batches that are still alive."""
         with self._lock:
             for slot in self._slots:
                 if slot.event is not None:
@@ -200,7 +200,7 @@ class DeviceCopy:
         """
         current = torch.cuda.current_stream(self._device)
         current.wait_event(sent.event)
-        # The memory is the other stream's, which must not reuse it while this stream reads it.
+        # The memory was allocated on the copying stream, which must not reuse it while this stream reads it.
         sent.buffer.record_stream(current)
         block = slot.block
         tensors = []
@@ -227,7 +227,7 @@ class HostCopy:
     def later(self, *values: Any) -> Callable[[], tuple[Any, ...]]:
         """Return a function that fetches the values, as `fetched` does, after the current stream's present operations.
 
-        The tensors must not change before that function returns. Without a CUDA device it returns the values.
+        The tensors must not change before that function returns. For other devices it returns the values unchanged.
         """
         stream = self._stream
         if stream is None:
@@ -243,14 +243,15 @@ class HostCopy:
         return copy
 
 
-# After so many batches without a read from disk, rows are not requested ahead until a batch reads from disk again.
+# After this number of batches without a read from disk, rows are not requested ahead until a batch reads from disk.
 WARM_BATCHES = 32
 
 
 class Readahead:
-    """Requests the wide rows of batches from disk ahead of their use, as long as some are not in memory.
+    """Requests the wide rows of batches from disk ahead of their use, as long as batches read from disk.
 
-    ``wide`` is whether the schema has wide rows; without any, no method needs to be called.
+    ``wide`` is whether a field of the schema has wide rows, of at least `WIDE_ROW` bytes; if not, no method needs to be
+    called.
 
     Concurrency: `ask` may run in another thread than the other methods.
     """
@@ -263,7 +264,7 @@ class Readahead:
 
     @property
     def cold(self) -> bool:
-        """Whether one of the latest batches has read from disk, or there were too few yet."""
+        """Whether one of the last `WARM_BATCHES` batches has read from disk, or fewer batches were made so far."""
         return self.wide and self._asks > 0
 
     def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:
@@ -298,7 +299,7 @@ class Readahead:
             self._asks = max(self._asks - 1, 0)
 
     def _count(self, before: int) -> bool:
-        """Return whether this thread has read from disk since `blocks_read` was `before`."""
+        """Return whether this thread has read from disk since `blocks_read()` returned `before`; if so, stay `cold`."""
         if blocks_read() == before:
             return False
         self._asks = WARM_BATCHES
@@ -325,7 +326,7 @@ class Destination:
 
 
 class Gatherer:
-    """Makes batches of one view of a store's steps. One thread at a time gathers, and one makes batches.
+    """Makes batches of one view of a store's steps. One thread at a time may call `gather`, and one `to_batch`.
 
     `draw_fields` has the fields about a batch's draw, with the places of their arrays in a block. `pipeline` has the
     transforms. For view, schema and fields see `Sampler`. `threads`, if any, copy parts of large arrays; `close` ends
@@ -373,7 +374,7 @@ class Gatherer:
         draw_info: DrawInfo | None = None,
         pages: Pages | None = None,
     ) -> Gathered:
-        """Gather these ids; all weights are 1.
+        """Gather the items of these ids into a free slot, and start its copy to a CUDA device; all weights are 1.
 
         `entropy` seeds the view's own draws. `draw_info` has the fields of `draw_fields`. `pages` are the pages
         requested from disk, or None.
@@ -381,7 +382,7 @@ class Gatherer:
         Raises
         ------
         InvalidIndex
-            An id is not one of the view's.
+            No item of the view can begin at an id.
         SegmentGone
             A segment was evicted since the snapshot.
         """
@@ -449,12 +450,12 @@ class Gatherer:
         return batch
 
 
-# Windows to read at once.
+# Most windows that are read at once.
 _AT_ONCE = 256
 
 
 class ItemErrors:
-    """Combines the errors of steps into errors of one view's items. Not thread-safe: one sampler, under its lock."""
+    """Combines errors of steps into errors of a view's items. Not thread-safe: a sampler calls it under its lock."""
 
     def __init__(self, view: View, schema: Schema) -> None:
         self._view, self._schema = view, schema

@@ -20,7 +20,7 @@ from diskreplay.sampling.sampler import Sampler
 from diskreplay.sampling.sampler_states import Change, as_arrays, as_tensors, mapped, replace_attributes
 from diskreplay.schema.schema import TupleRecord
 
-# The number of the sampler is in the bits above an id's, which only more than 8 million segments would reach.
+# A sampler's number is in the bits of an id from this one on: only ids of more than 8 million segments would need them.
 SOURCE_SHIFT = 58
 MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
 
@@ -68,7 +68,7 @@ class MixedSampler(IterableDataset[Batch]):
         self._shares = shares / shares.sum()
         self._batch_size = int_argument("batch_size", batch_size)
         self._rng = np.random.default_rng(seed)
-        # Each sampler's number of items in the next batches, and the drawn parts of the first one if a call failed.
+        # Each sampler's number of items in the next batches, and the drawn parts of the next batch if a call failed.
         self._planned: deque[list[int]] = deque()
         self._drawn: dict[int, Batch] = {}
         for sampler, share in zip(self._samplers, self._shares, strict=True):
@@ -107,7 +107,7 @@ class MixedSampler(IterableDataset[Batch]):
 
     @property
     def _kind(self) -> Kind:
-        """The kind of its batches' ids: the kinds of all samplers' views."""
+        """The kind of the ids in batches: "mixed" and the kind of each sampler's view."""
         return ("mixed", *(sampler.view.kind for sampler in self._samplers))
 
     def _counts(self, size: int) -> list[int]:
@@ -220,7 +220,7 @@ class MixedSampler(IterableDataset[Batch]):
         load(0, [(self, own)])
 
     def _routed(self, index: Any) -> tuple[Any, Any]:
-        """Return the ids as their samplers know them, and the number of each id's sampler."""
+        """Return the ids without the number of their sampler, and these numbers; (n,) each."""
         ids = ids_argument(index)
         sources = ids >> SOURCE_SHIFT
         unknown = np.flatnonzero((sources < 0) | (sources >= len(self._samplers)))
@@ -249,7 +249,7 @@ def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
 
 
 def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
-    """Return one batch made of several, with the sampler's number in `index`; shorter sequences get zeros."""
+    """Return one batch made of several, with their samplers' numbers in `index`; sequences are padded with zeros."""
     batches = list(parts.values())
     sizes, lengths = [batch.batch_size for batch in batches], [_length(batch) for batch in batches]
 
@@ -291,7 +291,7 @@ def _nested(plain: Any) -> Tree:
 
 
 def _length(batch: Batch) -> int:
-    """Return the length of a batch's sequences, 0 if it has none."""
+    """Return the length of a batch's sequences in steps; 0 for a batch without sequences."""
     return int(batch["mask"].shape[1]) if "mask" in batch else 0
 
 

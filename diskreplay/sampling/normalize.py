@@ -29,9 +29,10 @@ RETURN = "return"
 """The name of the moments of returns; moments of leaves have their paths as names."""
 # Bytes of rows to read at once.
 PIECE_BYTES = 8 << 20
-# A value is far if its distance from the others' mean is this many times their deviation, or 1: it spoils a deviation.
+# An outlier is farther from the mean of the other values than this factor times max(1, their standard deviation). It
+# makes the deviation of all values useless.
 _FAR = 1e6
-# Values within this factor of the largest one are as far as it.
+# Values within this factor of an outlier are outliers, too.
 _ALIKE = 1e3
 # Larger values are left out like infinities: the sums of squares of their returns would be infinite.
 _LARGEST = 1e140
@@ -69,7 +70,8 @@ class Moments(NamedTuple):
 class _Runs(NamedTuple):
     """Runs of new steps within episodes: lane by lane, in order.
 
-    `place` is the lane's place among all lanes. `before` is the return at the last counted step of the same episode.
+    `place` is the lane's place among all lanes. `before` is the return at the last counted step of the same episode, or
+    0 if no step before the run was counted.
     """
 
     place: Ints
@@ -101,7 +103,7 @@ class StoreMoments:
     fields : dict of str to Field
         The leaves with moments, by path.
     rewards : sequence of (str, dtype, float)
-        Paths, dtypes and weights of the fields that a reward is the sum of; empty: no returns.
+        Path, dtype and weight of each field in the weighted sum that is the reward; empty: no returns.
     gamma : float
         Discount per step.
 
@@ -121,7 +123,7 @@ class StoreMoments:
         self.moments = {leaf: Moments.none(field.shape) for leaf, field in fields.items()}
         if self._weights:
             self.moments[RETURN] = Moments.none(())
-        # By lane: the id of the newest counted step, or -1, and the return at it.
+        # By lane: the id of the newest counted step, or -1, and the return at that step.
         self._newest, self._returns = np.zeros(0, np.int64), np.zeros(0)
         self.not_finite = 0
         self._warned: set[str] = set()
@@ -131,7 +133,7 @@ class StoreMoments:
         """Search all episodes for new steps at the next snapshot."""
         self._snapshot: Snapshot | None = None
         self._plan: GatherPlan | None = None
-        self._read = 0  # episodes of the log that were searched
+        self._read = 0  # number of episodes of the log that were searched
 
     def __getstate__(self) -> dict[str, Any]:
         # A plan has addresses, so it cannot be pickled.
@@ -161,7 +163,7 @@ class StoreMoments:
         self._snapshot, self._read = snapshot, len(snapshot.log)
 
     def _is_older(self, snapshot: Snapshot) -> bool:
-        """Return whether a snapshot is older than the followed one: its lanes have other places."""
+        """Return whether a snapshot is older than the last followed one: places of lanes may be missing or differ."""
         if self._snapshot is None:
             return False
         return (snapshot.generation, len(snapshot.oldest)) < (self._snapshot.generation, len(self._newest))
@@ -187,7 +189,7 @@ class StoreMoments:
         is_continued = (counted > 0) & (skipped == counted)
         before = np.where(is_continued, self._returns[lane], 0.0)
         runs = _Runs(lane, first + skipped * stride, stride, steps - skipped, before)
-        # By id: places depend on the order of the segments' discovery.
+        # Sorted by id, not by place: places depend on the order of the segments' discovery.
         order = np.argsort(lane_keys(first, snapshot.origin, snapshot.lanes), kind="stable")
         order = order[(runs.steps[order] > 0) & (lane[order] >= 0)]
         return runs.select(order)
@@ -252,7 +254,7 @@ class StoreMoments:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state. Raises ValueError, and changes nothing, for no state or one of other fields."""
+        """Continue from a state. Raises ValueError, and changes nothing, if it is invalid or has other fields."""
         with state_of("the moments of a store"):
             moments = {str(name): loaded(found) for name, found in state["moments"].items()}
             newest, returns = np.array(state["newest"], np.int64), np.array(state["returns"], np.float64)
@@ -282,9 +284,10 @@ def _are_countable(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | None:
-    """Return a column's largest value if it is `_FAR` from most others, and the deviation of the others.
+    """Return the outlier of a column, see `_FAR`, and the standard deviation of the other values; None: no outlier.
 
-    Values within a factor of `_ALIKE` of it are not among the others. None: no column has such a value.
+    The outlier is the value of largest magnitude. Values within a factor of `_ALIKE` of it are not among the others,
+    and must be at most half of all values.
     """
     flat = values.reshape(len(values), -1)
     means, deviations = known.mean.reshape(-1), np.sqrt(known.var.reshape(-1))
@@ -348,7 +351,7 @@ class Normalize(OneOwner, Transform):
     The first such step causes a warning, and `Sampler.stats` counts all of them in `steps_not_finite`. A few values
     that are a million times larger than the others make a deviation useless, which causes a warning, too.
 
-    It belongs to one sampler. ``copy.deepcopy`` makes a copy with the same statistics for another sampler.
+    A `Normalize` belongs to one sampler. ``copy.deepcopy`` makes a copy with the same statistics for another sampler.
 
     Parameters
     ----------
@@ -356,8 +359,8 @@ class Normalize(OneOwner, Transform):
         Whether to normalise observations. True: all leaves of floats. Names select leaves, such as "state" or
         "arm/joints" ("obs" for a lone array).
     reward : bool or dict
-        Whether to normalise `reward`. If a view sums several fields, pass the dict of weights that it has, as for
-        `Transitions`. n-step returns are divided and clipped as a whole. Not for `Rollouts`, whose advantages are
+        Whether to normalise `reward`. If the view sums several fields, pass the same dict of weights as to
+        the view. n-step returns are divided and clipped as a whole. Not for `Rollouts`, whose advantages are
         computed from stored rewards.
     clip_obs, clip_reward : float or None
         The largest absolute values of the results; None: no limit.
@@ -369,7 +372,7 @@ class Normalize(OneOwner, Transform):
     Attributes
     ----------
     frozen : bool
-        Whether the statistics stay as they are; may be set. When it is False again, steps that came meanwhile count.
+        Whether the statistics stay as they are; it may be set. Steps that come while it is True count once it is False.
 
     Raises
     ------
@@ -404,7 +407,7 @@ class Normalize(OneOwner, Transform):
         self._gamma, self._epsilon = fraction("gamma", gamma), number("epsilon", epsilon, 0.0)
         self.frozen = False
         self._store: StoreMoments | None = None
-        self._given: Mapping[str, Moments] | None = None  # until there is a store
+        self._given: Mapping[str, Moments] | None = None  # moments to begin with, until `bind` makes `_store`
         self._prepared: Arrays = {}
 
     def __repr__(self) -> str:
@@ -414,13 +417,13 @@ class Normalize(OneOwner, Transform):
     def from_vecnormalize(cls, source: VecNormalizeLike) -> "Normalize":
         """Return a frozen Normalize with the statistics of a VecNormalize, or of an object with its attributes.
 
-        The statistics count the steps of its environments. If the store has these steps, too, they would count twice
-        once `frozen` is set to False.
+        The statistics already count the steps of the VecNormalize's environments. If the store has these steps, too,
+        they count twice once `frozen` is set to False.
 
         Raises
         ------
         ValueError
-            Its arguments or statistics are invalid.
+            The arguments or statistics of `source` are invalid.
         """
         keys = None
         moments = {}
@@ -499,7 +502,7 @@ class Normalize(OneOwner, Transform):
         return {"frozen": self.frozen, **own.state_dict()}
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a state. Raises ValueError, and changes nothing, for a state of other fields."""
+        """Continue from a state. Raises ValueError, and changes nothing, if it is invalid or has other fields."""
         with state_of("Normalize"):
             frozen = bool(state["frozen"])
             if self._store is not None:

@@ -62,7 +62,7 @@ class Limits(NamedTuple):
     indices: Indices | None
 
     def check(self, view: View, distribution: Distribution) -> None:
-        """Raise ValueError if the limits do not apply to this view and distribution."""
+        """Raise ValueError if a limit cannot be combined with this view or distribution."""
         own = view.own_distribution(EpisodeFilter())
         given = [name for name, limit in zip(("max_times_sampled", "max_size"), self, strict=True) if limit is not None]
         if given and (own or distribution).gives_once:
@@ -129,7 +129,7 @@ class Target:
         return self._count_of(self.active)
 
     def drawable(self) -> int:
-        """Return N, the number of ids within `max_size`, as of the last refresh."""
+        """Return the number of ids within `max_size` as of the last refresh; 0 before the first one."""
         return 0 if self.population.snapshot is None else self._count_of(self.bounded)
 
     def _count_of(self, distribution: Distribution) -> int:
@@ -159,7 +159,7 @@ def check_draw_fields(names: Sequence[str], distribution: Distribution) -> None:
 
 
 class Planner:
-    """Draws batches from a store. Not thread-safe: one sampler, under its lock.
+    """Draws batches from a store. Not thread-safe: a sampler calls it under its lock.
 
     `target` has the view, its ids and the distribution. `queue` has the plans drawn ahead. `draw_fields` names the
     fields about a batch's draw, such as "probability".
@@ -223,12 +223,12 @@ class Planner:
             before.active.forget(before.population, plan.draw)
 
     def _once(self, draws: Iterable[Draw]) -> Ints:
-        """Return the ids of these draws and the returned ids, to draw again; empty if ids are given more than once."""
+        """Return the ids to draw again: `_returned` and the ids of these draws; none if ids are drawn repeatedly."""
         once = self.target.active.gives_once and self.target.own is None
         return np.concatenate([self._returned, *(draw.ids for draw in draws)]) if once else _NONE
 
     def _check_target(self, view: View, distribution: Distribution, limits: Limits) -> None:
-        """Raise ValueError for a view or distribution that the sampler's arguments do not fit."""
+        """Raise ValueError if a view or distribution does not fit the sampler's limits and fields."""
         check_draw_fields(self.draw_fields, distribution)
         limits.check(view, distribution)
 
@@ -263,7 +263,7 @@ class Planner:
     def next(self, sizes: Sequence[int], refresh: bool) -> Plan:
         """Draw batches of these sizes ahead, and return the plan of the first one.
 
-        It stays the first in the queue until it is `delivered` or dropped.
+        The plan stays the first in the queue until it is `delivered` or dropped.
         """
         if self.queue and self.queue[0].asked != sizes[0]:
             self.set_target(self.target.view, self.target.distribution)
@@ -273,13 +273,13 @@ class Planner:
             except NotEnoughData:
                 if not self.queue:
                     raise
-                break  # the store may have enough when its turn comes
+                break  # the store may have enough steps when the turn of this batch comes
             if self.queue[-1] is not plan:
                 break
         return self.queue[0]
 
     def _draw_kept(self, size: int, refresh: bool, is_other_size: bool = False, instead: Plan | None = None) -> Plan:
-        """Draw a batch and keep its plan: in the queue, in `_other_sizes`, or `instead` of a plan with lost segments.
+        """Draw a batch and keep its plan: in the queue, in `_other_sizes`, or in place of the lost plan `instead`.
 
         The empty plan at the end of all draws is kept only if the queue is empty. An interrupt before the plan is kept
         leaves the distribution as it was.
@@ -312,7 +312,7 @@ class Planner:
         if snapshot is not population.snapshot:
             try:
                 population.refresh(snapshot)
-            except SegmentGone:  # `where` read an episode
+            except SegmentGone:  # raised by `where`, which read an episode
                 snapshot = self._refresh_population()
         if not population.size:
             needed = "1 is" if active.least == 1 else f"{active.least} are"
@@ -332,7 +332,7 @@ class Planner:
                 draw = active.draw_share(population, size, self.rng)
         except RefreshNeeded:
             return self.draw(size, refresh, lost)
-        except SegmentGone:  # the distribution read times or values of steps
+        except SegmentGone:  # raised by the distribution, which read times or values of steps
             return self.draw(size, True, lost)
         self._returned = returned
         entropy = int(self.rng.integers(1 << 62)) if target.random else None
@@ -348,7 +348,7 @@ class Planner:
         return draw_info
 
     def batches_left(self, size: int, refresh: bool) -> int | None:
-        """Return the number of batches of this size until the end; None: draws never end."""
+        """Return the number of batches of this size until the distribution ends; None: it never ends."""
         active, population = self.target.active, self.target.population
         if not active.ends:
             return None
@@ -357,18 +357,18 @@ class Planner:
         return len(self.queue) + -(-(returned + active.count_left(population)) // size)
 
     def draw_other_size(self, size: int, refresh: bool) -> Plan:
-        """Draw one batch of another size than the queue's, or return the undelivered one."""
+        """Return the undelivered plan of a batch of this size, which the queue does not have; if missing, draw it."""
         if size not in self._other_sizes:
             self._draw_kept(size, refresh, is_other_size=True)
         return self._other_sizes[size]
 
     def draw_again(self, plan: Plan) -> Plan:
-        """Draw a batch in place of one with segments that are gone."""
+        """Draw a batch in place of a plan whose segments are gone, and return the new plan."""
         self.rewind()
         return self._draw_kept(plan.asked, True, instead=plan)
 
     def delivered(self, plan: Plan) -> None:
-        """Note that a batch is delivered. After an interrupt this may be repeated, or the batch comes once more."""
+        """Note that a batch is delivered. After an interrupt, repeat the call, or the batch is delivered again."""
         if self.target.active.gives_once:
             self.target.active.delivered(plan.draw)
         if self.queue and self.queue[0] is plan:
@@ -377,7 +377,7 @@ class Planner:
             self._replace(plan, None)
 
     def drop(self, plan: Plan) -> None:
-        """Drop a batch that was drawn."""
+        """Drop an undelivered plan; if draws depend on each other, take back all undelivered draws (see `rewind`)."""
         if not self.rewind():
             self._replace(plan, None)
             self.target.active.forget(self.target.population, plan.draw)
@@ -398,7 +398,7 @@ class Planner:
                 break
 
     def rewind(self) -> bool:
-        """Drop all undelivered plans, to be drawn again, if draws depend on each other; return whether they do."""
+        """Drop all undelivered plans and draw their ids again, if draws depend on each other; return whether they do."""
         if not self.target.active.rewind():
             return False
         self.queue.clear()
@@ -449,12 +449,12 @@ class Planner:
         }
 
     def loaded(self, state: Mapping[str, Any], refresh: bool) -> "Planner":
-        """Return a planner that continues from a state. Both share the distribution; all else of this one is unchanged.
+        """Return a planner that continues from a state. It shares the distribution; nothing else of this one changes.
 
         Raises
         ------
         ValueError
-            It is not a state, or belongs to another distribution or kind of id.
+            `state` is not a planner's, or belongs to another distribution or kind of id.
         """
         saved, view, distribution = PlannerState.read(state), self.target.view, self.target.distribution
         if (saved.distribution, saved.kind) != (type(distribution).__name__, self.target.kind):
@@ -481,7 +481,7 @@ class Planner:
         return new
 
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
-        """Return saved plans up to the first one with a lost id; `_returned` gets the other plans' ids if need be."""
+        """Return saved plans up to the first one with a lost id; ids of the others are drawn again, see `_once`."""
         queue, target = deque[Plan](), self.target
         for plan in plans:
             if (plan.entropy is None) == target.random or not target.active.accept(target.population, plan.draw):
@@ -495,7 +495,7 @@ class Planner:
     def update(self, ids: Ints, errors: NDArray[np.float64], kind: tuple[Any, ...] | None) -> int:
         """Set priorities from errors, (n,), or (n, length) for sequences; return the number of skipped ids.
 
-        All ids are skipped if `kind` is not the population's; None: it is.
+        All ids are skipped if `kind` differs from the population's kind. None: the kinds are equal.
         """
         priorities, population = self.target.distribution, self.target.population
         if not priorities.weighted and self._priorities is not None:
@@ -534,6 +534,6 @@ class Planner:
             try:
                 self.target.population.refresh(snapshot)
                 return snapshot
-            except SegmentGone:  # `where` read an episode
+            except SegmentGone:  # raised by `where`, which read an episode
                 self._store.refresh()
         raise SegmentGone(f"segments were evicted faster than their episodes could be read, {ATTEMPTS} times")

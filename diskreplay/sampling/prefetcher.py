@@ -19,17 +19,17 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import Pages, View, copy_threads, offsets
 from diskreplay.workers import Job, Workers
 
-# Bytes. A smaller batch is made in the call that delivers it, which is faster than to start another thread on it.
-# Making eight small batches at once saved a seventh of their time, and every eighth call paid for all.
+# Bytes. A smaller batch is made in the call that delivers it, which is faster than to wake another thread for it.
+# Tried and not kept: eight small batches made in one call take a seventh less time, but every eighth call is slow.
 LEAST_FOR_A_THREAD = 256 << 10
 
 
 class Prefetcher:
-    """Makes the batches of plans in threads. One thread at a time calls it: a sampler's, under its lock.
+    """Makes the batches of plans in threads. Not thread-safe: a sampler calls it under its lock.
 
     Batches are made in the order of their plans, at most one for each plan. Two threads start with the first plan. One
     requests each plan's pages from disk at once. The other waits for the pages and copies the rows, with the gatherer's
-    own threads. If the system cannot start threads, the caller makes a batch when it waits for it. The gatherer is not
+    own threads. If the system cannot start threads, the caller of `wait` makes the batch. The gatherer is not
     thread-safe: it makes one batch at a time, under a lock.
     """
 
@@ -41,7 +41,7 @@ class Prefetcher:
         self.seconds_waiting = 0.0
 
     def begin(self, plans: Iterable[Plan], first: Plan) -> None:
-        """Start to make the batches of these plans, except of `first` and of plans that were started."""
+        """Start to make the batches of these plans, except of `first` and of plans that were started before."""
         for plan in plans:
             if plan.gathered is None and plan is not first:
                 disk = self.gatherer.disk
@@ -49,7 +49,7 @@ class Prefetcher:
                 if disk.cold:
                     asked = self._asking.begin(Job(partial(disk.ask, plan.snapshot, plan.draw.ids)))
                 make = partial(_make, self._gathering, self.gatherer, plan, asked)
-                # Last: a job that an interrupt keeps from being noted here runs, and is started again.
+                # Last: if an interrupt comes first, the job still runs, but a later call starts another one.
                 plan.gathered = self._making.begin(Job(make))
 
     def wait(self, gathered: Job[Gathered | Batch]) -> Gathered | Batch:
@@ -78,8 +78,8 @@ def _make(gathering: Lock, gatherer: Gatherer, plan: Plan, asked: Job[Pages] | N
 class Makers:
     """The makers of the batches of one view: `gatherer` makes a batch in the call that delivers it, `prefetcher` ahead.
 
-    `prefetcher` is None if the view does not allow it, or its batches are too small. `planned` is the number of batches
-    that are drawn at once. For `item_steps` see `View`, for the arguments see `Sampler`.
+    `prefetcher` is None if `prefetch` is 0, the view does not allow it, or its batches are too small. `planned` is the
+    number of batches that are kept drawn. For `item_steps` see `View`, for the arguments see `Sampler`.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ _logger = logging.getLogger("diskreplay")
 
 
 class Statistics:
-    """Counts of one sampler, which adds to them under its lock.
+    """Counts and times of one sampler, which updates them under its lock.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Statistics:
     planning, elsewhere : float
         Seconds spent on planning batches, and between the calls.
     first, last : float
-        Readings of a clock in seconds, 0 before: the request of the first batch, and the delivery of the last one.
+        Times by `perf_counter`: of the request for the first batch, and of the delivery of the last one; 0 before.
     ids : ndarray of int64 or None
         The ids of the last batch.
     """
@@ -117,10 +117,10 @@ class Statistics:
 
 
 class Payments:
-    """Reports the steps that a sampler draws to its `limiter`, if any: at least `steps` for a batch.
+    """Reports the steps that a sampler draws to its `limiter`; None: no limiter.
 
-    A failed call has paid for ``paid`` steps, which count for the next batch. Raises ValueError if a batch would wait
-    for ever.
+    `steps` is the least number of steps of a batch; if the limiter could never allow them, ValueError is raised.
+    ``paid`` steps were reported by a call that failed later: they count for the next batch.
     """
 
     def __init__(self, limiter: RateLimiter | None, store: Store, steps: int) -> None:
@@ -137,7 +137,10 @@ class Payments:
             self.paid = steps
 
     def pay_for(self, plan: Plan, steps: int, planner: Planner) -> None:
-        """Pay for a drawn batch. A refused batch is the next one of its size, unless it would wait for ever."""
+        """Report the steps of a drawn batch to the limiter.
+
+        A refused batch stays the next one of its size. A batch that would wait for ever is dropped.
+        """
         limiter, due = self.limiter, steps - self.paid
         try:
             self.pay(steps)
@@ -168,8 +171,8 @@ class Sampler(IterableDataset[Batch]):
     Parameters
     ----------
     store : Store or path
-        The store of the steps, or its path. A sampler does not close a store that it is given. It opens a path with
-        mode "r", and closes that store with itself.
+        The store of the steps, or its path. A sampler does not close a given store. It opens a path with mode "r", and
+        `close` closes that store.
     view : View
         The meaning of an id, for example `Transitions(...)`.
     distribution : Distribution
@@ -179,22 +182,22 @@ class Sampler(IterableDataset[Batch]):
     device : torch.device or str or None
         The device of the delivered batches; None is the CPU.
     prefetch : int
-        The number of batches that threads make ahead while the trainer computes, with common reads from disk. Batch i
-        is drawn in the call that delivers batch i - prefetch, from the snapshot and the priorities of that moment.
-        Rollouts, and batches of less than 256 KiB on the CPU, are not made ahead.
+        The number of batches that threads make ahead while the trainer computes; their rows are requested from disk
+        early. Batch i is drawn in the call that delivers batch i - prefetch, from the snapshot and the priorities of
+        that moment. Rollouts, and batches of less than 256 KiB on the CPU, are not made ahead.
     seed : int or None
         Makes the draws a function of the seed and the calls. None: random draws.
     fields : sequence of str or None
         The fields of a batch, in addition to index and weight. "obs" includes all leaves below it, "obs/image" is one
-        leaf. None: the default fields. "..." stands for them when you add some of the following.
+        leaf. None: the default fields. The name "..." means the default fields, if you add some of the following.
 
         Fields of each step: "time" (float64, its publication in seconds since the epoch), "step" (its number in its
         episode), "return_to_go" (the sum of rewards from it on), "discounted_return_to_go", and "priority" (the initial
         priority, NaN if it has none).
 
         Fields of each item: "age" (the number of newer steps in the store), "episode/NAME" (a value of its episode;
-        "episode_known" is whether it was given), "probability" (P(i) of the draw), "population" (N) and "priority_sum"
-        (Σ p). See "Fields on request" in docs/api/sampling.md.
+        "episode_known" is whether it was given), "probability" (P(i) of the draw), "population" (N, the number of ids
+        to draw from) and "priority_sum" (the sum of their priorities). See "Fields on request" in docs/api/sampling.md.
     where : callable or None
         A predicate over episodes, which selects the episodes whose steps are drawn. It is called once for an ended
         episode, and for an open one at every refresh that changes the store. Its result for an ended episode must
@@ -202,25 +205,27 @@ class Sampler(IterableDataset[Batch]):
         batches.
     rank, world_size : int
         This trainer's share of the ids, by a hash of each id. Shares are even and complete, and do not overlap. An id
-        never changes its share. With `Rollouts`, lanes are shared.
+        never changes its share. With `Rollouts`, a share has whole lanes.
     limiter : RateLimiter or None
-        Makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. It counts in the
-        store, which must be open with mode "a".
+        Makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. Its counts are in
+        the store, which must be open with mode "a".
     refresh : bool
         Whether each call of `sample` refreshes the store first. If not, call `store.refresh()`.
     debug : bool
-        Overwrite the memory of dead batches, so that the use of a pointer without its tensor shows.
+        Overwrite the memory of batches that are no longer referenced, so that a pointer that outlives its tensor reads
+        NaN.
     max_times_sampled : int or None
         The largest number of times that an id of a kind is in batches of this sampler, as in Reverb; None: no limit.
-        The other ids keep the ratios of their probabilities. Not for `Rollouts` or a `Sweep`, which give each id a
-        number of times of their own.
+        The other ids keep the ratios of their probabilities. Not for `Rollouts` or a `Sweep`, which decide
+        themselves how often each id is drawn.
     max_size : int or None
         The largest number of ids of a kind that this sampler draws from, over all ranks; None: no limit. For a new id,
         an old one is removed: it is never drawn again, but the store keeps its steps. Not for `Rollouts` or a `Sweep`.
     remover : {"oldest", "lowest_priority", "random"}
         The id to remove for a new one, as in Reverb (Fifo, MinHeap, Uniform). "oldest" is by the time of publication.
-        "lowest_priority" removes the oldest of equal ones. "random" is a reservoir: every id that ever came remains
-        with the same probability (Vitter 1985, algorithm R). The latter two may remove the new id itself.
+        "lowest_priority" removes the oldest of several ids with the lowest priority. "random" is a reservoir: every id
+        that ever came remains with the same probability (Vitter 1985, algorithm R). The latter two may remove the new
+        id itself.
     transform : callable or sequence of callables, or None
         Changes each batch before its delivery, in this order: `Normalize`, `RandomShift`, `ToFloat`, or functions of a
         batch that return a batch or a dict of new fields. Transforms get all fields of the batch on its device, with
@@ -389,7 +394,7 @@ class Sampler(IterableDataset[Batch]):
         """The number of ids that can be drawn now: the view's ids in this rank's share and the episodes of `where`.
 
         It excludes ids that were sampled `max_times_sampled` times or removed for `max_size`. For rollouts it is the
-        number of steps that were not given yet. It refreshes the store first, as `sample` does.
+        number of steps that were not given yet. The store is refreshed first, as by `sample`.
         """
         with self._lock:
             self._check_open()
@@ -418,12 +423,13 @@ class Sampler(IterableDataset[Batch]):
             No step is sampleable, or `max_times_sampled` allows fewer items than the batch needs. Nothing is drawn.
         RateLimited
             The limiter's timeout passed. Nothing was drawn, or the drawn batch is the next one of this size. A batch of
-            `Episodes` with more steps than fit `error_buffer` is dropped, and the message says so.
+            `Episodes` with too many steps for the limiter's `error_buffer` is dropped, and the message says so.
         StopIteration
-            A `Sweep` has ended; so does `for batch in sampler`.
+            A `Sweep` has ended, which also ends `for batch in sampler`.
         ValueError
             `batch_size` is not a positive int, or `beta` is given to a distribution without weights. Or a batch of
-            `Episodes` has more steps than fit `error_buffer`, and the limiter has no timeout: the batch is dropped.
+            `Episodes` has too many steps for the limiter's `error_buffer`, and the limiter has no timeout: the batch is
+            dropped.
         """
         size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size)
         with self._lock:
@@ -471,7 +477,7 @@ class Sampler(IterableDataset[Batch]):
                     gathered = makers.gatherer.gather(plan.snapshot, ids, plan.entropy, plan.draw_info)
                 elif makers.prefetcher is not None:
                     gathered = makers.prefetcher.wait(gathered)
-                    plan.gathered = None  # gathered again after an interrupt, since the code below may change it
+                    plan.gathered = None  # gathered again after an interrupt: the code below may change the batch
                 if not self._transforms:
                     batch = makers.gatherer.to_batch(gathered, weights)
                 else:
@@ -584,14 +590,14 @@ class Sampler(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state. With the same arguments and steps in the store, the next batches are the same.
 
-        Ids that are gone are dropped, and new ones get the largest priority so far. The first batch drawn ahead that
-        has lost an id, and all batches after it, are drawn again. In the others, `age` and the future of open episodes
-        are as of now.
+        Ids that are gone are dropped, and new ids get the largest priority so far. The first batch drawn ahead that
+        has lost an id, and all batches after it, are drawn again. In earlier batches, `age`, and fields that depend on
+        later steps of open episodes, have their current values.
 
         Raises
         ------
         ValueError
-            It is not a sampler's state, or belongs to another store, distribution or kind of view. Or it has batches
+            `state` is not a sampler's, or belongs to another store, distribution or kind of view. Or it has batches
             drawn ahead or refused, and the batch size differs. Nothing is changed.
         """
         self._load(state)
@@ -638,7 +644,7 @@ class Sampler(IterableDataset[Batch]):
         return {**own, "planner": self._planner.state_dict(), "transforms": transforms}
 
     def _load(self, state: Any, replace: Callable[[Sequence[Change]], None] = replace_attributes) -> None:
-        """Load a state. `replace` has to apply the changes; if it does not, all is undone."""
+        """Load a state. `replace` must apply the changes that it receives, else all is undone."""
         with self._lock:
             self._check_open()
             state = as_arrays(state)
@@ -670,14 +676,14 @@ class Sampler(IterableDataset[Batch]):
         return self.sample()
 
     def __len__(self) -> int:
-        """Return the number of batches until the end, if no step comes or goes.
+        """Return the number of batches until the end of a `Sweep`, if the store does not change.
 
         In the middle of a pass, this takes the time of drawing the rest of the pass.
 
         Raises
         ------
         TypeError
-            Draws never end.
+            The distribution never ends.
         """
         with self._lock:
             self._check_open()
@@ -703,7 +709,7 @@ class Sampler(IterableDataset[Batch]):
         - `seconds_gathering`, in any thread: copying rows
         - `seconds_copying`, in any thread: copies to devices other than CUDA
         - `seconds_transforming`, in any thread: transforms
-        - `population` and `priority_sum`: the present values of the fields of these names
+        - `population` and `priority_sum`: the current values of the fields with these names
         - `steps_not_finite`, from `Normalize`: steps that its statistics leave out
         """
         with self._lock:

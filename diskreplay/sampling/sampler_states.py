@@ -106,7 +106,7 @@ def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
     Raises
     ------
     ValueError
-        It is not a state, or from a newer release or another store, or has batches of another size.
+        `state` is not a sampler's state, is from a newer release or another store, or has batches of another size.
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
         raise ValueError(f"this is not a state of a sampler, but {type(state).__name__}")

@@ -41,8 +41,8 @@ def nstep_targets(
         (batch, length), bool, or numbers (0 is False).
     values : Tensor or None
         (batch, length + 1) float: the value of each step's observation, and of the observation after the last step.
-        After the end of an episode it is the value of the final observation. For a batch of `Sequences`, these are the
-        values of ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``. None if `next_values` is given.
+        After an episode's last step follows the value of its final observation. For a batch of `Sequences`, these are
+        the values of ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``. None if `next_values` is given.
     n : int
         Steps of a sum.
     gamma : float or Tensor
@@ -242,10 +242,11 @@ def vtrace_targets(
 
 
 class _Steps(NamedTuple):
-    """A batch of windows in float64, (batch, length), 0 at steps that are not real.
+    """A batch of windows in float64, (batch, length), with 0 at padded steps.
 
     `discount` is the discount after a step, and `following` the value of the next observation; both are 0 if the step
-    terminated. `continues` is whether sums continue with the next step. `dtype` is the dtype of the targets.
+    terminated. `continues` is whether sums continue with the next step, and `real` whether a step is not padded.
+    `dtype` is the dtype of the targets.
     """
 
     reward: torch.Tensor
@@ -268,7 +269,7 @@ class _Steps(NamedTuple):
         /,
         **others: torch.Tensor,
     ) -> "_Steps":
-        """Check the arguments and mask unused values, by selection: they may be NaN, so no product can mask them."""
+        """Check the arguments, and replace unused values by 0 with `torch.where`: a product with 0 would keep a NaN."""
         discounts = gamma if isinstance(gamma, torch.Tensor) else None
         shaped = {"terminated": terminated, "mask": mask, "truncated": truncated, "gamma": discounts, **others}
         following = _checked(reward, values, next_values, shaped)
@@ -297,7 +298,7 @@ class _Steps(NamedTuple):
     def corrected(self, estimates: torch.Tensor, traces: torch.Tensor) -> torch.Tensor:
         """Return G_t = r_t + gamma_t * (V_{t+1} + c_{t+1} * (G_{t+1} - Q_{t+1})).
 
-        `estimates` is Q_{t+1} of each step, and `traces` its own c_t; c_{t+1} is 0 if the sum ends at t.
+        For step t, `estimates` has Q_{t+1} and `traces` has c_t; c_{t+1} counts as 0 if the sum ends at t.
         """
         c = torch.where(self.continues, _next(traces), 0.0)
         expected = self.following - c * estimates
@@ -314,7 +315,7 @@ def _backward(terms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def _next(steps: torch.Tensor) -> torch.Tensor:
-    """Return the next step's value at each step; callers ignore the value at the last one."""
+    """Return the next step's value at each step; callers must ignore the value at the last step."""
     return steps.roll(-1, 1)
 
 

@@ -26,35 +26,38 @@ TransformLike = Union["Transform", Callable[[Batch], Result]]
 class Transform(ABC):
     """Changes each batch. Only `apply` must be defined; several threads may call it at once.
 
-    Its result may depend on the leaves that `bind` returned. If it is `random`, it may depend on random numbers. If it
-    `keeps_state`, it may depend on the result of `prepare` at the batch's draw. So a batch does not depend on the
-    thread that makes it, nor on the time.
+    The result of `apply` may depend only on its arguments and the transform's parameters, so that it is independent of
+    the thread and the time. `random` transforms get `entropy`. Transforms that keep a state (`keeps_state`) get the
+    result of `prepare` at the batch's draw.
     """
 
     random: bool = False
     keeps_state: bool = False
 
     def bind(self, schema: Schema, view: View) -> Sequence[str]:
-        """Return the paths of the leaves to change in this view's batches. Raises ValueError if it does not apply."""
+        """Return the paths of the leaves to change in this view's batches.
+
+        Raises ValueError if the transform does not fit the schema or the view.
+        """
         return ()
 
     @abstractmethod
     def apply(self, batch: Batch, leaves: Sequence[str], prepared: Arrays, entropy: Sequence[int]) -> Result:
-        """Return the new batch, or a dict of the new fields; `entropy` seeds the random numbers."""
+        """Return the new batch, or a dict of the new fields. `entropy` seeds a `random` transform."""
 
     def prepare(self, snapshot: Snapshot) -> Arrays:
         """Return the arrays that a batch drawn from this snapshot depends on; called in the order of the draws."""
         return {}
 
     def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
-        """Belong to this sampler, if the transform keeps a state: see `OneOwner`."""
+        """Make this sampler the owner of the transform, if it keeps a state: see `OneOwner`."""
 
     def stats(self) -> dict[str, float]:
         """Return numbers for `Sampler.stats`, by name."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that later batches depend on: arrays, numbers, texts."""
+        """Return the state that later batches depend on: arrays, numbers and texts."""
         return {}
 
     def load_state_dict(self, state: Any) -> None:  # noqa: B027  # as `claim`
@@ -101,11 +104,11 @@ class Pipeline:
         self._steps = steps
 
     def prepare(self, snapshot: Snapshot) -> list[Arrays]:
-        """Return `prepare` of each transform that keeps a state; called in the order of the draws."""
+        """Return the result of `prepare` of each transform that keeps a state; called in the order of the draws."""
         return [transform.prepare(snapshot) for transform, _ in self._steps if transform.keeps_state]
 
     def apply(self, batch: Batch, prepared: Sequence[Arrays], entropy: int | None) -> Batch:
-        """Return a batch, with weights of 1, after all transforms in order."""
+        """Return the batch after all transforms in order; its weights are 1."""
         states = iter(prepared)
         for place, (transform, leaves) in enumerate(self._steps):
             seed = () if entropy is None else (entropy, place)
@@ -120,7 +123,7 @@ def transforms_state(transforms: Sequence[Transform]) -> list[dict[str, Any]]:
 
 
 def load_transforms(transforms: Sequence[Transform], states: Any) -> None:
-    """Load the transforms' states. After a ValueError, some transforms may have loaded theirs."""
+    """Load the transforms' states. After a ValueError, some transforms may have loaded their states."""
     keeping = [one for one in transforms if one.keeps_state]
     with state_of("a sampler"):
         names, states = [str(one["name"]) for one in states], [one["state"] for one in states]
@@ -135,14 +138,14 @@ def load_transforms(transforms: Sequence[Transform], states: Any) -> None:
 
 
 class Rollback:
-    """Restores the distribution and transforms of the time of its construction, if a load of a state fails."""
+    """Restores the states that a distribution and transforms had when this was made, if loading a state fails."""
 
     def __init__(self, distribution: Distribution, transforms: Sequence[Transform]) -> None:
         self._distribution, self._place = distribution, distribution.place()
         self._transforms, self._states = transforms, transforms_state(transforms)
 
     def go_back(self) -> None:
-        """Restore them. The call may be repeated."""
+        """Restore the states. The call may be repeated."""
         self._distribution.go_back(self._place)
         load_transforms(self._transforms, self._states)
 
@@ -150,7 +153,7 @@ class Rollback:
 def obs_leaves(
     schema: Schema, argument: str, names: Sequence[str] | None, fits: Callable[[Field], bool], described: str
 ) -> dict[str, Field]:
-    """Return the observation leaves of these names, or for None the leaves that fit, by path.
+    """Return observation leaves by path: the leaves with these names, or for None all leaves that fit.
 
     The name of a lone leaf is "obs". ``described`` says in an error which leaves fit.
 
@@ -239,8 +242,8 @@ class RandomShift(Transform):
     """Shift frames at random by up to `pad` pixels in both directions: DrQ (Kostrikov et al. 2021, section 3.1).
 
     Each item is padded by `pad` pixels on every side, which repeat its border, and cropped to its size at a random
-    place. All frames of a stack, and all steps of a window, have the same shift. Each leaf has its own. Shifts are a
-    function of the sampler's seed and the batch. Frames keep their dtype.
+    place. All frames of a stack, and all steps of a window, have the same shift. Each leaf has its own shift. Shifts
+    are a function of the sampler's seed and the batch. Frames keep their dtype.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import View
 from diskreplay.writing.writer import Writer
 
-# Steps of the trial's episode in addition to an item's, so that items begin, lie inside and end in it.
+# Steps of the trial's episode in addition to an item's, so that items at its start, inside it and at its end are drawn.
 _MORE = 8
 
 
@@ -31,10 +31,10 @@ def warmup(
     Compiled kernels are kept on disk: after the first time on a machine, this takes a fraction of a second. Without
     arguments all kernels are compiled.
 
-    With a store and a view, only the kernels of such a sampler are compiled, and the other one-time work of its first
-    batch is done, too. For this, a store of the same schema with one short episode is made in a temporary folder and
-    sampled with a copy of the distribution. A `value_fn` is called with an observation of zeros. From the given store
-    only the schema and the limits are read.
+    With a store and a view, only the kernels of a sampler with these arguments are compiled, and the other one-time
+    work of its first batch is done, too. For this, a store of the same schema with one short episode is made in a
+    temporary folder and sampled with a copy of the distribution. A `value_fn` is called with an observation of zeros.
+    From the given store only the schema and the limits are read.
 
     Parameters
     ----------
@@ -68,14 +68,14 @@ def warmup(
         return
     schema, view = store_argument(store).schema, view_argument(view)
     distribution = copy.deepcopy(distribution_argument(distribution))
-    store.follow_compiled(of_sampler(distribution.weighted))  # with limits, another kernel than the trial's
+    store.follow_compiled(of_sampler(distribution.weighted))  # stores with limits need one that the trial does not
     with tempfile.TemporaryDirectory(prefix="diskreplay-") as folder, create(f"{folder}/store", schema) as trial:
         sampler = Sampler(trial, view, distribution, batch_size=2, seed=0)
         with sampler, trial.writer() as writer, suppress(NotEnoughData, StopIteration):
             steps = (view.item_steps or 1) + _MORE
             for step in range(steps):
                 _append(trial, writer, step == steps - 1)
-            for _ in range(2):  # with new steps, and with a store at rest
+            for _ in range(2):  # the first batch with new steps in the store, the second without
                 batch = sampler.sample()
             if distribution.weighted:
                 sampler.update_priorities(batch.index, np.ones(len(batch.index)))
