@@ -28,9 +28,9 @@ from diskreplay.writing.writer import Writer
 class Backed(ABC):
     """The base of buffers: at most one store, at a path or in a temporary folder, and one writer of it.
 
-    A store at the path is opened at once. Without one, `_writer_of` makes a store with the first step. A buffer that
-    keeps its steps in tensors calls `_writer_of` only if it has a path. A temporary folder is removed by `close`, when
-    the buffer is garbage, or when the process exits; a process that is killed leaves it.
+    A store at the path is opened at once. If there is no store yet, `_writer_of` makes it with the first step. A buffer
+    that keeps its steps in tensors calls `_writer_of` only if it has a path. A temporary folder is removed by `close`,
+    when the buffer is garbage, or when the process exits; a process that is killed leaves it.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Backed(ABC):
 
     @abstractmethod
     def _begin(self, store: Store) -> None:
-        """Use a store, which is new or was found at the path."""
+        """Prepare the buffer for its store, which is new or was found at the path."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store})"
@@ -94,9 +94,9 @@ class Backed(ABC):
         Raises
         ------
         ValueError
-            It has another capacity.
+            The store has another capacity.
         SchemaError
-            It has other fields.
+            The store has other fields.
         """
         if store.capacity != self._capacity:
             raise ValueError(f"the store at {store.path} keeps {store.capacity} steps, not {self._capacity}")
@@ -115,7 +115,8 @@ class Backed(ABC):
     def _schema(self, obs: Any, action: Any, num_envs: int, reward: Any = 0.0) -> Schema:
         """Return the store's schema; without a store, the schema of this first step.
 
-        The step may lack the axis of a single environment, and `reward` is a hint whether it does.
+        With a single environment, the step may lack the axis of environments. A `reward` with an axis is a hint that
+        the step has it, too.
         """
         if self._store is not None:
             return self._store.schema
@@ -131,7 +132,7 @@ class Backed(ABC):
     @overload
     def _writer_of(self, schema: Schema, num_envs: int) -> VectorWriter: ...
     def _writer_of(self, schema: Schema, num_envs: int | None = None) -> Writer | VectorWriter:
-        """Return the writer of the store. Without a store, make one with this schema."""
+        """Return the writer of the store; before the first step, make the store with this schema."""
         if self._store is None:
             self._store = self._make(schema)
             self._begin(self._store)

@@ -1,4 +1,4 @@
-"""Columns: tensors with a row for each step, made once and filled field by field."""
+"""Columns: a tensor for each field, with a row for each step, made at once for many steps and filled later."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -16,10 +16,10 @@ from diskreplay.views.base import Leaf
 
 Columns = dict[str, torch.Tensor]  # by the path of a field
 
-# Spare memory: a training loop holds the batch of the last rollout while it collects the next one.
+# Number of free slots of memory to keep: a training loop references the last rollout while it collects the next one.
 SPARE = 1
 
-# dtypes that numpy has, too. torch casts those in CAST to most others, and those in SELDOM_CAST to few.
+# Dtypes that torch and numpy have. torch can cast dtypes in CAST to most others, and dtypes in SELDOM_CAST to few.
 CAST = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),
@@ -28,7 +28,7 @@ SELDOM_CAST = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class ColumnMemory:
-    """Memory of columns ``(*leading, *shape)`` on a device, reused when none of its tensors is alive.
+    """Memory for columns ``(*leading, *shape)`` on a device, reused when its last tensors are no longer referenced.
 
     Not thread-safe.
     """
@@ -40,11 +40,11 @@ class ColumnMemory:
 
     def columns(self) -> Columns:
         """Return columns with arbitrary contents, in memory that no other tensor references."""
-        # In a caller's inference mode they would be inference tensors, which have no gradients.
+        # In the inference mode of a caller, new tensors would be inference tensors, which have no gradients.
         with torch.inference_mode(False):
             shapes = {path: (*self._leading, *field.shape) for path, field in self._fields.items()}
             if self._device.type != "cpu":
-                # A device's allocator reuses memory like the pool, in the order of the device's operations.
+                # No pool: the allocator of a device also reuses memory, in the order of the device's operations.
                 made = {path: torch_dtype(field.dtype) for path, field in self._fields.items()}
                 return {path: torch.empty(shapes[path], dtype=made[path], device=self._device) for path in made}
             _, arrays = self._pool.acquire(self._leaves, prod(self._leading))
@@ -52,17 +52,17 @@ class ColumnMemory:
 
 
 def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -> list[tuple[str, torch.Tensor]]:
-    """Return the leaves of a part of steps by path, ``(*leading, *shape)``, as `rows_of_field` does.
+    """Return path and values of each leaf of a part of steps, such as "obs".
 
-    Raises SchemaError if a key or a value does not fit the schema.
+    Values are ``(*leading, *shape)``, see `rows_of_field`. Raises SchemaError if a key or a value does not fit the schema.
     """
     return [(path, rows_of_field(schema.leaves[path], raw, path, leading)) for path, raw in schema.flatten(part, value)]
 
 
 def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...]) -> torch.Tensor:
-    """Return values of a field, ``(*leading, *shape)``, in a dtype that a copy casts without loss.
+    """Return values of a field, ``(*leading, *shape)``, in a dtype that is converted by a copy to a tensor of the field.
 
-    A tensor stays on its device if all values of its dtype fit the field. Axes of length 1 may be missing or extra.
+    A tensor stays on its device if all values of its dtype fit the field. Axes of length 1 may be missing or too many.
     Raises SchemaError if the shape differs or a value does not fit.
     """
     shape = leading + field.shape

@@ -68,8 +68,8 @@ class DistillationBuffer(Backed):
         capacity = int_argument("capacity", capacity)
         given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
         self._seed = seed_argument(seed)
-        self._fields: Schema | None = None  # the first pair's
-        self._columns: Columns = {}  # without a path
+        self._fields: Schema | None = None  # the schema of the first pair, or of the store
+        self._columns: Columns = {}  # empty if there is a path
         self._added = 0
         self._lock = threading.Lock()
         self._rng = np.random.default_rng(self._seed)
@@ -106,7 +106,7 @@ class DistillationBuffer(Backed):
             self._writer_of(schema).append_episode(obs, action, np.zeros(rows, np.float32), terminated=True)
 
     def _put(self, schema: Schema, pairs: Columns, count: int) -> None:
-        """Copy pairs over the oldest pairs."""
+        """Write pairs to the columns; when these are full, over the oldest pairs."""
         if not self._columns:
             fields = {path: schema.leaves[path] for path in pairs}
             self._columns = ColumnMemory(fields, (self._capacity,), self._device).columns()
@@ -138,7 +138,7 @@ class DistillationBuffer(Backed):
         return given[0] if batch else None
 
     def sample(self, batch_size: int) -> tuple[Any, Any]:
-        """Draw different pairs; return observations and actions, (batch_size, ...) each.
+        """Draw distinct pairs at random; return observations and actions, (batch_size, ...) each.
 
         Raises
         ------

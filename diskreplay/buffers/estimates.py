@@ -1,6 +1,6 @@
-"""Advantages of columns of steps, in a few operations of their device, and the values of final observations.
+"""Advantages of columns of steps, by a few operations of torch, and the values of final observations.
 
-A final observation is kept here, because the next step has the first observation of another episode.
+Final observations are kept apart from the steps: the next step has the first observation of another episode.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from diskreplay.views.rollouts import evaluated
 NO_FINAL_VALUES = (
     "step {} of environment {} was truncated, and the value of its final observation is unknown: such steps are "
     "bootstrapped with the values of their own observations. Give value_fn, which computes it, or final_values; "
-    "final_values=buffer.values keeps this and does not warn"
+    "final_values=buffer.values does the same without this warning"
 )
 
 
@@ -37,7 +37,8 @@ def advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute generalized advantage estimates (Schulman et al. 2016, equation 16), in float64 and rounded once.
 
-    `kernels.returns.gae` computes the same for views of a store. This function also runs on a device.
+    `kernels.returns.gae` computes the same for `Rollouts` of a store. This function computes on the device of its
+    arguments.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ def advantages(
     known = rewards.new_empty((steps + 1, columns), dtype=wide_dtype(rewards.device))
     known[:-1].copy_(values)
     known[-1].copy_(last_values)
-    # No products with 0: a NaN after an end stays in its episode.
+    # `where` and no product with 0: a NaN must not reach the steps of an earlier episode.
     zero = known.new_zeros(())
     following, stops = torch.where(done, zero, known[1:]), done
     if bootstraps is not None and final_values is not None:
@@ -90,7 +91,7 @@ def last_values_argument(values: Any, num_envs: int, device: torch.device) -> to
 
 
 def final_values_argument(values: Any, bootstraps: torch.Tensor) -> torch.Tensor:
-    """Return final values, in shape and device like `bootstraps`. Raises ValueError for another shape."""
+    """Return final values with the shape and device of `bootstraps`. Raises ValueError for another shape."""
     given = _numbers(values, bootstraps.device)
     if given.numel() != bootstraps.numel() or given.shape[:2] != bootstraps.shape:
         raise ValueError(f"final_values must be {list(bootstraps.shape)}, one for each step, not {list(given.shape)}")
@@ -147,14 +148,14 @@ class FinalObservations:
         return schema.unflatten("obs", {path: torch.cat([each[path] for each in rows]) for path in rows[0]})
 
     def values(self, schema: Schema, bootstraps: torch.Tensor, value_fn: Callable[[Any], Any]) -> torch.Tensor:
-        """Return the values of the observations after some steps, zeros elsewhere.
+        """Return the value of the next observation at the steps in `bootstraps`, and 0 at other steps.
 
         Parameters
         ----------
         schema : Schema
             The schema of the rollout.
         bootstraps : (steps, num_envs) bool Tensor
-            True at these steps.
+            True at steps that need the value of their next observation.
         value_fn : callable
             Computes the values of observations, from (n, ...) to (n,) or (n, 1). It is called once.
 
@@ -166,7 +167,7 @@ class FinalObservations:
         Raises
         ------
         ReplayError
-            The observation after one of these steps is missing.
+            The next observation of a step in `bootstraps` is missing.
         ValueError
             `value_fn` returned another shape.
         """

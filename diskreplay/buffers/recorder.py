@@ -27,7 +27,7 @@ FLAGS = ("terminated", "truncated")
 class Recorder:
     """Appends steps to a store in their order, in a thread. The next call raises a failure of the thread.
 
-    Waiting steps after a failed one are dropped, since they would leave a gap in their lanes. Later steps go to another
+    Steps that wait behind a failed step are dropped: their lanes would lack the failed step. Later steps go to another
     writer. Waiting steps are written before the interpreter ends.
 
     Concurrency: one thread.
@@ -45,13 +45,13 @@ class Recorder:
     def append(
         self, schema: Schema, rows: Columns, next_rows: NextRows | None, new_writer: Callable[[], VectorWriter]
     ) -> None:
-        """Append a step of all environments, and the observations after it of some, in the thread.
+        """Append a step of all environments, and the next observations of some environments, in the thread.
 
-        The thread copies tensors of a CUDA device, which must not change before. `new_writer` returns a writer for the
-        first step.
+        The thread copies tensors from a CUDA device; they must not change before. `new_writer` makes the writer of the
+        first step, and of the first step after a failure.
         """
         self._forget_parents()
-        if self._host_copy is None:  # made here, because a tensor's device has a number
+        if self._host_copy is None:  # made here: a tensor's device has a number, such as "cuda:0"
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()
@@ -72,7 +72,7 @@ class Recorder:
         self._workers.begin(job)
 
     def wait(self) -> None:
-        """Wait until all steps are in the store, or raise a step's failure."""
+        """Wait until all steps are in the store, or raise the error of a failed step."""
         self._forget_parents()
         while self._waiting:
             self._waiting[0].result()
@@ -80,7 +80,7 @@ class Recorder:
         self.check()
 
     def check(self) -> None:
-        """Raise a step's failure, once."""
+        """Raise the error of a failed step, if any, once; later steps go to a new writer."""
         if self._error is None:
             return
         for job in self._waiting:
@@ -94,7 +94,7 @@ class Recorder:
         raise error
 
     def close(self) -> None:
-        """Wait as `wait` does, and end the thread."""
+        """Wait until all steps are in the store, as `wait` does, and end the thread."""
         try:
             self.wait()
         finally:
@@ -107,11 +107,11 @@ class Recorder:
             self._waiting.clear()
 
     def _leave_cut(self, lane: int) -> None:
-        """Do nothing: the buffer warns of an observation that does not continue its episode."""
+        """Do nothing when the writer cuts an episode: the buffer warns of an observation that does not continue it."""
 
 
 def _write(writer: VectorWriter, schema: Schema, rows: Columns, next_rows: tuple[torch.Tensor, Columns] | None) -> None:
-    """Append a step of all environments, and the observations after it of some lanes."""
+    """Append a step of all environments, and the next observations of the lanes in `next_rows`."""
     arrays = {path: row.cpu().numpy() for path, row in rows.items()}
     values = {part: schema.unflatten(part, arrays) for part in ("obs", "action", "reward")}
     values |= schema.unflatten("extra", arrays)

@@ -26,14 +26,14 @@ from diskreplay.views.transitions import Transitions
 from diskreplay.writing.vector_writer import VectorWriter
 
 STATE = "replay-buffer"
-"""The name of the saved priorities in the store."""
+"""The name of the sampler state in the store that has the priorities."""
 
 SAVE_EVERY_S = 60.0
 """Seconds between saves of priorities while they are updated: a crash loses the updates since the last save."""
 
 BETA = Linear(0.4, 1.0, 1_000_000)
 
-# The batches' names of the fields of `Transitions`. `discounts` replace `truncated`.
+# Names in batches for fields of `Transitions`. Batches have `discounts` in place of `truncated`.
 NAMES = {
     "obs": "states",
     "action": "actions",
@@ -72,13 +72,14 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     as int64, and rewards as float32. Other dtypes are kept. Observations and actions may be dicts and tuples, nested
     like Gymnasium's Dict and Tuple spaces. A list is an array.
 
-    With one environment, a leading axis of length 1 of a state belongs to the environment. It is dropped, also from the
-    action. Give `obs_shape` if observations themselves begin with such an axis. With `num_envs` above 1, every value
-    has a leading axis of `num_envs`, and each environment has its own episodes.
+    With one environment, a leading axis of length 1 of a state counts as the axis of environments. It is dropped, also
+    from the action. Give `obs_shape` if observations themselves begin with such an axis. With `num_envs` above 1, every
+    value has a leading axis of `num_envs`, and each environment has its own episodes.
 
     A step's observation must equal the next observation of the same environment's previous step, byte for byte, unless
     that step was done or truncated. If it differs, the episode is cut there, with a warning the first time. For
-    example, if steps of several environments are added in turn to one, all returns have a single step.
+    example, if a buffer with ``num_envs=1`` gets steps of several environments in turn, each step is cut, and all
+    returns have a single step.
 
     With ``prioritized=True`` and a `path`, the priorities outlive the buffer, with the random state and the batches
     counted by beta's schedule. They are saved by `close`, by `save`, and every minute while they are updated. A process
@@ -163,7 +164,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._mark = 0  # ids below were cleared
         self._sampler: Sampler | None = None
         self._saved_at = monotonic()
-        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # for a snapshot and a view
+        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # (snapshot, view) and their ids
         super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:
@@ -182,7 +183,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             return
         with state_of("a replay buffer"):
             drawn = state["planner"]["distribution"]
-        # A state needs a sampler with the distribution that saved it.
+        # Only a sampler with the same kind of distribution can load a state.
         sampler.distribution = self._uniform if drawn == type(self._uniform).__name__ else self._priorities
         sampler.load_state_dict(state)
         sampler.distribution = self._priorities
@@ -307,7 +308,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw a batch: of distinct steps, or if the buffer is prioritized, by their priorities.
+        """Draw a batch of distinct steps, or by priorities if the buffer is prioritized.
 
         Returns
         -------
@@ -351,7 +352,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         return skipped
 
     def __len__(self) -> int:
-        """Return the number of steps that can be sampled: with `n_step` above 1, without the newest ones."""
+        """Return the number of steps that can be sampled. With `n_step` above 1, the newest steps do not count yet."""
         if self._refreshed() is None or self._sampler is None:
             return 0
         return self._sampler.sampleable
@@ -363,7 +364,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def __getitem__(self, index: int | slice) -> Experience | list[Experience]:
         """Return a step that can be sampled, or a list for a slice; the oldest one has index 0.
 
-        It is a single step for every `n_step`. Its values are on the device.
+        Returned experiences are single steps, whatever `n_step` is. Their values are on the device.
 
         Raises
         ------

@@ -28,14 +28,14 @@ from diskreplay.store.store import PathLike, Store
 from diskreplay.writing.episode_writer import DISCONTINUITY, same_rows
 from diskreplay.writing.vector_writer import VectorWriter
 
-# Rollouts that the store keeps.
+# Number of rollouts that a store keeps.
 KEPT = 8
 LEAST_SEGMENT_STEPS = 1024
 
 SCALARS = ("value", "log_prob")
 PRIVILEGED = "privileged_obs"
 
-# The batches' names of the store's fields: the arguments of `add`, or the fields of `Experience`.
+# Names in batches for the store's fields: the arguments of `add`, or the fields of `Experience` after `push`.
 ADDED = {
     "obs": "observations",
     PRIVILEGED: "privileged_observations",
@@ -53,12 +53,12 @@ PUSHED = {"obs": "states", "action": "actions", "reward": "rewards", "next_obs":
 class RolloutBuffer(Backed):
     """`num_steps` steps of `num_envs` environments side by side, for on-policy learning.
 
-    The steps are in tensors on the device, which are made with the first step. It defines shapes and dtypes that are
-    not given, by the rules of `ReplayBuffer`. Values and log probabilities are float32 scalars. With one environment,
-    `add` also takes values without the axis of environments.
+    The steps are in tensors on the device, which are made with the first step. The first step defines shapes and dtypes
+    that are not given, by the rules of `ReplayBuffer`. Values and log probabilities are float32 scalars. With one
+    environment, `add` also takes values without the axis of environments.
 
-    The attributes are these tensors, (steps so far, num_envs, ...), without a copy. `clear` does not change tensors
-    that are still referenced: the buffer continues in other memory.
+    The attributes, such as `rewards`, are these tensors without a copy, (steps so far, num_envs, ...). `clear` does not
+    change tensors that are still referenced: the buffer continues in other memory.
 
     With a `path`, a thread also appends the steps to a store there, for later runs and other processes. Reading a field
     or `store` waits for that thread. The next call raises an error of the store. The store then lacks the steps that
@@ -80,9 +80,9 @@ class RolloutBuffer(Backed):
     capacity : int or None
         Steps of all environments together until the buffer is full, in place of `num_steps`.
     num_privileged_obs : int
-        Length of the critic's observation; 0: it has none of its own.
+        Length of the critic's own observation; 0: the critic has the same observation as the policy.
     extra : dict of Field, optional
-        More values of a step by name, which `add` takes as arguments. An example is a recurrent state,
+        More fields of a step by name; `add` takes their values as arguments. An example is a recurrent state,
         ``{"hidden": dr.Field((64,), "float32")}``.
     path : path or None
         The path of a store that keeps the newest rollouts, at least eight; None: no store. A new buffer at the path of
@@ -128,7 +128,7 @@ class RolloutBuffer(Backed):
         self._warned = set[str]()
         self._first = 0  # the number of the first step in the buffer
         self._memory: ColumnMemory | None = None
-        self._fields: Schema | None = None  # the first step's
+        self._fields: Schema | None = None  # the schema of the first step
         self._recorder = None if path is None else Recorder()
         self._forget()
         fields = {name: Field((), "float32") for name in SCALARS}
@@ -148,7 +148,7 @@ class RolloutBuffer(Backed):
         self._columns: Columns = {}
         self._final = FinalObservations()
         self._expected: Columns | None = None  # the observation that follows a pushed step
-        self._pushed = True  # whether each step so far was pushed
+        self._pushed = True  # whether all steps so far came from `push`
         self._has_truncated = False
         self._has_unchecked = False
         self._batch: Batch | None = None
@@ -166,7 +166,7 @@ class RolloutBuffer(Backed):
         return self._store
 
     def _wait(self) -> None:
-        """Wait until the store has all steps so far, or raise its failure."""
+        """Wait until the store has all steps so far, or raise the error of a failed step."""
         if self._recorder is not None:
             self._recorder.wait()
 
@@ -199,11 +199,11 @@ class RolloutBuffer(Backed):
         privileged_observations : (num_envs, num_privileged_obs) or None
             The critic's observation; None if `num_privileged_obs` is 0.
         truncated : (num_envs,) or None
-            Whether each episode ended otherwise, for example by a time limit. It is bootstrapped from its final
-            observation, unless the step is done as well.
+            Whether each episode ended otherwise, for example by a time limit. The step is bootstrapped from the final
+            observation, unless it is done as well.
         final_observations : (num_envs, ...) or None
             The final observations of the truncated episodes; other rows are ignored. Gymnasium's
-            ``info["final_obs"]`` of SAME_STEP autoreset fits.
+            ``info["final_obs"]`` of SAME_STEP autoreset can be passed.
         **extra : (num_envs, ...)
             A value for each name of the buffer's `extra`.
 
@@ -289,14 +289,14 @@ class RolloutBuffer(Backed):
         self._batch = self._estimates = None
 
     def _flags(self, value: Any, name: str, reward: Any) -> torch.Tensor:
-        """Return flags, (num_envs,): 0 and 1 in any dtype."""
+        """Return flags, (num_envs,), as 0 and 1 in any dtype. Values of a tensor on a device are checked later."""
         if (
             isinstance(value, torch.Tensor)
             and "cpu" not in (value.device.type, self._device.type)
             and value.numel() == self._num_envs
             and not value.is_complex()
         ):
-            self._has_unchecked = True  # to read the values would be to wait for the device
+            self._has_unchecked = True  # reading the values now would wait for the device
             return value.detach().reshape(-1)
         return tensor_of(flags_of(value, name, self._num_envs, reward=reward))
 
@@ -357,7 +357,7 @@ class RolloutBuffer(Backed):
         A truncated step is bootstrapped with the value of its final observation, and the chain of lambda stops there
         (partial-episode bootstrapping, Pardo et al. 2018, section 3.2). That value comes from `value_fn` or from
         `final_values`. Without either, the value of the step's own observation is used, with a warning the first time.
-        It is close if little changes in a step.
+        It is a good approximation if an observation differs little from the next one.
 
         Parameters
         ----------
@@ -382,7 +382,7 @@ class RolloutBuffer(Backed):
         ValueError
             An argument is invalid.
         """
-        # Not a decorator, whose frame a warning would name.
+        # Not a decorator: a warning would name its frame instead of the caller's.
         with torch.inference_mode(False):
             self._estimates = self._estimated(last_values, gamma, gae_lambda, value_fn, final_values)
 
@@ -494,7 +494,7 @@ class RolloutBuffer(Backed):
         return fields
 
     def get_all_data(self) -> dict[str, Any]:
-        """Return the attributes by name. Missing ones, and estimates that are not computed yet, are None.
+        """Return the tensors of the buffer by attribute name; None for tensors that are missing or not yet computed.
 
         Raises
         ------
@@ -547,12 +547,12 @@ class RolloutBuffer(Backed):
 
     @property
     def advantages(self) -> torch.Tensor | None:
-        """The result of `compute_returns_and_advantages`, (steps so far, num_envs) float32; None before."""
+        """Advantages, (steps so far, num_envs) float32; None before `compute_returns_and_advantages`."""
         return None if self._estimates is None else self._estimates[0]
 
     @property
     def returns(self) -> torch.Tensor | None:
-        """Advantages + values, (steps so far, num_envs) float32; None before their computation."""
+        """Advantages + values, (steps so far, num_envs) float32; None before `compute_returns_and_advantages`."""
         return None if self._estimates is None else self._estimates[1]
 
     def _tensor(self, name: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Values that users pass to buffers, with or without an axis of one environment, and the fields' names in batches."""
+"""Checks of the values that users pass to buffers, with or without an axis of environments, and names in batches."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -90,14 +90,14 @@ def renamed(batch: Batch, names: Mapping[str, str], hidden: Collection[str]) -> 
 def flags_of(
     value: Any, name: str, num_envs: int, chosen: NDArray[np.int64] | None = None, reward: Any = None
 ) -> NDArray[np.bool_]:
-    """Return the flags of all environments, (num_envs,) bool. 0.0 and 1.0 are accepted, as other buffers have them.
+    """Return the flags of all environments, (num_envs,) bool. 0.0 and 1.0 are accepted: other libraries store floats.
 
-    If ``chosen`` is given, other environments' values are not checked.
+    Only the values of the environments in ``chosen`` are checked; None: of all.
 
     Raises
     ------
     SchemaError
-        A value is not a flag, or their number is not `num_envs`.
+        A value is not a flag, or the number of values is not `num_envs`.
     """
     if type(value) is bool and num_envs == 1:
         return np.array([value])
@@ -179,7 +179,7 @@ class Given:
         return Field(shape, dtype if dtype is not None else stored_dtype(value, array))
 
     def check(self, schema: Schema) -> None:
-        """Raise SchemaError if the store at a buffer's path has other fields."""
+        """Raise SchemaError if a store has other shapes or dtypes of observations or actions."""
         for part in ("obs", "action"):
             shape, dtype = self.of(part)
             tree = getattr(schema, part)
@@ -190,7 +190,7 @@ class Given:
 
 
 def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
-    """Return the dtype of a field by its first value: float32 for float64, int64 for Python's bool, else its own.
+    """Return the dtype of a field from its first value: float32 for float64, int64 for Python's bool, else unchanged.
 
     Networks compute in float32. float64 is the default of Python and numpy, and seldom a choice.
     """
@@ -203,7 +203,7 @@ def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: 
     """Return whether a first observation has a leading axis of one environment.
 
     With a known `shape`, the observation must be (1, *shape). Else all its leaves must have a leading axis of length 1.
-    In addition, a leaf must have more axes, or `batched` must say that rewards have that axis.
+    In addition, a leaf must have more axes, or `batched` must be True: other values of the step have that axis.
     """
     if shape is not None and not isinstance(obs, Mapping):
         return plain(obs).shape == (1, *shape)

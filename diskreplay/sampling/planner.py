@@ -398,7 +398,7 @@ class Planner:
                 break
 
     def rewind(self) -> bool:
-        """Drop all undelivered plans and draw their ids again, if draws depend on each other; return whether they do."""
+        """Drop undelivered plans, to draw their ids again, if draws depend on each other. Return whether they do."""
         if not self.target.active.rewind():
             return False
         self.queue.clear()

@@ -65,7 +65,7 @@ class Statistics:
     Attributes
     ----------
     batches, steps : int
-        Delivered batches and steps, including those of the resumed run.
+        Numbers of delivered batches and steps; after a load also of the run that was resumed.
     planning, elsewhere : float
         Seconds spent on planning batches, and between the calls.
     first, last : float
