@@ -54,13 +54,13 @@ class ColumnMemory:
 def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -> list[tuple[str, torch.Tensor]]:
     """Return path and values of each leaf of a part of steps, such as "obs".
 
-    Values are ``(*leading, *shape)``, see `rows_of_field`. Raises SchemaError if a key or a value does not fit the schema.
+    Values are ``(*leading, *shape)``; see `rows_of_field`. Raises SchemaError for keys or values that do not fit.
     """
     return [(path, rows_of_field(schema.leaves[path], raw, path, leading)) for path, raw in schema.flatten(part, value)]
 
 
 def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...]) -> torch.Tensor:
-    """Return values of a field, ``(*leading, *shape)``, in a dtype that is converted by a copy to a tensor of the field.
+    """Return values of a field, ``(*leading, *shape)``, as a tensor that can be copied to the field's column.
 
     A tensor stays on its device if all values of its dtype fit the field. Axes of length 1 may be missing or too many.
     Raises SchemaError if the shape differs or a value does not fit.

@@ -28,7 +28,7 @@ class DistillationBuffer(Backed):
     dtypes and shapes follow the rules of `ReplayBuffer`, with one difference. Without `obs_shape`, observations with
     two axes or more are a batch if their first axis has the length of the actions' first axis.
 
-    Concurrency: one thread adds; any thread may do all else.
+    Concurrency: one thread adds; any thread may call the other methods.
 
     Parameters
     ----------

@@ -43,9 +43,9 @@ def advantages(
     Parameters
     ----------
     rewards, values : (num_steps, columns) float32
-        The steps.
+        The rewards of the steps, and the values of their observations.
     last_values : (columns,)
-        The value of the observation after each column, which bootstraps its last step.
+        The value of the observation after the last step of each column, which bootstraps that step.
     done : (num_steps, columns) bool
         Whether the step is not bootstrapped: its episode ended there.
     gamma, gae_lambda : float

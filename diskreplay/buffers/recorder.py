@@ -25,7 +25,7 @@ FLAGS = ("terminated", "truncated")
 
 
 class Recorder:
-    """Appends steps to a store in their order, in a thread. The next call raises a failure of the thread.
+    """Appends steps to a store in their order, in a thread. The next call raises an error of the thread.
 
     Steps that wait behind a failed step are dropped: their lanes would lack the failed step. Later steps go to another
     writer. Waiting steps are written before the interpreter ends.

@@ -86,7 +86,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     that ends without `close` loses later updates. The next buffer continues from the last save, and later steps get the
     largest priority given.
 
-    Concurrency: one thread adds; any thread may do the rest. Other processes may read a store at a `path`.
+    Concurrency: one thread adds; any thread may call the other methods. Other processes may read a store at a `path`.
 
     Parameters
     ----------

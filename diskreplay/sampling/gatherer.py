@@ -83,7 +83,8 @@ class BufferPool:
     memory would show the same, but needs new arrays for each batch: 20 of the 140 microseconds of a small batch.
 
     `allocate` returns uint8 memory of a size in bytes, ordinary or pinned. At most `spare` free slots are kept. `debug`
-    overwrites the memory of dead batches, so that a pointer that outlived its tensor reads NaN.
+    overwrites the memory of batches that are no longer referenced, so that a pointer that outlived its tensor reads
+    NaN.
     """
 
     def __init__(
@@ -96,13 +97,13 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Return the number of slots, lent and free."""
+        """Return the number of slots, in use and free."""
         return len(self._slots)
 
     def acquire(self, leaves: Sequence[Leaf], size: int) -> tuple[Slot, Fields]:
         """Return a free slot laid out for a batch of `size` items, and its fields, with arbitrary contents.
 
-        The slot is not lent again while these arrays, or tensors made of them, are referenced.
+        The slot is in use while these arrays, or tensors made of them, are referenced.
         """
         with self._lock:
             slots = self._slots
@@ -413,7 +414,7 @@ class Gatherer:
             self._threads.close()
 
     def to_batch(self, gathered: Gathered, weights: NDArray[np.float32] | None = None) -> Batch:
-        """Return the batch with these weights; None: all are 1."""
+        """Return a gathered batch as a `Batch`, with these weights; None: all weights are 1."""
         slot, fields, sent = gathered
         if self._gives_arrays:
             if weights is not None:
@@ -434,7 +435,7 @@ class Gatherer:
             values = [torch.from_numpy(array).to(self._device) for array in arrays]
             self.seconds_copying += perf_counter() - started
         elif not self.reader.shows_leaves:
-            # Tensors, not arrays: only they keep the block's memory lent while a view of them is alive.
+            # Tensors, not arrays: only tensors keep the slot in use while a view of them is alive.
             values = [torch.from_numpy(array) for array in arrays]
         values = self.reader.present(values)
         if self._names:
@@ -442,7 +443,7 @@ class Gatherer:
         return Batch(nested(self._paths, values, self._tuples), self._kind)
 
     def transformed(self, gathered: Gathered, prepared: Sequence[Arrays], entropy: int | None) -> Batch:
-        """Return the batch, with weights of 1, after all transforms."""
+        """Return a gathered batch as a `Batch`, with weights of 1, after all transforms."""
         batch = self.to_batch(gathered)
         started = perf_counter()
         batch = self.pipeline.apply(batch, prepared, entropy)
@@ -460,7 +461,7 @@ class ItemErrors:
     def __init__(self, view: View, schema: Schema) -> None:
         self._view, self._schema = view, schema
         self._readers: dict[tuple[str, ...], Gatherer] = {}
-        self._has_windows = True  # until the view turns out to have none
+        self._has_windows = True  # False once the view was found to have no windows
 
     def loss_mask(self, snapshot: Snapshot, ids: Ints, length: int) -> NDArray[np.bool_]:
         """Return the loss mask of sequences, (n, length) bool, False after the end of a sequence.

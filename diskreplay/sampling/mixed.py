@@ -43,10 +43,10 @@ class MixedSampler(IterableDataset[Batch]):
         Samplers and their shares, which need not sum to one. All samplers' batches must have the same fields. The mixed
         sampler does not close its samplers.
     batch_size : int
-        Items of a batch. If shares of it are not whole numbers, the remaining items are assigned at random, so that
-        each sampler gets its share on average.
+        Items of a batch. If the shares are not whole numbers of items, the remaining items are assigned at random, so
+        that each sampler gets its share on average.
     seed : int or None
-        Makes this assignment a function of the seed. None: a random one.
+        Makes the assignment of remaining items a function of the seed. None: a random seed.
 
     Raises
     ------
@@ -168,7 +168,7 @@ class MixedSampler(IterableDataset[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the samplers' states and the state of the assignment of items; see `Sampler.state_dict`.
 
-        After a failed call it also has the parts of the batch that were drawn, with all their fields.
+        After a failed call, the state also has the parts of the batch that were drawn, with all their fields.
         """
         states = [sampler.state_dict() for sampler in self._samplers]
         planned = np.array(self._planned, np.int64).reshape(-1, len(states))

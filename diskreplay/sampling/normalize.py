@@ -493,7 +493,7 @@ class Normalize(OneOwner, Transform):
         return found
 
     def stats(self) -> dict[str, float]:
-        """Return `steps_not_finite`, the number of steps that the statistics leave out for NaN or an infinity."""
+        """Return `steps_not_finite`, the number of steps with values that the statistics leave out; see `Normalize`."""
         return {"steps_not_finite": 0 if self._store is None else self._store.not_finite}
 
     def state_dict(self) -> dict[str, Any]:

@@ -247,7 +247,7 @@ class Planner:
         return Target(view, distribution, own, population, errors, view.random or self._transforms_random, limits)
 
     def _claim(self, distribution: Distribution) -> Distribution:
-        """Claim a distribution; a new `Prioritized` takes over the priorities of the previous one."""
+        """Become the owner of a distribution, and return it; a new `Prioritized` takes over the previous priorities."""
         known = [leaf for leaf in self._store.schema.leaves if leaf.startswith("episode/")]
         if unknown := set(distribution.episode_fields).difference(known):
             names = ", ".join(known) or "none"
@@ -512,7 +512,7 @@ class Planner:
     def _of_sequences(
         self, ids: Ints, errors: NDArray[np.float64], eta: float
     ) -> tuple[Ints, NDArray[np.float64], int]:
-        """Return the ids that can be drawn, one error for each, and the number of other ids."""
+        """Return the given ids that can be drawn, one error for each, and the number of other ids."""
         population = self.target.population
         for _ in range(ATTEMPTS):
             known = population.contains(ids)

@@ -41,7 +41,7 @@ class Prefetcher:
         self.seconds_waiting = 0.0
 
     def begin(self, plans: Iterable[Plan], first: Plan) -> None:
-        """Start to make the batches of these plans, except of `first` and of plans that were started before."""
+        """Start to make the batches of these plans, except `first` and plans that were started before."""
         for plan in plans:
             if plan.gathered is None and plan is not first:
                 disk = self.gatherer.disk

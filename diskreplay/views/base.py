@@ -55,8 +55,8 @@ class Leaf:
 class Block:
     """The arrays of one batch of `size` items, one after the other in `memory`.
 
-    `arrays[i]` is the array of leaf i, (size, *shape), at `addresses[i]`. A 0 follows the last address: `addresses[-1]`
-    means that the batch lacks a leaf.
+    `arrays[i]` is the array of leaf i, (size, *shape), at `addresses[i]`. A 0 follows the last address:
+    `addresses[-1]` is 0, and kernels use the number -1 for a leaf that the batch lacks.
     """
 
     def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8]) -> None:
@@ -199,7 +199,7 @@ class Reader:
     evaluate: Callable[[Any], Any] | None = None
 
     def for_device(self) -> "Reader":
-        """Return the reader for batches that are copied to a device: itself, or one with less to copy."""
+        """Return the reader for batches that are copied to a device: this reader, or one with less to copy."""
         return self
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
@@ -238,7 +238,7 @@ class Reader:
 class View(Protocol):
     """A view decides what one item of a batch is: a transition, a window or an episode. Immutable and thread-safe.
 
-    `CONTRIBUTING.md` says how to write one. Abstract members must be defined; the others have defaults.
+    `CONTRIBUTING.md` explains how to write a view. Abstract members must be defined; the others have defaults.
     """
 
     @property

@@ -68,8 +68,8 @@ class CrossingStarts:
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
         """Return the done episodes, and the ones that may get more windows, cut to the steps that start windows.
 
-        `ended` are the episodes that ended since the last call, or None; `is_fresh` marks the first call. `admitted`
-        are the admitted episodes among `ended`, and `still_open` the admitted open episodes.
+        `ended` are the episodes that ended since the last call, or None; with `is_fresh`, all episodes are new.
+        `admitted` are the admitted episodes among `ended`, and `still_open` the admitted open episodes.
         """
         if is_fresh:
             self._clear()
@@ -254,7 +254,7 @@ class LaneWalk:
 
 
 def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, observed: Bools) -> tuple[Bytes, Bools]:
-    """Return how steps with flags `own` end their episodes, and whether each has a next observation.
+    """Return `ends` of steps with the flags `own`, see `_Steps`, and whether each step has a next observation.
 
     `behind` has the flags of the next rows. If a next row is missing (not `is_behind`), `is_closed` is True if the
     row cannot come any more, and `observed` is True if its observation exists already.

@@ -116,10 +116,10 @@ class GatherPlan:
     and addresses, is made once and changed in place; the plan keeps alive the arrays at these addresses. A change is
     noted as done last, so that the next call repeats a change that was interrupted.
 
-    `view` is named in messages. `bounds` says which windows `gather` finds; None for a plan that only copies rows of
-    given windows. `summands` are path, dtype and weight of scalar fields. Their sum is discounted by `gamma` per step,
-    times the scalar field `discount` if it is given. `computed` maps names of `gathering.COMPUTED` to numbers of arrays
-    in a block; -1 or a missing name: the batch does not have that field.
+    `view` is named in messages. `bounds` selects the windows that `gather` finds; None for a plan that only copies rows
+    of given windows. `summands` are path, dtype and weight of scalar fields. Their sum is discounted by `gamma` per
+    step, times the scalar field `discount` if it is given. `computed` maps names of `gathering.COMPUTED` to numbers of
+    arrays in a block; -1 or a missing name: the batch does not have that field.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class GatherPlan:
         return held
 
     def _map(self, snapshot: Snapshot, ids: Ints) -> MappingGuard:
-        """Map all rows that are needed, without unmapping any of these; return the object that keeps them mapped."""
+        """Map all rows of the windows of these ids together; return the object that keeps them mapped."""
         with snapshot.tables.lock:  # keeps other threads from unmapping chunks to make room
             since = chunk_budget.now()
             if self._bounds is not None:
@@ -315,7 +315,7 @@ class RandomSteps(GatherPlan):
         self._limits = np.zeros(0, np.int64)
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the draw of the next `gather`, and only of that one; None: it draws nothing."""
+        """Seed the draw of the next `gather`, and only of that one; None: no draw."""
         self._entropy = entropy
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:

@@ -257,7 +257,7 @@ class Requested:
         if self._values:
             places = last.slot[given], last.lane[given], last.own[given]
             last.own[given] = snapshot.value_rows(*places)
-            last.floor[:] = last.own  # it may be below 0
+            last.floor[:] = last.own  # in a pack, rows of values may be below 0
         last.own_stop[:] = last.own + given
         if known is not None:
             known[:] = given
@@ -307,7 +307,7 @@ class WindowLeaf(NamedTuple):
     source: str | None = None  # The leaf of the store that is copied, if any.
     each_step: bool = True  # Whether each step has a value, not only each item.
     stack: int = 0  # The depth of stacks that share frames, else 0.
-    frames: int = 1  # The frames of one value.
+    frames: int = 1  # The number of frames in one value.
 
     def leaf(self, length: int) -> Leaf:
         """Return the leaf of windows of this length."""

@@ -212,7 +212,7 @@ class RolloutCursor(Owned):
         return Draw(grid.ids.ravel())
 
     def drawable(self, population: Population) -> Ints:
-        """Return the ids of the share that were not drawn yet, including lanes with too few steps."""
+        """Return the ids of the share that were not drawn yet, including ids of lanes with too few steps."""
         lanes = self._follow(population).by_lane
         least = population.followed.least_ids(lanes.episodes.first)
         runs = unseen_steps(lanes, usable_steps(lanes, self._bootstrap), self._planned, least)

@@ -73,7 +73,7 @@ NO_DISCOUNTS: Floats = np.zeros((0, 0))
 class Rollouts(View):
     """The oldest unseen `num_steps` steps of every lane, (num_steps, num_envs, ...), with advantages and returns.
 
-    Advantages are generalized advantage estimates (Schulman et al. 2016, equation 16) of the stored values; ret is
+    Advantages are generalized advantage estimates (Schulman et al. 2016, equation 16) of the stored values; `ret` is
     advantage + value. Sums are in float64 and rounded once. Columns are in the order of (writer, lane). A lane
     continues across its writer's segments. A batch needs `num_steps` new steps of every lane of an open writer. A lane
     is known from the writer's first step on, or from its own first step if each episode has its own segment. The
@@ -84,9 +84,9 @@ class Rollouts(View):
     - else the step's field `next_value`, if named;
     - else the stored value of the lane's next step, in the same episode or in its continuation after a length cut.
 
-    A truncated or cut step without any of these raises ReplayError. `value_fn` needs a final observation; without one,
-    `next_value` is used if it is also given. If a lane ends in a cut that has no bootstrap value, for example because
-    its writer closed, its last step is left out.
+    A truncated or cut step without any of these raises ReplayError. `value_fn` needs a final observation; if a step
+    has none, `next_value` is used if it is also given. If a lane ends in a cut that has no bootstrap value, for example
+    because its writer closed, its last step is left out.
 
     The sum over lambda stops at the end of an episode, but not at a length cut. `truncated` is true where a column's
     chain stops and the step did not terminate.
@@ -200,7 +200,7 @@ class StepRuns:
             self._take(grid, np.ones(grid.shape, np.bool_), find)
 
     def _take(self, grid: Ints, first: Bools, find: Callable[[Ints], Windows]) -> bool:
-        """Take the runs that begin at the steps `first`; return False if a run is not successive rows of one lane."""
+        """Store the runs that begin where `first` is True; return False if one is not successive rows of one lane."""
         self.last = np.ones(grid.shape, np.bool_)
         self.last[:-1] = first[1:]
         # Column by column: the rows of a run are successive, and the rows of the next column are near.

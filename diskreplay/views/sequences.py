@@ -34,10 +34,10 @@ KEPT_LAYOUTS = 64
 class Sequences(View):
     """Windows of `length` steps of one episode, for recurrent agents: an id names the first step of a window.
 
-    Windows start at steps 0, stride, 2 stride, ... of each episode, up to the first that reaches the episode's end. The
-    stride is length - overlap: every step is in some window, and ``overlap=length - 1`` gives every full window. A
-    window of an open episode can be drawn once it is full. Kapturowski et al. 2019 (R2D2, section 2.3) use length 80,
-    overlap 40 and a burn-in of up to 40.
+    Windows start at steps 0, stride, 2 stride, ... of each episode, up to the first window that reaches the episode's
+    end. The stride is length - overlap: every step is in some window, and ``overlap=length - 1`` gives every full
+    window. A window of an open episode can be drawn once it is full. Kapturowski et al. 2019 (R2D2, section 2.3) use
+    length 80, overlap 40 and a burn-in of up to 40.
 
     The batch has `obs`, `next_obs`, `action`, `reward`, `terminated`, `truncated`, `is_first`, `mask`, `loss_mask` and
     the extra fields, all (batch, length, ...), and `index` and `weight`, (batch,). `obs` and `next_obs` share memory.
@@ -196,8 +196,8 @@ class Sequences(View):
 class Episodes(View):
     """Whole ended episodes: an id names the first step of an episode.
 
-    The batch has the fields of `Sequences`, (batch, L, ...), where L is the length of its longest episode in steps. An
-    episode is not sampled if the store's capacity hides its first steps.
+    The batch has the fields of `Sequences`, (batch, L, ...), where L is the length of the batch's longest episode in
+    steps. An episode is not sampled if the store's capacity hides its first steps.
 
     Immutable: any thread may use it, and several samplers may share it.
 
@@ -232,7 +232,7 @@ class Episodes(View):
 
     @property
     def kind(self) -> tuple[str]:
-        """All episodes share one table of priorities, whatever their `max_length`."""
+        """The kind of the view's ids: all episodes share one table of priorities, for every `max_length`."""
         return ("episodes",)
 
     @property

@@ -72,8 +72,8 @@ class Transitions(View):
         Step fields that a batch also holds n steps later, as next_<name>: ("action",) for SARSA. A window that ends
         with its episode has no such step: the values are zeros, and `next_mask`, (batch,) bool, is False.
     relabel : Hindsight or None
-        Replaces goals by reached ones. Then only ended episodes are sampled, since the later goals of an open episode
-        are not known. `Sampler.gather` ignores it and returns stored values.
+        Replaces goals by goals that the episode reached. Then only ended episodes are sampled, since the later goals of
+        an open episode are not known. `Sampler.gather` ignores it and returns stored values.
     next_missing : {"mask", "drop"}
         Treatment of windows that end with an episode that did not terminate: their discount is not 0, but they have no
         next fields to bootstrap from. "mask": they are sampled, with `next_mask` False. "drop": they are not sampled.
@@ -275,7 +275,7 @@ def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Lea
 
 
 class _Stacks(NamedTuple):
-    """A leaf of the store, its stacks in a batch, and their depth."""
+    """An observation leaf of the store, the paths of its stacks in a batch, and their depth."""
 
     source: str
     obs: Path
@@ -447,7 +447,7 @@ def nstep_experiences(episode_or_iterable: Any, n_step: int, gamma: float) -> It
 def _windows(steps: Iterator[_Step], n: int, gamma: float) -> Iterator[NStepExperience]:
     window: deque[_Step] = deque()
     for step in steps:
-        if len(window) == n:  # it waited for this step's obs
+        if len(window) == n:  # a full window waited for this step's obs
             yield _experience(window, gamma, step.obs)
             window.popleft()
         window.append(step)
