@@ -81,10 +81,10 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     example, if a buffer with ``num_envs=1`` gets steps of several environments in turn, each step is cut, and all
     returns have a single step.
 
-    With ``prioritized=True`` and a `path`, the priorities outlive the buffer, with the random state and the batches
-    counted by beta's schedule. They are saved by `close`, by `save`, and every minute while they are updated. A process
-    that ends without `close` loses later updates. The next buffer continues from the last save, and later steps get the
-    largest priority given.
+    With ``prioritized=True`` and a `path`, the priorities outlive the buffer, and so do the random state and the number
+    of batches for beta's schedule. They are saved by `close`, by `save`, and every minute while they are updated. A
+    process that ends without `close` loses later updates. The next buffer continues from the last save, and later steps
+    get the largest priority given.
 
     Concurrency: one thread adds; any thread may call the other methods. Other processes may read a store at a `path`.
 

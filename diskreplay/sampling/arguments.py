@@ -19,7 +19,7 @@ from diskreplay.views.base import INT64, View
 def drawing_arguments(
     where: Any, rank: Any, world_size: Any, max_times_sampled: Any, max_size: Any, remover: Any
 ) -> dict[str, Any]:
-    """Return the checked arguments that select a sampler's ids, by `Planner`'s names. Raises ValueError."""
+    """Return the checked arguments that select a sampler's ids, as arguments of `Planner`. Raises ValueError."""
     world_size, rank = int_argument("world_size", world_size), int_argument("rank", rank, 0)
     if rank >= world_size:
         raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")

@@ -76,7 +76,7 @@ class Limits(NamedTuple):
             raise ValueError(f"max_size needs the probabilities of ids, and {distribution} does not give them")
 
     def bounded(self, distribution: Distribution, kind: tuple[Any, ...]) -> Distribution:
-        """Return the distribution, restricted to the ids in the index of this kind if `max_size` limits them."""
+        """Return the distribution; with `max_size`, restricted to the ids that the index of this kind keeps."""
         return distribution if self.indices is None else Bounded(distribution, self.indices.of(kind))
 
     def loaded(self, saved: PlannerState) -> "Limits":

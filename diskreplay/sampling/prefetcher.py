@@ -79,7 +79,8 @@ class Makers:
     """The makers of the batches of one view: `gatherer` makes a batch in the call that delivers it, `prefetcher` ahead.
 
     `prefetcher` is None if `prefetch` is 0, the view does not allow it, or its batches are too small. `planned` is the
-    number of batches that are kept drawn. For `item_steps` see `View`, for the arguments see `Sampler`.
+    number of batches with drawn ids: the next one, and the batches made ahead. For `item_steps` see `View`, for the
+    arguments see `Sampler`.
     """
 
     def __init__(

@@ -338,7 +338,7 @@ class Sampler(IterableDataset[Batch]):
 
     @property
     def store(self) -> Store:
-        """The store that it draws from: the given store, or the one that it opened at a path."""
+        """The sampler's store: the given store, or the store that the sampler opened at a path."""
         return self._store
 
     @property
@@ -464,7 +464,7 @@ class Sampler(IterableDataset[Batch]):
                     steps = makers.gatherer.reader.count_steps(plan.snapshot, ids)
                 else:
                     steps = item_steps * len(ids)
-                if payments.limiter is not None and (item_steps is None or not active.sized):  # else it was paid before
+                if payments.limiter is not None and (item_steps is None or not active.sized):  # else `sample` has paid
                     is_refused = True
                     payments.pay_for(plan, steps, planner)
                     is_refused = False
@@ -559,7 +559,8 @@ class Sampler(IterableDataset[Batch]):
         Raises
         ------
         ValueError
-            `td_error` has another shape or a value that is not finite, or the sampler never had a `Prioritized`.
+            `td_error` has another shape or a value that is not finite, or the sampler never had a `Prioritized`
+            distribution.
         """
         kind = kind_of(index) if kind is None else kind_argument(kind)
         index, td_error = fetched(index, td_error)

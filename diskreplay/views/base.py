@@ -33,7 +33,7 @@ ALIGNMENT = 64  # bytes, a cache line; copies to a device are also faster
 EPISODE_KNOWN = "episode_known"
 """The field that is True for items whose episode has values of episode fields."""
 
-# Advice of `madvise`.
+# Kinds of advice for the system call `madvise`.
 WILL_NEED = MADV_WILLNEED  # start to read the pages from disk
 POPULATE_READ = 22  # read and map the pages before returning; Linux 5.14
 

@@ -1,7 +1,7 @@
 """Rollouts: the view, its reader, and advantages of columns of steps.
 
-A batch is a grid of ids, (num_steps, columns), one row after the other. The reader copies the leaves, follows each
-column's chain of steps, bootstraps where the chain stops, and sums backwards.
+A batch is a grid of ids, (num_steps, columns), flattened row by row. The reader copies the leaves, follows each
+column's chain of successive steps, bootstraps where the chain stops, and sums backwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -88,8 +88,9 @@ class Rollouts(View):
     has none, `next_value` is used if it is also given. If a lane ends in a cut that has no bootstrap value, for example
     because its writer closed, its last step is left out.
 
-    The sum over lambda stops at the end of an episode, but not at a length cut. `truncated` is true where a column's
-    chain stops and the step did not terminate.
+    The sum over lambda stops at the end of an episode, but not at a length cut. `truncated` is true at a step that did
+    not terminate if its episode ends there without a continuation, or if the column's next step is not the one after
+    it.
 
     Immutable: any thread may use it, and several samplers may share it. The position in each lane is part of a
     sampler's state.

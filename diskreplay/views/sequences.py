@@ -50,8 +50,9 @@ class Sequences(View):
     `is_first` marks the resets in it. Windows start at steps 0, stride, 2 stride, ... of each episode, as soon as the
     lane has `length` steps from there on; all windows are full. They also hold the last step of episodes that were
     truncated without a final observation. They cross a writer's segments and evicted episodes, but not an episode that
-    the sampler's `where` leaves out. `loss_mask` leaves out the burn-in up to the first reset. `next_obs` is a field on
-    request with its own memory. At an episode's end it is the final observation, or zeros if the store has none.
+    the sampler's `where` leaves out. `loss_mask` leaves out the burn-in up to the first reset. `next_obs` is in a
+    batch only if the sampler's `fields` names it, and has its own memory. At an episode's end it is the final
+    observation, or zeros if the store has none.
 
     Immutable: any thread may use it, and several samplers may share it.
 

@@ -181,7 +181,7 @@ class EpisodeTables(Generic[Table]):
         self._snapshot, log = None, snapshot.log
         is_other = snapshot.generation != self._generation or len(log) < self._count
         if self._most is None or is_other or len(log) - self._count > max(_FEW, self._count // 8):
-            self._generation = -1  # until the rest is done
+            self._generation = -1  # an interrupt before the last line causes a rebuild
             self._most, self._count = self._make(snapshot, log, self._most), len(log)
             self._generation = snapshot.generation
         rest = EpisodeTable.concatenate([log.select(slice(self._count, None)), snapshot.open])
