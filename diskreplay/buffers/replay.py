@@ -161,7 +161,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._uniform, self._priorities = Distinct(), PrioritizedOfEnough(alpha, beta, eps)
         self._prioritized = bool(prioritized)
         self._seed = seed_argument(seed)
-        self._mark = 0  # ids below were cleared
+        self._mark = 0  # steps with lower ids were cleared
         self._sampler: Sampler | None = None
         self._saved_at = monotonic()
         self._ids: tuple[Any, NDArray[np.int64]] | None = None  # (snapshot, view) and their ids
@@ -467,7 +467,7 @@ class Since(Transitions):
 
     @property
     def starts(self) -> Starts:
-        """The starts of transitions from `mark` on."""
+        """The rule that selects transitions with ids of at least `mark`."""
         return super().starts._replace(since=self.mark)
 
 

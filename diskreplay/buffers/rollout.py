@@ -61,8 +61,8 @@ class RolloutBuffer(Backed):
     change tensors that are still referenced: the buffer continues in other memory.
 
     With a `path`, a thread also appends the steps to a store there, for later runs and other processes. Reading a field
-    or `store` waits for that thread. The next call raises an error of the store. The store then lacks the steps that
-    were waiting, and the buffer has all of them.
+    or `store` waits for that thread. An error of the store is raised by the next call. The store then lacks the steps
+    that were waiting, and the buffer has all of them.
 
     On a CUDA device, `add` copies tensors of that device on the current stream and does not wait, unless it has final
     observations. With a `path`, the thread copies the steps to the processor, on its own stream.
@@ -190,7 +190,7 @@ class RolloutBuffer(Backed):
         Parameters
         ----------
         observations, actions, rewards : (num_envs, ...)
-            The step.
+            The observations, the actions taken on them, and the rewards of these actions.
         dones : (num_envs,)
             Whether the step terminated each environment's episode, so that it is not bootstrapped. Without
             `truncated`, whether the episode ended in any way. Numbers are 0 or 1.
@@ -329,7 +329,7 @@ class RolloutBuffer(Backed):
         return self._writer_of(schema, self._num_envs)
 
     def clear(self) -> None:
-        """Empty the buffer. Tensors that it returned stay valid."""
+        """Empty the buffer. Tensors that the buffer returned stay valid."""
         self._first += len(self)
         self._forget()
 
@@ -376,9 +376,9 @@ class RolloutBuffer(Backed):
         Raises
         ------
         NotEnoughData
-            The buffer is empty. It is a BufferError.
+            The buffer is empty. This error is also a BufferError.
         ReplayError
-            `value_fn` is given, but the final observation of a truncated step was not.
+            `value_fn` is given, but the final observation of a truncated step was not given to `add`.
         ValueError
             An argument is invalid.
         """
@@ -440,7 +440,7 @@ class RolloutBuffer(Backed):
         Raises
         ------
         NotEnoughData
-            The buffer is empty. It is a BufferError.
+            The buffer is empty. This error is also a BufferError.
         """
         fields = map_tree(lambda tensor: tensor.flatten(0, 1), self._shown())
         if self._pushed:
@@ -473,7 +473,7 @@ class RolloutBuffer(Backed):
         Raises
         ------
         NotEnoughData
-            The buffer is empty. It is a BufferError.
+            The buffer is empty. This error is also a BufferError.
         ValueError
             An argument is invalid.
         """
@@ -499,14 +499,14 @@ class RolloutBuffer(Backed):
         Raises
         ------
         NotEnoughData
-            The buffer is empty. It is a BufferError.
+            The buffer is empty. This error is also a BufferError.
         """
         names = ("observations", "privileged_observations", "actions", "rewards", "dones", "values", "log_probs")
         return {name: getattr(self, name) for name in (*names, "advantages", "returns")}
 
     @property
     def observations(self) -> Any:
-        """Observations, (steps so far, num_envs, *obs_shape). Like all fields, it raises NotEnoughData if empty."""
+        """Observations, (steps so far, num_envs, *obs_shape). Fields of an empty buffer raise NotEnoughData."""
         return self._gathered()["obs"]
 
     @property

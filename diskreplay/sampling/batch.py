@@ -27,14 +27,14 @@ Bools = NDArray[np.bool_]
 class Batch(Mapping[str, Tree]):
     """A frozen record of tensors with one leading axis: `batch.obs` and `batch["obs"]` are the same.
 
-    It is a mapping of names to tensors, so `dict(batch)`, `batch.items()`, TensorDict and the collation of a DataLoader
-    work. It is also a pytree of torch. `len` is the number of fields, `batch_size` the number of items.
+    A batch is a mapping of names to tensors, so `dict(batch)`, `batch.items()`, TensorDict and the collation of a
+    DataLoader work. It is also a pytree of torch. `len` is the number of fields, `batch_size` the number of items.
 
     Dict spaces give nested dicts. Tuple spaces give tuples that also have the keys "0", "1", ...: `batch.action[0]` and
     `batch.action["0"]` are the same. A path names a leaf, as in `fields`: `batch["obs/image"]`.
 
-    The memory of a batch is not reused while the batch, any of its tensors, or any view of them is alive. Its names are
-    immutable; you may change its tensors.
+    The memory of a batch is not reused while the batch, any of its tensors, or any view of them is alive. The names of
+    a batch are immutable; you may change its tensors.
 
     Parameters
     ----------
@@ -203,8 +203,8 @@ class Batch(Mapping[str, Tree]):
 
         `obs` is "observation"; the keys of a Dict space are at the root. `next_obs` is the same below "next". `reward`,
         `terminated` and `truncated` keep their names below "next", where "done" is true if either flag is. `n_steps` is
-        "steps_to_next_obs", `is_first` is "is_init", and `weight` is "priority_weight". Other names stay. Rewards,
-        flags and `n_steps` are (..., 1).
+        "steps_to_next_obs", `is_first` is "is_init", and `weight` is "priority_weight". Other names are kept, at the
+        root. Rewards, flags and `n_steps` are (..., 1).
 
         The batch size is the shape of `reward`: (B,), or (B, L) for sequences. Fields with one value for each sequence
         are expanded over its L steps.

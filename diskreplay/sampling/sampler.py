@@ -227,10 +227,11 @@ class Sampler(IterableDataset[Batch]):
         that ever came remains with the same probability (Vitter 1985, algorithm R). The latter two may remove the new
         id itself.
     transform : callable or sequence of callables, or None
-        Changes each batch before its delivery, in this order: `Normalize`, `RandomShift`, `ToFloat`, or functions of a
-        batch that return a batch or a dict of new fields. Transforms get all fields of the batch on its device, with
-        weights of 1; the weights of the draw are multiplied in last. They run in the thread that makes the batch, or
-        for a CUDA device in the call that delivers it, on its stream. `gather` does not transform.
+        Changes each batch before its delivery; several are applied in their order. A transform is a `Normalize`,
+        `RandomShift` or `ToFloat`, or a function of a batch that returns a batch or a dict of new fields. Transforms
+        get all fields of the batch on its device, with weights of 1; the weights of the draw are multiplied in last.
+        They run in the thread that makes the batch, or for a CUDA device in the call that delivers it, on the caller's
+        stream. `gather` does not transform.
 
     Raises
     ------
@@ -412,10 +413,10 @@ class Sampler(IterableDataset[Batch]):
         Parameters
         ----------
         batch_size : int or None
-            Items of this batch; None is the sampler's. A batch of another size is drawn in this call, and delivered
-            before the batches drawn ahead.
+            Items of this batch; None: the sampler's `batch_size`. A batch of another size is drawn in this call, and
+            delivered before the batches drawn ahead.
         beta : float or None
-            Exponent of this batch's importance weights; None is the distribution's.
+            Exponent of this batch's importance weights; None: the beta of the distribution.
 
         Raises
         ------
@@ -582,7 +583,7 @@ class Sampler(IterableDataset[Batch]):
         - the statistics of transforms
         - the ids of batches that were drawn ahead, or refused by a limiter
 
-        It does not have the arguments of sampler, view and distribution.
+        The state does not have the arguments of sampler, view and distribution.
         """
         with self._lock:
             self._check_open()
@@ -662,7 +663,7 @@ class Sampler(IterableDataset[Batch]):
                 self._go_back()
 
     def _go_back(self) -> None:
-        """Undo an incomplete load of a state; after an interrupt the next call does so."""
+        """Undo an incomplete load of a state; after an interrupt, the next call of the sampler does this."""
         if self._before is not None:
             self._before.go_back()
             self._before = None

@@ -2,7 +2,7 @@
 
 All functions have the arguments of `nstep_targets`, and one rule for the end of a sum. After a terminated step nothing
 is added. After a truncated step, the last real step, or the last step of the window, the value of the next observation
-is added. `rescale_value` keeps large returns within reach of a network, and `unscale_value` is its inverse.
+is added. `rescale_value` shrinks large returns, so that a network can learn them; `unscale_value` is its inverse.
 """
 
 from typing import Any, NamedTuple
@@ -41,8 +41,9 @@ def nstep_targets(
         (batch, length), bool, or numbers (0 is False).
     values : Tensor or None
         (batch, length + 1) float: the value of each step's observation, and of the observation after the last step.
-        After an episode's last step follows the value of its final observation. For a batch of `Sequences`, these are
-        the values of ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``. None if `next_values` is given.
+        At an episode's end, the entry after the last step is the value of the final observation. For a batch of
+        `Sequences`, these are the values of ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``. None if
+        `next_values` is given.
     n : int
         Steps of a sum.
     gamma : float or Tensor
@@ -51,8 +52,8 @@ def nstep_targets(
     mask : Tensor or None
         (batch, length), True at real steps; None: all are real. Targets of other steps are 0.
     truncated : Tensor or None
-        (batch, length), True where an episode was cut short. A batch of `Sequences` does not need it, since the mask
-        ends there.
+        (batch, length), True where an episode was cut short. A batch of `Sequences` does not need it, since its
+        mask ends there.
     next_values : Tensor or None
         (batch, length) float: the value of the observation after each step, in place of ``values[:, 1:]``. Windows that
         cross episodes need it, and `truncated`: the final observation of an episode is not the next step's.
@@ -161,8 +162,7 @@ def retrace_targets(
     `values`, (batch, length + 1), is the mean of Q over the learned policy pi, ``(pi * q_values).sum(-1)``. `q`,
     (batch, length), is the Q of the step's action. `log_rho`, (batch, length), is log pi(a|s) - log mu(a|s) of that
     action, where mu is the policy that took it: store its log-probability as an extra field. Actions need not be
-    discrete.
-    `lambda_` is 0 to 1. For the other arguments, the result and the errors see `nstep_targets`.
+    discrete. `lambda_` is 0 to 1. For the other arguments, the result and the errors see `nstep_targets`.
 
     Examples
     --------
@@ -210,7 +210,7 @@ def vtrace_targets(
     lambda_ : float
         Factor of the traces, 0 to 1.
     rho_bar, c_bar : float
-        Limits of the importance weights, at least 0; infinity for none. The paper assumes c_bar <= rho_bar.
+        Limits of the importance weights, at least 0; infinity: no limit. The paper assumes c_bar <= rho_bar.
 
     Returns
     -------
