@@ -80,7 +80,7 @@ class BufferPool:
     A slot's arrays are made once, and each batch's tensors are made of them. A tensor holds a reference to its array.
     So does every view of the tensor, through the tensor's storage, and every array made of a view. Once the arrays'
     reference counts are back at their first values, nothing refers to the memory. A lease object that owns each batch's
-    memory would show the same, but needs new arrays for each batch: 20 of the 140 microseconds of a small batch.
+    memory would serve as well, but needs new arrays for each batch: 20 of the 140 microseconds of a small batch.
 
     `allocate` returns uint8 memory of a size in bytes, ordinary or pinned. At most `spare` free slots are kept. `debug`
     overwrites the memory of batches that are no longer referenced, so that a pointer that outlived its tensor reads

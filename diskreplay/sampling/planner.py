@@ -495,7 +495,7 @@ class Planner:
     def update(self, ids: Ints, errors: NDArray[np.float64], kind: tuple[Any, ...] | None) -> int:
         """Set priorities from errors, (n,), or (n, length) for sequences; return the number of skipped ids.
 
-        All ids are skipped if `kind` differs from the population's kind. None: the kinds are equal.
+        All ids are skipped if `kind` differs from the population's kind. None: it is not checked.
         """
         priorities, population = self.target.distribution, self.target.population
         if not priorities.weighted and self._priorities is not None:

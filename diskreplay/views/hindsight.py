@@ -47,8 +47,8 @@ class Hindsight:
         to the episode's last step. "final": the last step. "episode": any step of the episode, including steps that the
         capacity of the store hides.
     ratio : float
-        Probability that an item is relabelled, 0 to 1. The paper's k new goals per real goal are a ratio of k / (k +
-        1).
+        Probability that an item is relabelled, 0 to 1. The paper's k new goals per real goal correspond to
+        k / (k + 1).
     reward_fn : callable
         ``reward_fn(achieved_goal, desired_goal)``, both (M, *goal_shape) in the dtype of the store, returns the
         rewards of M steps: (M,), or an array that broadcasts to it. It is called once per batch, for all steps of all
