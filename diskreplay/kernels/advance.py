@@ -1,6 +1,7 @@
 """Make the next snapshot of a store in one call; see `advancing`.
 
-A call from Python takes about the same time as the work itself: following a step, hiding one, writing the record.
+One call does all of it, because a call from Python costs about as much time as the work: taking in a step, hiding one
+and writing the record.
 """
 
 from diskreplay.ids import Ints
@@ -19,8 +20,8 @@ else:
 def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
     """Write the record of a snapshot: its head, and the rows of lanes that may grow.
 
-    `growing` and `rows` are the arrays of `follow`. `oldest` is the first visible row of each lane. No step is hidden
-    of an episode that began at time `reached` or later.
+    `growing` and `rows` are the tables `growing` and `lanes` of `following`. `oldest` is the first visible row of each
+    lane. Episodes that began at time `reached` or later have no hidden steps.
     """
     for column in range(frozen.HEAD):
         record[column] = head[column]
@@ -38,7 +39,7 @@ def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, re
 
 @jit.inner
 def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
-    """Write the record of the followed lanes, without their hidden rows."""
+    """Write the record of a snapshot after `follow`; it does not show hidden rows."""
     growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
     oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
     freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
@@ -46,9 +47,10 @@ def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
-    """Follow lanes, and write the record of a snapshot if found[CHANGED]; see `follow` and `advancing` for the result.
+    """Call `follow`, and write the record of a snapshot if found[CHANGED]; see `follow` for the result.
 
-    For `tables` see `advancing.GROWING`. `until` and `newer` are ignored: `advance_hiding` has the same arguments.
+    For `tables` see `advancing.GROWING`. `until` and `newer` are ignored; `advance_hiding`, which has the
+    same signature, needs them.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, status = packed.ints(tables, advancing.HIDDEN), follow(tables, head[frozen.ORIGIN], found)
@@ -59,9 +61,10 @@ def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
-    """Do what `advance` does, and hide the steps beyond hidden[CAPACITY] and all published before `until`.
+    """Do what `advance` does, and hide the oldest steps beyond hidden[CAPACITY] and all steps published before `until`.
 
-    If any step was hidden, bit HIDDEN of found[CHANGED] is set, and `newer` gets the new first visible rows.
+    For the result see `follow` and `advancing.UNREADY`. If any step was hidden, bit HIDDEN of found[CHANGED] is set,
+    and `newer` gets the new first visible rows.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, origin = packed.ints(tables, advancing.HIDDEN), head[frozen.ORIGIN]
@@ -72,7 +75,7 @@ def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     steps = found[live.ENDED_STEPS] + found[live.OPEN_STEPS] - hidden[hiding.HIDDEN]
     hidden[hiding.COUNT] = steps - kept if kept >= 0 else 0
     hidden[hiding.UNTIL] = max(until, hidden[hiding.PAST])
-    # The last case: an earlier call returned UNMAPPED in between.
+    # LAST is not -1 if an earlier call hid steps and then returned UNMAPPED.
     if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST] or hidden[hiding.LAST] >= 0:
         if hidden[hiding.READY] == 0:
             return advancing.UNREADY

@@ -2,15 +2,16 @@
 
 numba keeps machine code next to the source. It checks only the file of a function, not the files of the functions that
 it calls. So the sources of all kernels are copied to a folder and imported from there. The folder's name is a digest of
-the sources, the versions of Python and numba, and the processor: no release and no edit ever loads machine code of
-another one. The folder is in `NUMBA_CACHE_DIR`, or else in the user's cache. It is never next to the package: an
+the sources, the versions of Python and numba, and the processor: a release or an edit never loads machine code of
+other sources. The folder is in `NUMBA_CACHE_DIR`, or else in the user's cache. It is never next to the package: an
 uninstall would leave it there, and Python would import the remaining folder as an empty namespace package. If no folder
 can be written, each process compiles for itself, and a warning says so.
 
 If processes start together, one compiles a kernel and logs that, and the others wait for the saved code. A damaged file
 is compiled again, and a full disk only means that kernels are not saved: both cost time and nothing else.
 
-A process that knows which kernels it needs starts a second process that compiles the last ones; see `Several`.
+A process that knows the list of kernels it needs starts a second process, which compiles from the end of the list; see
+`Several`.
 """
 
 import gc
@@ -45,9 +46,9 @@ COMPILING = (
 )
 _NAME = "diskreplay-"
 _NOTE = ".compiled"
-# Most folders of kernels that are kept, the new one included.
+# The largest number of folders of kernels that are kept, including the new one.
 _KEPT = 8
-# Seconds to wait for a lock. A process that holds it longer is probably stopped: then compiling is quicker.
+# Seconds to wait for a lock. A process that holds the lock longer is probably suspended, so this one compiles itself.
 _PATIENCE = 60.0
 _POLL = 0.02
 # Modification time of all copied sources, in seconds since the epoch. numba saves and compares it.
@@ -61,7 +62,7 @@ _refusing = set[str]()
 
 
 def _hold_at_forks() -> None:
-    """Delay forks while a kernel is compiled: the child would wait forever for the compiling thread.
+    """Delay forks while a kernel is compiled: the child would wait forever for a thread that it does not have.
 
     Python runs the last registered function first, so this is called again after imports that register others.
     """
@@ -143,9 +144,9 @@ def folder() -> str | None:
 
 
 def find_folder() -> tuple[str | None, str]:
-    """Return the folder of compiled kernels, with their sources, or None and a warning.
+    """Return the folder of compiled kernels and an empty text, or None and the text of a warning.
 
-    A missing folder is created.
+    A missing folder is created, and the sources of the kernels are copied to it.
     """
     tried = []
     for parent in _parents():
@@ -190,7 +191,7 @@ def _put(path: Path, name: str, text: bytes) -> None:
 
 @cache
 def import_kernels(path: str | None) -> str:
-    """Import the copy of this package in a folder, None: from the package's own folder; return its name."""
+    """Import the copy of this package in the folder `path` (None: in the package's own folder); return its name."""
     package, here = f"diskreplay_{source_digest()[:16]}", path or os.path.dirname(__file__)
     spec = importlib.util.spec_from_file_location(package, f"{here}/__init__.py", submodule_search_locations=[here])
     if spec is None or spec.loader is None:
@@ -203,7 +204,8 @@ def import_kernels(path: str | None) -> str:
 def _parents() -> Iterator[Path]:
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         yield Path(chosen)
-    # Relative paths are ignored: the first by the XDG specification, the second because the user has no home then.
+    # Relative paths are ignored: the XDG specification says so, and ~/.cache stays relative only for users without a
+    # home.
     for cache_home in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
         if os.path.isabs(cache_home):
             yield Path(cache_home) / "diskreplay"
@@ -220,8 +222,8 @@ def _sources() -> dict[str, bytes]:
 def source_digest() -> str:
     """Return the SHA-256 of everything that machine code depends on.
 
-    This is the sources of the kernels and of `ids`, whose constants they contain; the versions of Python, numba and
-    llvmlite; and the processor.
+    The digest covers the sources of the kernels and of `ids`, whose constants are compiled into kernels; the versions
+    of Python, numba and llvmlite; and the processor.
     """
     digest = hashlib.sha256("\0".join((sys.version, numba.__version__, version("llvmlite"), *_processor())).encode())
     for name, text in {**_sources(), "ids.py": Path(__file__).parents[1].joinpath("ids.py").read_bytes()}.items():
@@ -262,9 +264,9 @@ _here = threading.local()
 
 
 class Several:
-    """Compiles several kernels: the terminal shows progress, and a second process helps. For one thread.
+    """Compiles several kernels, with progress on the terminal and the help of a second process. For one thread.
 
-    The second process starts when the first kernel must be compiled, and works from the last kernel backwards until
+    The second process starts as soon as any kernel must be compiled, and works from the last kernel backwards until
     both meet. Processes that start together share one helping process.
     """
 
@@ -288,7 +290,7 @@ class Several:
                 _show(_LINE)
 
     def note_missing(self) -> None:
-        """Note that the current kernel must be compiled."""
+        """Note that the current kernel must be compiled: start the second process, and show progress."""
         left = self._names[self._at + 1 :]
         has_interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)
         if not self._is_told and left and has_interpreter and len(os.sched_getaffinity(0)) > 1:
@@ -335,7 +337,7 @@ def _file_lock() -> "type[BaseFileLock]":
 
 
 def _locked(path: str) -> "BaseFileLock | None":
-    """Acquire and return the lock of a kernel's file; None if the system has no locks, or after `_PATIENCE`."""
+    """Acquire and return the lock file at `path`; None if the system has no locks, or after `_PATIENCE` seconds."""
     # Not `fallback_to_soft`: a lock that is only a file would outlive a killed process.
     lock = _file_lock()(path, timeout=_PATIENCE, poll_interval=_POLL, fallback_to_soft=False)
     try:

@@ -6,7 +6,7 @@ runs.
 `write_lanes` writes rows far apart in memory, mostly in separate pages. It prefetches the rows of later lanes, which
 reduces its time to a third.
 
-A plain store instruction reads the cache line that it overwrites. A streamed one does not, so a copy moves two thirds
+A plain store instruction reads the cache line that it overwrites. A streamed store does not, so a copy moves two thirds
 of the bytes: on batches of 14 and 37 MB it had 1.45 and 1.7 to 2.4 times the bandwidth of memcpy. But the next reader
 has to fetch a streamed batch from memory, so smaller batches are not streamed and stay in the cache.
 """
@@ -18,10 +18,10 @@ from .huge_pages import CACHE_LINE
 from .jit import STREAM_BLOCK, copy_bytes, stream_block
 
 _RUNS_AHEAD = 4
-_LINES = 6  # cache lines; the processor reads ahead after these
+_LINES = 6  # cache lines to prefetch of a run; the processor itself prefetches the following ones
 
-# Rows of the table of runs, a column per run. SLOT, LANE and ROW place the first row, COUNT is the number of rows, and
-# ITEM is the item of the batch for the first row.
+# Rows of the table of runs, a column per run. SLOT, LANE and ROW name the run's first row, COUNT is the number of rows,
+# and ITEM is the item of the batch for the first row.
 SLOT, LANE, ROW, COUNT, ITEM = range(5)
 RUN_ROWS = 5
 
@@ -40,7 +40,7 @@ def _copy_spaced(target: int, spacing: int, source: int, row_bytes: int, count: 
 
 @jit.inner
 def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[int, int]:
-    """Return the address of row `done` of a run, 0 if it is not mapped, and the rows left in its chunk."""
+    """Return the address of row `done` of a run, or 0 if it is not mapped, and the number of rows left in its chunk."""
     slot, lane, row = runs[SLOT, i], runs[LANE, i], runs[ROW, i] + done
     folder = jit.load_int(record[frozen.FOLDERS] + 8 * slot)
     if folder < 0 or folder >= line[cols.FOLDERS]:
@@ -62,8 +62,9 @@ def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[
 def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begin: int, until: int) -> int:
     """Copy the rows of runs `begin` to `until` - 1 to the items of a batch at address `out`.
 
-    Successive steps of a run are `columns` items apart. `record` is a snapshot's, see `frozen`, and `line` is the table
-    of the leaf, see `gathering.table_line`. Returns the first run with an unmapped row, or -1.
+    Successive steps of a run are `columns` items apart. `record` is a snapshot's, see `frozen`. `line` is the table of
+    the leaf, which is the stored array with the rows; see `gathering.table_line`. Returns the first run with an
+    unmapped row, or -1.
     """
     row_bytes = line[cols.ROW_BYTES]
     for i in range(begin, until):
@@ -82,9 +83,9 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
     return -1
 
 
-# A field in the record. FIRST_CHUNK is the first chunk with any of the rows. SHIFT is the binary logarithm of the rows
-# per chunk. SOURCE is the address of the rows to write. BASES is the place in the record where the addresses of the
-# field's chunks begin.
+# The numbers of one field in the record of `write_lanes`. FIRST_CHUNK is the first chunk with any of the rows. SHIFT is
+# the binary logarithm of the rows per chunk. SOURCE is the address of the rows to write. BASES is the place in the
+# record where the addresses of the field's chunks begin.
 FIRST_CHUNK, SHIFT, ROW_BYTES, SOURCE, BASES = range(5)
 FIELD = 5
 
@@ -129,7 +130,7 @@ def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
 
 
 WIDE = 1024
-"""Least bytes of a run that is streamed: below, streaming gains nothing."""
+"""The smallest size in bytes of a run that is streamed: streaming a smaller one gains nothing."""
 
 
 @jit.kernel("none", "int", "int", "int")

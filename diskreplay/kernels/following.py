@@ -1,8 +1,8 @@
 """Follow lanes that grow: read counters and new flags, and find ended episodes and the open one of each lane.
 
 A writer stores the counters `observed` and `committed` of a lane after the rows that they count. So they are read
-before the rows, `observed` first. Each new row is read once, one byte per row. A store without numba uses the plain
-twin.
+before the rows, `observed` first. Each new row is read once: its flags, one byte. A store without numba uses
+`follow_plain`.
 """
 
 import ctypes
@@ -38,16 +38,17 @@ from . import advancing, jit, packed
 from .frozen import OWN_FOLDER
 from .packed import number
 
-# Columns of `growing`, a line per segment that may grow. LANES is its number of lanes, PLACE the place of its first
-# lane among all lanes. OBSERVED_AT and COMMITTED_AT are the addresses of that lane's counters; the counters of the
-# other lanes follow. CHECKED is the end of the rows with complete chunks. CLOCK is added to times of its rows to get
-# times since the epoch. FOLDER is its folder in the tables of chunks.
+# Columns of `growing`, a line per segment that may grow. SLOT is the segment's number minus the store's first number,
+# LANES its number of lanes, PLACE the place of its first lane among all lanes. OBSERVED_AT and COMMITTED_AT are the
+# addresses of that lane's counters; the counters of the other lanes follow. CHECKED is the end of the rows with
+# complete chunks. CLOCK is added to the times of its rows to get times since the epoch. FOLDER is the number of its
+# folder in the tables of chunks.
 SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK, FOLDER = range(8)
 GROWING_COLUMNS = 8
 
-# Rows of `lanes`, a column per lane. COMMITTED is the number of complete rows, OBSERVED the number of rows with an
-# observation. OPEN_START is the first row of the open episode or -1, OPEN_END the bits of its end so far, and OPEN_TIME
-# the time of publishing of its first step.
+# Rows of `lanes`, a column per lane. An open episode has not ended yet. COMMITTED is the number of complete rows,
+# OBSERVED the number of rows with an observation. OPEN_START is the first row of the open episode or -1, OPEN_END the
+# bits of its end so far, and OPEN_TIME the time when its first step was published.
 COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
 LANE_ROWS = 5
 
@@ -56,20 +57,21 @@ LANE_ROWS = 5
 # is not mapped. If the `bases` of times are empty, times are 0.
 Chunks = tuple[Ints, ...]
 
-# The numbers of `found`. ENDED is the number of filled lines of `ended`, ENDED_STEPS their steps. CHANGED has the bits
-# of changes. OPEN_STEPS is the number of steps of open episodes. LEFT is the line in `growing` of the segment that made
-# `follow` return. FOLLOWED: all lanes were followed, so the next call does nothing. SPLITS: ended episodes need a
-# check, because one was discarded.
+# The numbers of `found`. ENDED is the number of filled lines of the log `ended`, ENDED_STEPS the number of steps in
+# these episodes. CHANGED has the bits of changes. OPEN_STEPS is the number of steps of open episodes. LEFT is the line
+# in `growing` of the segment that made `follow` return. FOLLOWED: all lanes were followed, so the next call does
+# nothing. SPLITS: ended episodes need a check, because one was discarded.
 ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT, FOLLOWED, SPLITS = range(7)
 FOUND = 7
 
 HIDDEN = 2
-"""The bit of CHANGED for hidden steps; bit 1 is any other change."""
+"""The bit of CHANGED for newly hidden steps; the bit of value 1 stands for any other change."""
 
 DONE, UNCHECKED, DAMAGED, FULL, ADDED = range(5)
 """Results of `follow`. DONE: all lanes are followed. UNCHECKED: a lane of segment LEFT has rows that were not checked
-or mapped yet. DAMAGED: that lane is damaged. FULL: its new rows may have more episodes than `ended` has room for; none
-of its rows were taken in. ADDED: all lanes are followed, but ended episodes need a check first (SPLITS)."""
+or mapped yet. DAMAGED: the flags or counters of a lane of segment LEFT are damaged. FULL: the new rows of a lane may
+have more episodes than `ended` has room for, and none of these rows were taken in. ADDED: all lanes are followed, but
+ended episodes need a check first (SPLITS)."""
 
 ENDS = TERMINATED | TRUNCATED
 # The bits of an episode's end that its last step has, and the bits that the end marker after it has.
@@ -87,7 +89,7 @@ WORD = 8  # flags read at once
 
 @jit.inner
 def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: int, end: int, time: int) -> None:
-    """Write an ended episode; without a flag of its end, it was cut by its writer."""
+    """Append an ended episode to the log; if no flag says how the episode ended, its writer cut it."""
     if end & ENDS == 0:
         end |= TRUNCATED | CUT
     if end & DISCARDED:
@@ -118,9 +120,9 @@ def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) ->
 def follow(tables: Ints, origin: int, found: Ints) -> int:
     """Take in the published rows of all lanes, unless a call did so before (FOLLOWED); see `DONE` for the result.
 
-    Newer segments come first: if a lane has moved to a newer segment, the old one is read after the lane left it. Ended
-    episodes are written to the log from line found[ENDED] on. For the record of `tables` see `advancing.GROWING`; if
-    TIMES is empty, no times are read.
+    Newer segments are read first: if a lane has moved to a newer segment, its old segment is complete when it is read.
+    Ended episodes are written to the log from line found[ENDED] on. For the record of `tables` see `advancing.GROWING`;
+    if TIMES is empty, no times are read.
     """
     if found[FOLLOWED] != 0:
         return DONE
@@ -174,7 +176,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
                 continue
             before, time = so_far & CONTINUES, lanes[OPEN_TIME, at]
             previous = so_far & EPISODE_VALUES  # flags of the row before
-            # After the last row, an episode that its last step ends is over, too.
+            # One more turn after the last row, if that is the last step of an episode.
             while row < stop or (start >= 0 and previous & ENDS != 0):
                 flags = np.int64(FIRST)
                 if row < stop:
@@ -223,7 +225,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
 
 
 def follow_plain(tables: Ints, origin: int, found: Ints) -> int:
-    """Do what `follow` does: cut each lane's new flags at all rows that begin or end an episode."""
+    """Do what `follow` does in plain Python: split each lane's new flags where an episode begins or ends."""
     if found[FOLLOWED]:
         return DONE
     growing, lanes, ended = (packed.ints2(tables, i) for i in (advancing.GROWING, advancing.ROWS, advancing.ENDED))
@@ -271,7 +273,7 @@ def _follow_lane_plain(
         *over, (start, so_far) = episodes
         base = ((segment[SLOT] + origin) << POSITION_BITS) + lane
         for first, steps, final, end in over:
-            # The last entry is the time of the episode that was open before.
+            # The last entry of `published` is the time of the episode that was open before.
             line = base + first * segment[LANES], segment[LANES], steps, steps + final, end
             ended[found[ENDED]] = *line, published[max(first - row, -1)]
             found[ENDED] += 1
@@ -290,7 +292,7 @@ def _follow_lane_plain(
 
 
 def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:
-    """Return the values of an array in rows of a lane, or None if they are not mapped."""
+    """Return one array's values in the rows `row` to `stop` - 1 of a lane, or None if a row is not mapped."""
     (first_chunk, chunks, shift, bases), folder = table, segment[FOLDER]
     parts, bits, size = [], int(shift[folder]), np.dtype(dtype).itemsize
     while row < stop:
@@ -305,9 +307,10 @@ def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunk
 
 
 def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[tuple[int, ...]] | None:
-    """Return start, steps, final observations and end of each ended episode, and start and end of the open one.
+    """Return start, steps, final observations and end of each ended episode; last, start and end of the open one.
 
-    `row` is the row of the first flags. Returns None if the flags are not a valid sequence of episodes.
+    The start of the open episode is -1 if no episode is open. `row` is the row of the first flags. Returns None if the
+    flags are not a valid sequence of episodes.
     """
     over: list[tuple[int, ...]] = []
     previous, before = so_far & EPISODE_VALUES, so_far & CONTINUES

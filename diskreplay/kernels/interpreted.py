@@ -1,7 +1,7 @@
 """Kernels as plain Python, for `NUMBA_DISABLE_JIT=1`: slow, but a debugger can step through them.
 
 This module has the instructions on raw addresses that `jit` otherwise takes from LLVM, and the arithmetic of numba:
-int64 and float64 wrap and divide by zero without a warning.
+overflows of int64 wrap around, and divisions by zero give no warning.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
 
 
 def interpreted(function: Callable[..., Any], result: str, kinds: Sequence[str]) -> Callable[..., Any]:
-    """Return a kernel that Python runs; `result` and `kinds` are the types of `jit.kernel`."""
+    """Return a kernel that Python runs; `result` and `kinds` are the names of types given to `jit.kernel`."""
     casts, returned = [_CASTS.get(kind, _as_it_is) for kind in kinds], _RESULTS.get(result, _as_it_is)
 
     @functools.wraps(function)
@@ -59,7 +59,8 @@ def reading_as(kind: type[np.generic], given: type[np.generic]) -> Callable[[Any
     return lambda x: np.array([x]).astype(given).view(kind)[0]
 
 
-# A store without numba requests the same arrays again and again. An array does not keep its memory alive.
+# Cached, because a store without numba requests the same arrays again and again. The cache holds no memory, since
+# these arrays only borrow it.
 @functools.lru_cache(maxsize=256)
 def carray(address: int, shape: tuple[int, ...], kind: type[np.generic]) -> NDArray[Any]:
     """Return an array that borrows the memory at an address, like numba's function of this name."""
@@ -73,7 +74,7 @@ def copy_bytes(target: int, source: int, count: int) -> None:
 
 
 def zero_bytes(target: int, count: int) -> None:
-    """Set `count` bytes from an address on to zero."""
+    """Set the `count` bytes that begin at an address to zero."""
     ctypes.memset(int(target), 0, int(count))
 
 

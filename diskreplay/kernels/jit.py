@@ -63,10 +63,11 @@ _ERRORS = "numpy"  # divisions raise nothing, so that loops of them can become v
 
 
 def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function a kernel of one signature. Other kernels may call it, too.
+    """Return a decorator that makes a function a kernel, with these names of types in `_TYPES`.
 
-    A `shared` kernel is compiled once for all of its callers; use it for kernels that are also called from Python. Any
-    other kernel is compiled again as a part of each caller. Kernels must not raise errors, and must not divide by zero.
+    Other kernels may call the kernel, too. A `shared` kernel is compiled once for all of its callers; use it for
+    kernels that are also called from Python. Any other kernel is compiled again as a part of each caller. Kernels must
+    not raise errors, and must not divide by zero.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,12 +80,12 @@ def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Call
 
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function a part of the kernels that call it."""
+    """Return the function in a form that numba compiles as a part of each kernel that calls it."""
     return register_jitable(function) if IS_COMPILED else function
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function a part of the one kernel that calls it: LLVM must not make a call of it."""
+    """Return the function in a form that is always inlined; use it for functions that only one kernel calls."""
     return register_jitable(forceinline=True)(function) if IS_COMPILED else function
 
 
@@ -95,16 +96,17 @@ def shared_in(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 
 def compiled(function: Callable[..., Any], kept: bool) -> Callable[..., Any]:
-    """Return a kernel, compiled or loaded, for its own types only; with `kept`, on disk, too."""
+    """Compile a kernel for its declared types, and return it. With `kept`, load it from disk or save it there."""
     # Serial and nogil: numba's thread pools hang or die in a forked child, and callers bring their own threads.
     decorate: Callable[..., Any] = numba.njit
     return decorate([_SIGNATURES[function][0]], nogil=True, error_model=_ERRORS, cache=kept)(function)
 
 
 def _instruction(plain: Callable[..., Any], result: str, *kinds: str) -> Callable[[Callable[..., Value]], Instruction]:
-    """Make an instruction of these types from a function that writes it with a builder.
+    """Return a decorator for a function that writes the LLVM code of an instruction with a builder.
 
-    An instruction without a value returns 0. `plain` does the same in Python.
+    `result` and `kinds` name the numba types of its value and its arguments. An instruction without a value returns 0.
+    `plain` is the instruction in plain Python.
     """
 
     def decorate(build: Callable[..., Value]) -> Instruction:
@@ -192,13 +194,13 @@ def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
 
 @_instruction(interpreted.loading(np.int64), "int64", "int64")
 def load_shared(builder: Builder, address: Value) -> Value:
-    """Read an int64 that another process writes; later reads happen after it."""
+    """Return an int64 that another process may write; no later read is moved before this one."""
     return builder.load_atomic(builder.inttoptr(address, _INT.as_pointer()), "acquire", 8)
 
 
 @_instruction(interpreted.do_nothing, "int64", "int64")
 def touch(builder: Builder, address: Value) -> None:
-    """Load the cache line of a mapped address by reading its byte; unlike a prefetch, it is never dropped."""
+    """Load the cache line of a mapped address by reading its byte; unlike a prefetch, this load is never dropped."""
     builder.load_atomic(builder.inttoptr(address, _POINTER), "monotonic", 1)
 
 
@@ -219,8 +221,8 @@ def lowest_bit(builder: Builder, x: Value) -> Value:
 def either(builder: Builder, condition: Value, one: Value, other: Value) -> Value:
     """Return `one` if a condition is true, else `other`, without a jump.
 
-    It is for conditions on random data in a loop. For many processors LLVM turns an ordinary choice into a jump, unless
-    it knows that the condition cannot be predicted.
+    Use it for conditions on random data in a loop. For many processors LLVM turns an ordinary choice into a jump,
+    unless it knows that the condition cannot be predicted.
     """
     selected = builder.select(condition, one, other)
     selected.set_metadata("unpredictable", builder.module.add_metadata([]))
@@ -229,7 +231,7 @@ def either(builder: Builder, condition: Value, one: Value, other: Value) -> Valu
 
 @_instruction(interpreted.zero_bytes, "int64", "int64", "int64")
 def zero_bytes(builder: Builder, target: Value, count: Value) -> None:
-    """Set `count` bytes from an address on to zero."""
+    """Set the `count` bytes that begin at an address to zero."""
     function = builder.module.declare_intrinsic("llvm.memset", [_POINTER, _INT])
     builder.call(function, [builder.inttoptr(target, _POINTER), _BYTE(0), count, _NO])
 
@@ -265,5 +267,5 @@ def stream_block(builder: Builder, target: Value, source: Value) -> None:
 
 @_instruction(interpreted.do_nothing, "int64")
 def fence(builder: Builder) -> None:
-    """Make streamed stores visible to other threads before any later one."""
+    """Make streamed stores visible to other threads before any later store."""
     builder.fence("seq_cst")

@@ -14,7 +14,7 @@ from diskreplay.errors import MissingExtra
 
 Kernel = Callable[..., Any]
 
-# name -> module; only tests get `_WITH_CALLERS` by name
+# The module of each kernel, by the kernel's name. Only tests get the kernels in `_WITH_CALLERS` by name.
 MODULES = {
     "advance": "advance",
     "advance_hiding": "advance",
@@ -50,7 +50,7 @@ _made: dict[str, Kernel] = {}
 _OF_ALL_SAMPLERS = "starts", "random_ids", "gather"
 _OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "sync_priorities"
 
-# The slowest ones are at both ends, where the two compiling processes begin.
+# The kernels that take longest to compile are at both ends: one process begins at the front, another at the back.
 _FIRST, _LAST = ("advance", "advance_hiding", *_OF_ALL_SAMPLERS), _OF_WEIGHTED_ONES
 _WITH_CALLERS = "follow", "freeze", "hide_oldest", "stream", "sumtree_find"
 EVERY = (*_FIRST, *(name for name in MODULES if name not in (*_FIRST, *_LAST, *_WITH_CALLERS)), *_LAST)
@@ -63,7 +63,7 @@ def get_kernel(name: str) -> Kernel:
     with MissingExtra.raised_for("sampling", "torch"):
         from diskreplay.kernels.cache import compile_kernel, compiling, is_disabled
 
-    with compiling:  # importing its module takes locks, too, and a forked child would wait for them
+    with compiling:  # importing a module takes locks, too, which a forked child would wait for
         if is_disabled():
             return getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name)
         _made[name] = compile_kernel(MODULES[name], name)
@@ -81,7 +81,7 @@ def of_sampler(weighted: bool) -> tuple[str, ...]:
 
 
 def compile_all(names: Sequence[str]) -> None:
-    """Compile or load kernels; see `cache.Several`."""
+    """Compile or load the kernels with these names, with the help of a second process; see `cache.Several`."""
     with MissingExtra.raised_for("sampling", "torch"):
         from diskreplay.kernels.cache import Several
 
@@ -90,7 +90,10 @@ def compile_all(names: Sequence[str]) -> None:
 
 
 def help_compiling(names: Sequence[str]) -> None:
-    """Compile kernels from the last one backwards, unless another helping process does so."""
+    """Compile the kernels with these names from the last one backwards.
+
+    Raises filelock.Timeout if another helping process already does so.
+    """
     from diskreplay.kernels.cache import helper_lock
 
     with helper_lock():
