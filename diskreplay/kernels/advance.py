@@ -49,8 +49,8 @@ def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
 def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     """Call `follow`, and write the record of a snapshot if found[CHANGED]; see `follow` for the result.
 
-    For `tables` see `advancing.GROWING`. `until` and `newer` are ignored; `advance_hiding`, which has the
-    same signature, needs them.
+    For `tables` see `advancing.GROWING`. `until` and `newer` are ignored; `advance_hiding`, which has the same
+    signature, needs them.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, status = packed.ints(tables, advancing.HIDDEN), follow(tables, head[frozen.ORIGIN], found)

@@ -1,14 +1,14 @@
 """A whole batch in one call: find the windows of its ids, copy the rows of all leaves, sum rewards.
 
 Separate calls would cost microseconds each, and would wait for memory leaf by leaf. Here the address of every row is
-computed once, and its first and last cache lines are prefetched at once, before the first byte is copied.
+computed once, and its first and last cache lines are prefetched, before the first byte is copied.
 
-The arguments are in one record of int64, since each argument of a kernel costs about 50 ns. It has numbers, and
-addresses of arrays that the caller keeps alive. After its head it has a line per leaf. The first lines are copied
-leaves: `LENGTH` rows from row `BEGIN` + `OFFSET` of a window on, to array `TARGET` of the batch. `BEGIN` and `STOP`
-name rows of the table of windows; see `gathering`. A row below the window's floor is replaced by the row at the floor,
-so that the first frame of a stack repeats. A row at or above `STOP` becomes zeros. The other lines are summands of the
-return, and an optional last line has the discount of each step.
+The arguments are in one record of int64, since each argument of a kernel costs about 50 ns. The record has numbers, and
+addresses of arrays that the caller keeps alive. After its head it has a line per leaf, which is one stored array, such
+as the rewards. The first lines are leaves to copy: `LENGTH` rows of each window, from row `BEGIN` + `OFFSET` on, to
+array `TARGET` of the batch. `BEGIN` and `STOP` name rows of the table of windows; see `gathering`. A row below the
+window's floor is replaced by the row at the floor, so that the first frame of a stack repeats. A row at or above `STOP`
+becomes zeros. The other lines are summands of the return, and an optional last line has the discount of each step.
 
 Every row is checked against the table of chunks before its address is formed.
 """
@@ -31,7 +31,7 @@ _PART = 512
 
 @jit.inner
 def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Write the address of each item's rows, 0 if they are not one run of mapped rows; return the number of zeros."""
+    """Write the address of each item's rows, 0 unless they are successive mapped rows; return the number of zeros."""
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
     begin, stop = _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
@@ -43,7 +43,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
         r = windows[begin, item] + offset
         row, bits = windows[cols.BEFORE, item] + r, load_int(shifts + 8 * folder)
         chunk, inside = row >> bits, row & ((1 << bits) - 1)
-        # Only the steps of the window are read of a summand.
+        # A summand is read only for the steps of the window.
         run = length if leaf < copied else windows[cols.K, item]
         source = np.int64(0)
         is_whole = r >= windows[cols.FLOOR, item] and r + run <= windows[stop, item] and inside + run <= 1 << bits
@@ -61,7 +61,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 
 @jit.inner
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Do what `_locate` does for the usual case: found windows, and their first row or their steps.
+    """Do what `_locate` does in the usual case: windows from `find_windows`, with one row or all steps of each.
 
     These rows are never below the floor, and the steps never end after the stop. So there is less to check and to keep
     in registers. Each row lies in one cache line.
@@ -93,7 +93,7 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
 
 @jit.inner
 def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) -> int:
-    """Write the address of a row of an item's lane; return the rows left in its chunk, 0 if it is not mapped."""
+    """Write the address of row `r` of an item's lane; return the number of rows left in its chunk, 0 if not mapped."""
     item = _at(i)
     folder, row = windows[cols.FOLDER, item], windows[cols.BEFORE, item] + r
     bits = load_int(plan[leaf, cols.SHIFT] + 8 * folder)
@@ -110,8 +110,8 @@ def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) ->
 def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: int, count: int, sources: Ints) -> int:
     """Copy the rows of each item, past the caches if `streamed` and runs are wide.
 
-    Items without an address from `_locate`, `left` in all leaves together, are copied piece by piece. Returns the first
-    item with an unmapped row, or -1.
+    `left` is the number of items without an address from `_locate`, in all leaves together. Their rows are copied chunk
+    by chunk. Returns the first item with an unmapped row, or -1.
     """
     row_bytes, length = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
     nbytes, begin, stop_row = length * row_bytes, _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
@@ -162,7 +162,7 @@ def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: i
 
 @jit.inner
 def _number(address: int, kind: int, width: int) -> float:
-    """Read a number of one of the `KINDS`."""
+    """Return the number of `width` bytes at an address as a float64; `kind` is an index in `gathering.KINDS`."""
     if kind == 0 and width == 4:
         return np.float64(jit.load_float32(address))
     if kind == 0 and width == 8:
@@ -187,8 +187,9 @@ def _sum(
     windows: Ints, ends: Bytes, plan: Ints, record: Ints, addresses: Ints, begin: int, count: int, missing: int,
     sources: Ints,
 ) -> int:  # fmt: skip
-    """Sum as `nstep` does, and write how windows end; return the first item with an unmapped row, or -1.
+    """Write the returns of windows, summed as in `nstep`, and how the windows end.
 
+    Returns the first item with an unmapped row, or -1.
     `missing` is the number of items without an address for the last summand.
     """
     copied, summed, gamma = record[cols.COPIED], record[cols.SUMMED], number_of(record[cols.GAMMA])
@@ -254,7 +255,7 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
         before = jit.either(is_own, 0, first)
         windows[cols.FOLDER, item] = load_int(snapshot[frozen.FOLDERS] + 8 * slot)
         windows[cols.LINE, item], windows[cols.BEFORE, item] = jit.either(is_own, lane, 0), before
-        # Values of episodes in a pack may have rows below 0 of their lane: a pack has fewer of them than rows.
+        # A pack has fewer values of episodes than rows, so a row of these values may be negative in its lane.
         if before + windows[cols.FLOOR, item] < 0:
             return i
     return -1
@@ -262,10 +263,11 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
 
 @jit.kernel("int", "ints", "ints", "ints", "out_ints", "int", "int")
 def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
-    """Gather ids[begin:until] into the same places of the batch's arrays, which lie at `addresses`.
+    """Write items `begin` to `until` - 1 of a batch, for the ids at the same places, to the arrays at `addresses`.
 
-    The last address is followed by a 0, so that array -1 means none. `snapshot` is the record of a snapshot; see
-    `frozen`. Returns an item without a window or with an unmapped row, or -1. Threads may share the items of a batch.
+    The last entry of `addresses` is 0: a field that is not wanted has array number -1. `snapshot` is the record of a
+    snapshot; see `frozen`. Returns -1, or else the place of an item without a window or with an unmapped row. Several
+    threads may write parts of one batch at the same time.
     """
     items, lines, copied, streamed = record[cols.ITEMS], record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
     plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)

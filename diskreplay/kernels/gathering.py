@@ -1,7 +1,7 @@
-"""The windows of ids, the record of a gather plan, and the search for windows among the flags of a lane.
+"""The table of windows, the record of `gather`, and the search for the windows of ids in the flags of their lanes.
 
-The bounds of a window come from the flags in `done`, one byte per row around the step. Only flags say where episodes
-start and end, so no second table can disagree with them.
+The bounds of a window come from the flags in the store's array `done`, one byte per row around the step. Only flags say
+where episodes start and end, so no second table can disagree with them.
 """
 
 import numpy as np
@@ -24,21 +24,21 @@ OBS_STOP = 5  # AFTER + 1 if that row has an observation, else 0
 STEP_STOP = 6  # AFTER + 1 if that row is a step of the episode, else 0
 K = 7  # the number of steps in the window
 FRAMES_STOP = 8  # the row after the last observation: AFTER + 1 if row AFTER has one, else AFTER
-OWN, OWN_STOP = 9, 10  # free for readers; `find_windows` keeps the end of the lane in OWN_STOP
+OWN, OWN_STOP = 9, 10  # free for callers; `find_windows` keeps the end of the lane in OWN_STOP
 # Written by the kernels: the folder whose chunks hold the rows, the lane's line in these chunks, and the number of rows
 # in the line before the first row of the lane.
 FOLDER, LINE, BEFORE = 11, 12, 13
 WINDOW_ROWS = 14
 
 # Columns of the record. FINDS: whether to find windows, with the arguments N, STACK and WHOLE. WINDOWS is the address
-# of ITEMS windows, and SOURCES of scratch memory for the sources of all items.
+# of ITEMS windows, and SOURCES the address of scratch memory for the addresses of all items' rows.
 FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
-LIMITS = 7  # the address of the most steps of each window, or 0
-# LINES is the number of lines, COPIED of copied leaves. SUMMED is the end of the summands; a line of discounts may
-# follow there. STREAMED: whether wide rows are copied past the caches. FAILED is the line that could not be copied, or
-# -1.
+LIMITS = 7  # the address of an array with the largest number of steps for each window, or 0
+# LINES is the number of lines, COPIED the number of copied leaves. SUMMED is the line after the summands, which may
+# have the discounts. STREAMED: whether wide rows are copied past the caches. FAILED is the line that could not be
+# copied, or -1.
 LINES, COPIED, SUMMED, GAMMA, STREAMED, FAILED = range(8, 14)
-# The array of the batch for each computed field, or -1.
+# The number of the batch's array for each computed field, or -1.
 COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
 REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(14, 21)
 # The table of the flags, with the columns of a leaf's table.
@@ -57,7 +57,7 @@ KINDS = "fiu"
 """Kinds of numbers that can be summed: floats of 2, 4 or 8 bytes, and integers of up to 8 bytes."""
 
 LARGE_BATCH = 8 << 20
-"""Least bytes of a batch whose wide rows are streamed: at half of that it is a loss, at twice a clear gain."""
+"""The smallest size in bytes of a batch whose wide rows are streamed: a loss at half of it, a clear gain at twice."""
 
 
 def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int) -> Ints:
@@ -70,14 +70,14 @@ def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_by
 # Unsigned indices, because the compiler tests a signed index for being negative at each use.
 _at = np.uint64
 
-# With more segments, the caches do not hold the tables of all of them.
+# From this number of segments on, the caches cannot hold the tables of all segments.
 MANY_SLOTS = 1 << 10
 _ENDS = ids.TERMINATED | ids.TRUNCATED
 
 
 @jit.inlined
 def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
-    """Load the tables' entries for the lanes of ids, so that cache misses overlap: with many segments all miss."""
+    """Load the tables' entries for the lanes of ids early, so that the cache misses of many segments overlap."""
     origin, slots, reached = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS], snapshot[frozen.REACHED]
     lanes, lane_base = snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
     committed = snapshot[frozen.ROWS] + 8 * COMMITTED * snapshot[frozen.ALL_LANES]
@@ -160,8 +160,8 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
 def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: int) -> int:
     """Return the oldest row that a stack may show, or -1 if flags on the way are not mapped.
 
-    Stacks show hidden rows, too, because they belong to the episode. `bases` is the address of the addresses of the
-    folder's chunks.
+    Stacks show hidden rows, too, because they belong to the episode. `bases` is the address of the array with the
+    addresses of the folder's chunks.
     """
     chunk, base, floor = -1, 0, row
     while floor > 0 and row - floor < stack - 1:
@@ -244,14 +244,14 @@ def find_windows(
 ) -> int:  # fmt: skip
     """Write the window of up to `n` steps (-1: to the episode's end) that starts at each id of a snapshot.
 
-    `table` is the address of the table of flags, see `table_line`. `stack` is the depth of stacks: the search for the
-    episode's start reads as many rows. With `whole`, row AFTER of an open episode must be a step, not only an
-    observation. `ends` gets TERMINATED or TRUNCATED if the window reaches the end of such an episode; a cut one
-    counts as truncated. `ends` also gets the flags FIRST and CUT of the window's first row. Returns the place of the
-    first id without a window or with unmapped flags, or -1.
+    `table` is the address of the table of flags, see `table_line`. `stack` is the depth of frame stacks: the search for
+    the episode's start goes back at most this number of rows. With `whole`, row AFTER of an open episode must be a
+    step, not only an observation. `ends` gets TERMINATED or TRUNCATED if the window reaches the end of a terminated or
+    truncated episode; a cut episode counts as truncated. `ends` also gets the flags FIRST and CUT of the window's first
+    row. Returns the place of the first id without a window or with unmapped flags, or -1.
 
-    With `n` 0, write the window of each step's single row. Its flags go to `ends`. The flags of the next row, 0 if the
-    lane ends, go to `behind`. OWN_STOP gets the end of the lane.
+    With `n` 0, each window is the single row of its step. The flags of that row go to `ends`. The flags of the next
+    row, 0 if the lane ends, go to `behind`. OWN_STOP gets the end of the lane.
     """
     if snapshot[frozen.SLOTS] >= MANY_SLOTS:
         _touch_lanes(step_ids, snapshot)

@@ -1,14 +1,14 @@
 """Hide the oldest steps of a store, in the order of publishing.
 
-A heap has an entry for each lane of a segment that still has visible steps. The entry is the time of publishing and the
-id of the oldest visible step, and the lane's place among all lanes. The ended episodes of a lane form a chain of lines
-of the log, and its open episode follows. The time of an episode's first step is in these tables. If a lane's oldest
-step is inside an episode, its time is read from the segment.
+A heap has an entry for each lane that still has visible steps: the time of publishing and the id of its oldest visible
+step, and the lane's place among all lanes. The ended episodes of a lane form a chain of lines of the log, and its open
+episode follows. The log and the table of lanes have the time of each episode's first step. If the oldest visible step
+is a later one of its episode, its time is read from the segment.
 
 Lanes that are appended together get their next entries in the same order as their previous ones. These entries wait in
 a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
 
-A store without numba uses the plain twin, because the loop of `hide_oldest` takes twice as long in Python.
+A store without numba uses `hide_oldest_plain`: as plain Python, the loop of `hide_oldest` takes twice as long.
 """
 
 import ctypes
@@ -30,29 +30,31 @@ WHEN, ID, ROW, PLACE = range(4)
 HEAP_COLUMNS = 4
 
 # Rows of `by_place`, a column per lane. OLDEST is its first visible row. LINE and TAIL are the lines of the log with
-# its oldest and newest ended episodes that have visible steps, or -1. LISTED: it is in the heap.
+# its oldest and newest ended episodes that have visible steps, or -1. LISTED is 1 if the lane has an entry, else 0.
 OLDEST, LINE, TAIL, LISTED = range(4)
 PLACE_ROWS = 4
 
 # The numbers of `found`. SEEN is the number of lines of the log that are in chains, SIZE the number of entries in the
 # heap. COUNT is the number of steps to hide; all steps published before UNTIL are hidden, too. HIDDEN is the number of
 # hidden steps, LAST the time of publishing of the newest one or -1. NEEDED is the id of a step whose time is not
-# mapped. `advance_hiding` uses the rest. CAPACITY is the most visible steps, or -1. All steps published before PAST are
-# hidden. No step is hidden of an episode that began at REACHED or later. READY: the arrays of `hide_oldest` exist.
-# BEHIND is 1 ns after the newest hidden step: steps of one call share a time, and some of them may be visible. FRONT is
-# the first used line of the ring, WAITING the number of used lines. OLDEST_AT is the address of the first visible rows.
+# mapped. The other numbers, except FRONT and WAITING, are for `advance_hiding`. CAPACITY is the limit of visible steps,
+# or -1. All steps published before PAST are hidden. Episodes that began at REACHED or later have no hidden steps.
+# READY: the arrays of `hide_oldest` exist. BEHIND is 1 ns after the newest hidden step: steps that one call of a writer
+# appended share a time, and some of them may still be visible. FRONT is the first used line of the ring, WAITING the
+# number of used lines. OLDEST_AT is the address of the first visible rows.
 (
     SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, BEHIND, FRONT, WAITING, OLDEST_AT,
 ) = range(15)  # fmt: skip
 FOUND = 15
 
 DONE, UNMAPPED = range(2)
-"""Results of `hide_oldest`. DONE: all steps are hidden. UNMAPPED: map the time of step NEEDED, and call it again."""
+"""Results of `hide_oldest`. DONE: the requested steps are hidden. UNMAPPED: map the time of step NEEDED, and call
+it again."""
 
 
 @jit.inner
 def _before(heap: Ints, one: int, other: int) -> bool:
-    """Return whether one entry comes before another."""
+    """Return whether one entry comes before another: by time, then by id."""
     if heap[one, WHEN] != heap[other, WHEN]:
         return heap[one, WHEN] < heap[other, WHEN]
     return heap[one, ID] < heap[other, ID]
@@ -121,7 +123,7 @@ def _list_lane(
     tables: Ints, origin: int, place: int, base: int, width: int, log: Ints, rows: Ints, heap: Ints, by_place: Ints,
     found: Ints,
 ) -> bool:  # fmt: skip
-    """Push the oldest visible step of a lane, if any, into the heap; return False if its time is not mapped."""
+    """Push the oldest visible step of a lane, if any, into the heap; return False if the step's time is not mapped."""
     status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
     if status > 0:
         by_place[LISTED, place] = 1
@@ -152,7 +154,7 @@ def _take_first(heap: Ints, at: int, found: Ints) -> None:
 
 @jit.inner
 def note_last(found: Ints) -> None:
-    """Update the times of hidden steps. Steps of one call share a time, and some of them may still be visible."""
+    """Update PAST, BEHIND and REACHED from LAST, the time of the newest hidden step, and reset LAST to -1."""
     found[PAST] = max(found[PAST], found[LAST])
     found[BEHIND] = max(found[BEHIND], found[LAST] + 1)
     found[REACHED] = max(found[REACHED], found[PAST], found[BEHIND])
@@ -161,7 +163,7 @@ def note_last(found: Ints) -> None:
 
 @jit.kernel("int", "ints2", "int", "int", "out_ints")
 def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
-    """Hide the oldest found[COUNT] visible steps, and all published before found[UNTIL]; see `DONE` for the result.
+    """Hide the oldest found[COUNT] visible steps, and all steps from before found[UNTIL]; see `DONE` for the result.
 
     For the record of `tables` see `advancing.GROWING`. The log has `end` lines; lines from found[SEEN] on are new.
     """
@@ -214,7 +216,7 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
             by_place[OLDEST, place] = row + 1
             if line >= 0 and step_id >= log[line, FIRST_ID] + (log[line, STEPS] - 1) * width:
                 by_place[LINE, place] = following[line]
-            # The ring has a free line: this entry leaves, and all entries together are at most the number of lanes.
+            # The ring has a free line for the new entry: a lane has at most one entry, and its old entry leaves.
             base = step_id - row * width
             status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
             if status < 0:
@@ -227,9 +229,9 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
         if status == 0:
             by_place[LISTED, place] = 0
             continue
-        # The new entry joins the ring if that keeps the ring's order. If not, the ring's last entry moves to the heap,
-        # or one late step would keep all later entries out of the ring. The new entry takes its line if that keeps the
-        # order.
+        # The new entry joins the ring if that keeps the ring's order. If not, the ring's last entry moves to the heap:
+        # otherwise one late step would keep all later entries out of the ring. The new entry takes the line of the
+        # moved one if that keeps the order, and goes to the heap if not.
         count, front = found[WAITING], found[FRONT]
         line, last = _behind(heap, count, front), _behind(heap, count - 1 if count > 0 else 0, front)
         if count == 0 or not _before(heap, line, last):
@@ -245,7 +247,7 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
 
 
 def _time_of(step_id: int, origin: int, where: tuple[Ints, ...], times: tuple[Ints, ...]) -> int | None:
-    """Return the time of publishing of a step, None if it is not mapped; for the arrays see `advancing.LANES`."""
+    """Return the time of publishing of a step, or None if it is not mapped; for `where` see `advancing.LANES`."""
     lanes, lane_base, clocks, folders, first_rows = where
     first_times, time_chunks, time_shift, bases = times
     slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK

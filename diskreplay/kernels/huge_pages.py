@@ -17,21 +17,21 @@ from . import jit
 
 # Bytes of a huge page. A TLB does not cover large tables in small pages.
 LARGE_PAGE = 2 << 20
-# Lines of a table above which memory freed while making it is given back.
+# After making a table with more lines than this, freed memory is given back to the system.
 _MANY_LINES = 1 << 16
 CACHE_LINE = 64  # bytes
 
 
 def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
-    """Return arrays of zeros in one block of memory, for (count, dtype) each, aligned to cache lines.
+    """Return an array of zeros for each (count, dtype), all in one block of memory and aligned to cache lines.
 
-    Only whole huge pages are requested, so the arrays take no more memory than their size.
+    Huge pages are requested only where the arrays fill them, so the arrays take no more memory than their size.
     """
     starts, end = [], 0
     for count, dtype in parts:
         starts.append(end)
         end += -(-count * np.dtype(dtype).itemsize // CACHE_LINE) * CACHE_LINE
-    # Private, because a forked child must not share it. Untouched pages take no memory.
+    # Private, because a forked child must not share the block. Untouched pages take no memory.
     block = mmap.mmap(-1, end + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = np.frombuffer(block, np.uint8)
     first = -memory.ctypes.data % LARGE_PAGE
@@ -54,7 +54,7 @@ def give_back_free(lines: int) -> None:
 
 
 def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
-    """Return the pages of ranges of bytes as addresses and bytes, in order; touching ranges are merged."""
+    """Return the pages that contain ranges of bytes, as addresses and sizes, in order; touching ranges are merged."""
     some = sizes > 0
     first = starts[some] & -mmap.PAGESIZE
     stop = (starts[some] + sizes[some] + mmap.PAGESIZE - 1) & -mmap.PAGESIZE
@@ -67,7 +67,7 @@ def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
 
 @jit.kernel("int", "ints", "ints", "int")
 def advise(starts: Ints, sizes: Ints, advice: int) -> int:
-    """Give advice for ranges of whole pages, by address and bytes; return the number of refused ranges."""
+    """Call madvise for ranges of whole pages, given by address and bytes; return the number of refused ranges."""
     refused = 0
     for i in range(starts.size):
         refused += jit.madvise(starts[i], sizes[i], advice) != 0

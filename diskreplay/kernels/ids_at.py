@@ -48,7 +48,7 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
         for i in range(out.size):
             out[i] <<= COARSE_BITS
         numbers, width, is_coarse = before, 1 << COARSE_BITS, False
-    for i in range(out.size if low < covered < high else 0):  # `coarse` leaves out few runs
+    for i in range(out.size if low < covered < high else 0):  # positions in runs that `coarse` leaves out
         if before[covered] <= wanted[i]:
             out[i], width = covered, high - covered
             while width > 1:
@@ -65,7 +65,7 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
 def ids_at(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> None:
     """Write the id at the integer part of each position.
 
-    For the `record` see `runs.RULE`. The ids are those in runs `low` to `high` of the block, and run i starts at
+    For the `record` see `runs.RULE`. Positions count the ids in runs `low` to `high` - 1 of the block: run i starts at
     position before[i] - before[low]. COARSE has `before` for every `1 << COARSE_BITS`-th run from run 0 on; it may
     leave out the last runs. WANTED has memory for at least one number per position.
     """
@@ -77,7 +77,7 @@ def ids_at(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> N
 
 @jit.kernel("none", "int", "int", "int", "ints2", "out_ints")
 def random_ids(key: int, low: int, high: int, record: Ints, out: Ints) -> None:
-    """Write random ids of the runs `low` to `high`, all with the same probability; see `fraction`."""
+    """Write random ids of the runs `low` to `high` - 1, all with the same probability; see `fraction`."""
     block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
     count = block[BEFORE, high] - block[BEFORE, low]
     for i in range(out.size):

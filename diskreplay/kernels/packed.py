@@ -23,31 +23,31 @@ def pack(*arrays: NDArray[np.generic]) -> Ints:
 
 @jit.inner
 def ints(record: Ints, i: int) -> Ints:
-    """Return array `i`: int64."""
+    """Return array `i` of a record as a one-dimensional array of int64."""
     return jit.ints_at(record[i, ADDRESS], record[i, LINES])
 
 
 @jit.inner
 def ints2(record: Ints, i: int) -> Ints:
-    """Return array `i`: int64, two dimensions."""
+    """Return array `i` of a record as a two-dimensional array of int64."""
     return jit.ints2_at(record[i, ADDRESS], record[i, LINES], record[i, COLUMNS])
 
 
 @jit.inner
 def ints32(record: Ints, i: int) -> Ints32:
-    """Return array `i`: int32."""
+    """Return array `i` of a record as a one-dimensional array of int32."""
     return jit.carray(jit.pointer(record[i, ADDRESS]), (record[i, LINES],), np.int32)
 
 
 @jit.inner
 def floats(record: Ints, i: int) -> Floats:
-    """Return array `i`: float64."""
+    """Return array `i` of a record as a one-dimensional array of float64."""
     return jit.carray(jit.pointer(record[i, ADDRESS]), (record[i, LINES],), np.float64)
 
 
 @jit.inner
 def number(record: Ints, i: int, j: int) -> int:
-    """Return number `j` of array `i`: int64, one dimension."""
+    """Return number `j` of array `i` of a record, for a one-dimensional array of int64."""
     return jit.load_int(record[i, ADDRESS] + 8 * j)
 
 
@@ -57,9 +57,9 @@ FIRST_CHUNK, CHUNKS, SHIFT, BASES = range(4)
 
 @jit.inner
 def row_address(record: Ints, table: int, folder: int, first: int, lane: int, row: int) -> int:
-    """Return the address of a row of 8 bytes, or 0 if it is not mapped.
+    """Return the address of a row in an array with 8 bytes per row, or 0 if the row is not mapped.
 
-    The arrays of the table are in the record from line `table` on; the table must have the folder. `first` is the
+    The chunk table of that array is in the record from line `table` on, and must have the folder. `first` is the
     lane's value in `frozen.FIRST_ROWS`.
     """
     is_own = first == OWN_FOLDER

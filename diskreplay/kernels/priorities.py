@@ -1,4 +1,4 @@
-"""Prioritized replay: draw ids, update their priorities, and follow the drawable ids. See `priority_pages`."""
+"""Prioritized replay: draw ids, update their priorities, and change which ids can be drawn. See `priority_pages`."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ LANE_BASE, FOLDERS, FIRST_ROWS, TABLE = range(4)
 
 @jit.kernel("int", "ints", "int", "ints", "ints2", "out_floats")
 def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: NDArray[np.float64]) -> int:
-    """Write the initial priority of each step, |td|; NaN if none was given or its segment is gone.
+    """Write the initial priority of each step, |td|; NaN if the writer gave no priority or the segment is gone.
 
     `lanes` are the numbers of lanes of the segments from `origin` on. A negative shift in the table means that a folder
     has no priorities. Returns the place of the first id with an unmapped chunk, or -1.
@@ -87,7 +87,7 @@ def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None
 def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, table: Ints) -> int:
     """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds.
 
-    If an id occurs twice, its last error counts. These are given priorities; see `priority_pages` for `raw` and
+    If an id occurs twice, its last error counts. The priorities count as given; see `priority_pages` for `raw` and
     `bounds`. Returns the number of ids that were not found, or -1 - i if error i is not finite; then nothing changes.
     `offered` are the runs of the last `sync_priorities`, see `priority_pages.ENDED`. For the record of the `table` see
     `priority_pages.PAGES`; its scratch memory must have room for all ids. Most updates are of the ids of the last draw:
@@ -144,7 +144,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
 
 AHEAD = 12  # runs
 
-# The row of runs after first ids, strides and counts: the page at the end of the run that changed last, or -1.
+# The row after first ids, strides and counts in a table of runs: a page of the run, where it changed last, or -1.
 PAGE_ROW = 3
 
 
@@ -155,9 +155,10 @@ def _want_difference(
 ) -> int:  # fmt: skip
     """Set or clear `WANTED` for the ids of `runs` that are not in `others`; return the number of missing pages.
 
-    A run in both costs only the ids that it has gained or lost at one end. To be matched, both must be ordered
-    `by_lane`; if not, the new runs must begin with the remaining old ones in the same order. In any other order, more
-    ids are set than necessary, with the same result, because all ids are cleared before any is set.
+    For a run in both tables, only the ids that it has gained or lost at one end are visited. Such runs are recognized
+    if both tables are in the order of lanes (`by_lane`), or else if the new runs begin with the remaining old ones in
+    the same order. In any other order, more ids than necessary are visited. The result is the same, because all ids are
+    cleared before any is set.
     """
     missing = 0
     while i < stop:
@@ -242,7 +243,10 @@ def _want_difference(
 
 @jit.inner
 def _entering_priority(table: Ints) -> float:
-    """Return the priority of new ids, 1.0 before any is given; raise the bounds for ids that can be drawn again."""
+    """Return the priority for new ids, and raise the bounds for ids that can be drawn again.
+
+    The priority is the largest one given to an id that can be drawn, or 1.0 if none of these was given a priority.
+    """
     pages, stacks = packed.ints2(table, priority_pages.PAGES), packed.ints2(table, priority_pages.STACKS)
     raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
     entering = np.int64(0)
@@ -269,16 +273,17 @@ def sync_priorities(
 
     Runs are (3, n), in contiguous rows: first ids, strides and counts. All but the last `provisional` runs are final:
     they never change again, so old final runs are not compared. The first `partially_hidden` of the provisional runs
-    match the old ones in number and order. The rest are ordered by segment and lane. With `whole`, no other id can be
-    drawn, regardless of `old`.
+    match the old ones in number and order. The rest are ordered by segment and lane. With `whole`, `old` is ignored,
+    and all ids that are not in `runs` become undrawable.
 
-    `new`, (4, `RUNS` + n), becomes the `old` of the next call; see `priority_pages.ENDED`. `snapshot` is the record of
-    the snapshot that has the runs; see `frozen`.
+    `new`, (4, `RUNS` + n), is filled, and becomes the `old` of the next call; see `priority_pages.ENDED`. `snapshot` is
+    the record of the snapshot that has the runs; see `frozen`.
 
-    New ids enter with the largest priority given to ids that can be drawn when the call returns, 1.0 before any is
-    given; see `priority_pages` for `raw` and `bounds`. `stacks` then lists the pages of new ids. Returns the number of
-    missing pages. If it is not 0, no further id can be drawn, and the caller repeats the call with more pages. For the
-    record of the `table` see `priority_pages.PAGES`; its scratch memory must have room for at least one page.
+    New ids enter with the largest priority given to an id that can be drawn when the call returns, or with 1.0 if none
+    of these was given a priority; see `priority_pages` for `raw` and `bounds`. `stacks` then lists the pages of new
+    ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old ones, and the caller
+    repeats the call with more pages. For the record of the `table` see `priority_pages.PAGES`; its scratch memory must
+    have room for at least one page.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     stacks, heights = packed.ints2(table, priority_pages.STACKS), packed.ints(table, priority_pages.HEIGHTS)

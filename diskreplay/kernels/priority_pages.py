@@ -15,8 +15,8 @@ row:
 `raw` has a number per place. It is positive if an update or a writer gave the id this priority, and negative if the id
 entered with it by the rule for new ids. The masks of the page say which ids can be drawn.
 
-`bounds` has a number for each page, at least the largest priority given to its rows. Before these it has a number for
-each block of `BLOCK` successive pages, the largest of theirs. Updates only raise bounds, which takes a comparison.
+`bounds` has a number for each page, which is at least the largest priority given to its rows. Before these numbers it
+has the largest number of each block of `BLOCK` successive pages. Updates only raise bounds, which takes a comparison.
 `largest_given` lowers the bounds that it finds too high, each at most once for each update that raised it.
 """
 
@@ -61,13 +61,13 @@ _at = np.uint64
 
 @jit.inner
 def lanes_of(offered: Ints) -> Ints:
-    """Return the lanes of the segments of offered runs."""
+    """Return the number of lanes of each segment of offered runs."""
     return jit.ints_at(offered[LANES_AT, 1], offered[SLOT_COUNT, 0])
 
 
 @jit.inner
 def width_of(step_id: int, origin: int, lanes: Ints) -> int:
-    """Return the number of lanes of an id's segment, 0 if it is gone; `lanes` has it for segments from `origin` on."""
+    """Return the number of lanes of an id's segment, 0 if it is gone; `lanes` begins with segment `origin`."""
     slot = (step_id >> POSITION_BITS) - origin
     return lanes[slot] if 0 <= slot < lanes.size else 0
 
@@ -145,7 +145,7 @@ def raise_bound(page: int, value: float, bounds: Floats) -> None:
 
 @jit.kernel("float", "ints2", "floats", "out_floats")
 def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
-    """Return the largest priority given to a wanted id, 0 if no wanted id was given one; lower bounds on the way."""
+    """Return the largest priority given to a wanted id, or 0; on the way, lower bounds that are too high."""
     blocks = bounds.size // (BLOCK + 1)
     while True:
         block, at, begin, end = -1, 0, 0, blocks

@@ -57,9 +57,10 @@ def gae(
 ) -> None:
     """Write the advantages of columns of steps, and their sums with `value`; arrays are (steps, columns).
 
-    `ends` has bits: after a TERMINATED step there is no value. After a TRUNCATED step, or the last step of a column,
-    there is a value but no further delta. `next_value` is V of each step's next observation; it is not read for a
-    terminated step. `discounts` are the environment's, or an empty array. `carry` is scratch memory, (columns,).
+    `ends` has flags. At a TERMINATED step the next value counts as 0. At a TRUNCATED step, and at the last step of a
+    column, the next value counts, but no later delta does. `next_value` is V of each step's next observation; it is not
+    read for a terminated step. `discounts` are the environment's d_t, or an empty array. `carry` is scratch memory,
+    (columns,).
     """
     steps, columns = r.shape
     discounted = discounts.size > 0

@@ -41,9 +41,9 @@ class TimedRuns(NamedTuple):
 Runs = TypeVar("Runs", IdRuns, TimedRuns)
 
 LaneIndex = tuple[Ints, Ints]
-"""Keys of runs in the order of their lanes, and the place of each one's run."""
+"""The keys of runs from `lane_keys` in ascending order, and for each key the place of its run."""
 
-# Most ids in a block of `id_blocks`.
+# The largest number of ids in a block of `id_blocks`.
 _AT_ONCE = 1 << 18
 
 FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
@@ -51,7 +51,7 @@ FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
 BLOCK_ROWS = 5
 
 COARSE_BITS = 4
-"""The array COARSE has BEFORE of every run with a number that is a multiple of `1 << COARSE_BITS`."""
+"""The array COARSE has the value of BEFORE for each run whose number is a multiple of `1 << COARSE_BITS`."""
 
 RULE, BLOCK, COARSE, WANTED = range(4)
 """The record of a population, see `packed`: the numbers of its `Starts`, its block of runs, every 16th number of BEFORE
@@ -59,7 +59,7 @@ for `ids_at`, and memory for a number per id."""
 
 
 class Visible(NamedTuple):
-    """The visible rows of all lanes. No step is hidden of an episode that began at `reached` or later."""
+    """The visible rows of all lanes. Episodes that began at time `reached` or later have no hidden steps."""
 
     reached: int
     origin: int  # the number of the first segment
@@ -139,14 +139,17 @@ def id_blocks(runs: IdRuns) -> Iterator[Ints]:
 
 
 def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
-    """Return the keys of runs with these first ids, in the order of their lanes, and the place of each run."""
+    """Return the keys of runs with these first ids in ascending order, and for each key the place of its run."""
     keys = lane_keys(first, *segments)
     order = np.argsort(keys, kind="stable")
     return keys[order], order
 
 
 def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return the only run that can have each id, the id's number in it, and whether it does; one run must exist."""
+    """Return the only run that may contain each id, the id's number in this run, and whether the run contains the id.
+
+    There must be at least one run.
+    """
     run = index[1][np.maximum(np.searchsorted(index[0], keys, "right") - 1, 0)]
     first, stride, count = (column[run] for column in runs)
     number, between = np.divmod(ids - first, stride)
@@ -181,8 +184,8 @@ class Starts(NamedTuple):
     With `from_end` samples end at the episode's end, `step` steps before it, and so on. The earliest sample that would
     start before step 0 starts at step 0 (MOVED_BACK), or is left out (DROPPED).
 
-    In an open episode a sample needs `open_rows` rows from its start on: rows with an observation or, without
-    `observed`, complete steps; 0: no samples. Ids below `since` are left out.
+    In an open episode a sample needs `open_rows` rows from its start on: rows with an observation if `observed`, else
+    complete steps. With `open_rows` 0, open episodes have no samples. Ids below `since` are left out.
     """
 
     length: int = 1
@@ -196,7 +199,7 @@ class Starts(NamedTuple):
 
 
 LINES, RUNS, RUNS_AND_OPEN = range(3)
-"""Inputs of `starts`: lines of episodes; partially hidden runs; these runs and all open episodes."""
+"""Kinds of input for `starts`: lines of episodes; partially hidden runs; these runs and all open episodes."""
 
 
 def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:
@@ -256,15 +259,16 @@ def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tupl
 
 @jit.kernel("int", "out_ints2", "int", "ints", "ints2", "int")
 def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int:
-    """Write the ids that start samples of episodes.
+    """Write the ids that start samples as runs into a block; return the place after the last run.
 
-    `record` is the record of a population, see `RULE`. Its `Starts` select the ids. They are written as runs into the
-    block from place `at` on, at most two per episode, without hidden ids and ids below `since`. `snapshot` is the
-    record of the snapshot. Returns the place after the last run.
+    `record` is the record of a population, see `RULE`. Its `Starts` select the ids. Their runs, at most two per
+    episode, are written into the block from place `at` on, without hidden ids and ids below `since`. `snapshot` is the
+    record of the snapshot.
 
     `given` are lines of episodes (LINES), or partially hidden runs, (4, n) (RUNS). Such runs lose their hidden ids, in
-    `given` and in the block. A run without visible ids gets count 0 and is not written; then the complement of the
-    place is returned, which is negative. With RUNS_AND_OPEN, the open episodes of the snapshot follow.
+    `given` and in the block. A run without visible ids gets count 0 and is not written. If there is any, the bitwise
+    complement of the place is returned, which is negative. With RUNS_AND_OPEN, the open episodes of the snapshot
+    follow.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
     step, since = rule[1], rule[5]

@@ -1,11 +1,11 @@
 """Masses: powers of priorities, and a tree of their sums. Leaves are drawn in proportion to their mass.
 
-A power x ** y of a positive number is 2 ** (y * log2 x). Both functions are power series, which the compiler turns into
-vector code; a call of libm for each number takes three times as long. The error of a result 2 ** p is at most about p
-units in the last place, and the result is the same on every machine. With x = m * 2 ** e and m from sqrt(1/2) to
-sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where s = (m - 1) / (m + 1); the relative error of
-the truncated series is below 2 ** -54. 2 ** p = 2 ** n * exp(f ln 2), where n is the integer nearest to p and f = p -
-n.
+A power x ** y of a positive number is 2 ** (y * log2 x). Both functions are computed by power series, which the
+compiler turns into vector code; a call of libm for each number takes three times as long. The error of a result 2 ** p
+is at most about p units in the last place, and the result is the same on every machine. With x = m * 2 ** e and m from
+sqrt(1/2) to sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where s = (m - 1) / (m + 1); the
+relative error of the truncated series is below 2 ** -54. 2 ** p = 2 ** n * exp(f ln 2), where n is the integer nearest
+to p and f = p - n.
 
 A node of the tree has 8 children, one cache line. `tree` has all levels one after the other, the leaves first: level l
 is tree[starts[l] : starts[l + 1]]. Node i of level l + 1 is the sum of entries 8 * i to 8 * i + 7 of level l, added
@@ -38,7 +38,7 @@ _ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
 _EXPONENT = 52  # the first bit of the exponent in a float64
 # Binary logarithms of the least and the largest mass: sums of 1e17 masses are finite, and no mass is a denormal number.
 SMALLEST, LARGEST = -963.0, 963.0
-# Adding it to a number below 2 ** 51 leaves the nearest integer in the lowest bits.
+# Adding this to a number below 2 ** 51 leaves the nearest integer in the lowest bits.
 _ROUND = 1.5 * 2.0**52
 
 
@@ -94,7 +94,7 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
 
 
 FAN_OUT = 8
-# Most nodes of the last level: a binary search in their sums costs less than further levels.
+# The largest number of nodes in the last level: a binary search in their sums costs less than further levels.
 TOP = 512
 SOME = 6  # numbers of scratch memory of `sumtree_find`
 FAN_OUT_BITS = 3
@@ -105,7 +105,7 @@ _at = np.uint64
 
 
 def tree_starts(capacity: int, top: int = TOP) -> Ints:
-    """Return the starts of the levels of a tree, and its length; the last level has at most `top` nodes."""
+    """Return the start of each level of a tree and, last, the tree's length; the last level has at most `top` nodes."""
     starts, nodes = [0], max(capacity, 1)
     while True:
         starts.append(starts[-1] + -(-nodes // FAN_OUT) * FAN_OUT)
@@ -118,7 +118,7 @@ def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Int
     """Return `starts`, `tree`, `sums` and `least` of a tree without any mass.
 
     The array `least` is empty without the argument `least`. `tree` is memory for the tree, aligned to a cache line:
-    zeros, in the length that `tree_starts` returns last.
+    zeros, with the length that is the last number of `tree_starts`.
     """
     starts = tree_starts(capacity, top)
     smallest = np.zeros(starts[-1] - starts[1] + 1 if least else 0)
