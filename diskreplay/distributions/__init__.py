@@ -1,1 +1,1 @@
-"""Distributions over ids: which are drawn, with what weight. They know nothing of data."""
+"""Distributions over ids: which ids are drawn, and with which weights. They do not read observations or rewards."""

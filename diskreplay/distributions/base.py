@@ -13,17 +13,19 @@ from diskreplay.distributions.population import Population
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 
-# Draw by draw, the number of ids drawn for each missing one, times world_size. After the last draw the rank's share is
-# listed: a rank with a fair share of the probability gets there with probability e**-32.
+# The number of ids drawn for each missing id, times world_size, in one draw after another. If ids are still missing
+# after the last draw, the rank's share is listed. For a rank with a fair share of the probability, that happens with
+# probability e**-32.
 _SHARE_OVERDRAWS = (*32 * (1,), 64)
 
 
 class Draw(NamedTuple):
-    """Drawn ids and the numbers that their weights follow from.
+    """Drawn ids, and the numbers from which their weights are computed.
 
-    `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` counts
-    the ids that could be drawn, `least` is the smallest chance of any of them. Both are 0 without weights. Only a
-    distribution that ends returns fewer ids than `size`; a draw without ids is its end.
+    `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` is the
+    number of ids that could be drawn, and `least` the smallest chance of any of them. Both may be 0 if the weights do
+    not depend on them. A `sized` distribution returns fewer ids than requested only at its end, and no ids after the
+    end.
     """
 
     ids: Ints
@@ -33,7 +35,7 @@ class Draw(NamedTuple):
 
 
 class RefreshNeeded(Exception):
-    """Raised instead of a draw that may be incomplete: refresh and draw again. Nothing was drawn."""
+    """Raised instead of a draw that may be incomplete: refresh the population and draw again. Nothing was drawn."""
 
 
 class Distribution(ABC):
@@ -52,10 +54,10 @@ class Distribution(ABC):
     sized: bool = True
     # The smallest number of ids that a draw needs.
     least: int = 1
-    # Whether a drawn id is not drawn again by itself. Then the remaining ids of a draw that lost some stay in their
-    # batch, and `delivered` is called.
+    # Whether drawing an id uses it up, as in a pass over all ids. Then a batch that lost some ids before its delivery
+    # keeps the others, and `delivered` is called.
     gives_once: bool = False
-    # Paths of the episode fields that it reads: a sampler refuses it if the store lacks one.
+    # Paths of the episode fields that the distribution reads. A sampler refuses it if the store lacks one of them.
     episode_fields: tuple[str, ...] = ()
     # Whether draws end: after the end they have no ids. Then `count_left` is defined.
     ends: bool = False
@@ -73,8 +75,9 @@ class Distribution(ABC):
     def draw_share(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of the population's share, with their relative probabilities.
 
-        Draws by rejection. If that finds too few ids, draws from the list of the share; a distribution without
-        `chances` continues by rejection. NotEnoughData if the share is empty.
+        Draws from the whole population and rejects the ids of other ranks. If that finds too few ids, draws the rest
+        from a list of the share; a distribution without `chances` continues by rejection. Raises NotEnoughData if the
+        share is empty.
         """
         share = population.share
         if share.world_size == 1 or self.keeps_share:
@@ -89,7 +92,7 @@ class Distribution(ABC):
                 chances.append(their_chances)
                 break
             draw = self.draw(population, missing * share.world_size * (overdraw or 1), rng)
-            # A random choice of too many ids: a stratified draw is in order, so its first ids are similar.
+            # Excess ids are left out at random: a stratified draw is in order, so its first ids are similar.
             mine = np.sort(rng.permutation(np.flatnonzero(share.contains(draw.ids)))[:missing])
             ids.append(draw.ids[mine])
             if draw.chances is not None:
@@ -116,9 +119,9 @@ class Distribution(ABC):
         return share[at], mass[at]
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Replace a draw that lost ids before its batch was delivered. With `gives_once` its remaining ids stay.
+        """Return `size` ids in place of a draw that lost ids, through evictions, before its batch was delivered.
 
-        NotEnoughData as in `draw_share`.
+        If `gives_once`, the result contains the remaining ids of the lost draw. Raises NotEnoughData as `draw_share`.
         """
         left = lost.ids[population.contains(lost.ids)] if self.gives_once else lost.ids[:0]
         if not len(left):
@@ -132,7 +135,7 @@ class Distribution(ABC):
         raise NotImplementedError(f"{self} has no end")
 
     def mixing_error(self) -> str | None:
-        """Return why a `Mixture` cannot hold it, or None if it can: a mixture needs the `chances` of ids."""
+        """Return why a `Mixture` cannot contain the distribution, or None if it can: `chances` must be defined."""
         return None if self.tells_chances else f"is {self}, which does not tell the chances of its ids"
 
     def chances(self, population: Population, ids: Ints) -> Floats:
@@ -141,7 +144,7 @@ class Distribution(ABC):
 
     @property
     def tells_chances(self) -> bool:
-        """Whether it defines `chances`."""
+        """Whether the distribution defines `chances`."""
         return type(self).chances is not Distribution.chances
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
@@ -168,30 +171,30 @@ class Distribution(ABC):
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
         """Return the weight of each drawn id, or None if all weights are 1.
 
-        `beta` None is the distribution's own; `batches` is the number of batches delivered before this one. The array
-        is new: it becomes part of the batch.
+        With `beta` None, the distribution's own beta is used. `batches` is the number of batches delivered before this
+        one. The array is new, because it becomes part of the batch.
         """
         return None
 
     def delivered(self, draw: Draw) -> None:  # noqa: B027  # most keep no count
-        """Take note that the batch of a draw was delivered. Called with `gives_once`, in the order of the draws."""
+        """Take note that the batch of a draw was delivered. Called if `gives_once`, in the order of the draws."""
 
     def rewind(self) -> bool:
-        """Take back all draws that were not delivered, to draw them again; return whether it did.
+        """Take back all draws that were not delivered, so that they are drawn again; return whether this was done.
 
-        False: draws do not depend on each other, so draws that were not delivered remain valid.
+        The default returns False: its draws do not depend on each other, so they remain valid.
         """
         return False
 
     def place(self) -> Any:
         """Return the current state, for `go_back`.
 
-        Called before each draw with `gives_once`. Its cost should not grow with the number of ids.
+        Called before each draw if `gives_once`. Its cost should not grow with the number of ids.
         """
         return self.state_dict()
 
     def go_back(self, place: Any) -> None:
-        """Return to a place, as if no id had been drawn and no state loaded since. It may be repeated."""
+        """Return to a state from `place`, as if no id had been drawn and no state loaded since. It may be repeated."""
         if place is not None:
             self.load_state_dict(place)
 
@@ -205,17 +208,17 @@ class Distribution(ABC):
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
         """Set the priorities of ids from their errors; return how many ids cannot be drawn. See `Prioritized.update`.
 
-        ValueError for a distribution without priorities.
+        Raises ValueError for a distribution without priorities.
         """
         raise ValueError(f"{self} has no priorities to update: draw with Prioritized(...)")
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
-        """Belong to this owner, if ownership matters: see `Owned`."""
+        """Bind the distribution to its owner, a sampler, if it may have only one; see `Owned`."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of later draws besides the population: arrays, numbers, texts. None: no state."""
+        """Return the state that later draws depend on, besides the population, or None: arrays, numbers and texts."""
         return None
 
     def load_state_dict(self, state: Any) -> None:  # noqa: B027  # as `claim`
@@ -223,12 +226,12 @@ class Distribution(ABC):
 
 
 class OneOwner:
-    """A base class of objects that hold the state of one sampler, and belong to it."""
+    """A base class of objects that have the state of one sampler, and cannot be shared with another."""
 
     _owner: Any = None  # a weak reference
 
     def claim(self, owner: object) -> None:
-        """Belong to this owner; the same one may claim it again. ValueError if it belongs to another one."""
+        """Bind the object to its owner, which may claim it again; ValueError if it has another owner."""
         if self._owner is not None and self._owner() is not owner:
             name = type(self).__name__
             raise ValueError(f"this {name} holds the state of another sampler: make a new {name} for each sampler")
@@ -255,7 +258,7 @@ class Even(Distribution):
 
 
 class Uniform(Even):
-    """Draw every id with the same probability, with replacement. It has no state: several samplers may share one.
+    """Draw every id with the same probability, with replacement. It has no state, so several samplers may share it.
 
     Examples
     --------

@@ -16,8 +16,9 @@ from diskreplay.ids import Floats, Ints
 class Mixture(Distribution):
     """Draw each item of a batch from one of several distributions, chosen at random by their shares.
 
-    An id has the probability P(i) = Σ share · P_d(i). If a distribution is prioritized, the weight of an id is
-    (N · P(i)) ** -beta, with its beta, divided by the largest weight of the batch. Otherwise all weights are 1.
+    An id has the probability P(i) = Σ share_d · P_d(i), a sum over the distributions d. If one of them is prioritized,
+    the weight of an id is (N · P(i)) ** -beta divided by the largest weight of the batch, with the beta of the first
+    prioritized one and N ids that can be drawn. Otherwise all weights are 1.
 
     Not thread-safe: a sampler calls it under its lock. It belongs to one sampler if any of its distributions does.
 
@@ -29,8 +30,8 @@ class Mixture(Distribution):
     Raises
     ------
     ValueError
-        `parts` is empty, a share is invalid, or a distribution does not fit: a `Sweep` must have no end, and
-        `Prioritized` must normalize over the batch.
+        `parts` is empty, a share is invalid, or a distribution does not fit: a `Sweep` must have `passes=None`, and
+        `Prioritized` must have `normalize="batch"`.
 
     Examples
     --------
@@ -69,8 +70,8 @@ class Mixture(Distribution):
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of the population's share, which is not empty: each distribution draws its part."""
-        # Rejection from the whole mixture would lose ids of a sweep. With several ranks the probabilities equal
-        # `chances` only as far as each distribution spreads evenly over the ranks, which own ids by row.
+        # Each part draws from the share, because rejection after drawing would lose ids of a sweep. With several ranks,
+        # the probabilities equal `chances` only if each distribution spreads evenly over the ranks.
         ids = np.empty(size, np.int64)
         which = np.searchsorted(np.cumsum(self._shares)[:-1], rng.random(size), side="right")
         for i, part in enumerate(self._parts):
@@ -103,16 +104,16 @@ class Mixture(Distribution):
         return max((part.update(population, ids, errors) for part in self._prioritized), default=0)
 
     def place(self) -> list[Any]:
-        """Return the places of all distributions."""
+        """Return the states of all distributions, for `go_back`."""
         return [part.place() for part in self._parts]
 
     def go_back(self, place: list[Any]) -> None:
-        """Return all distributions to their places."""
+        """Return all distributions to their states from `place`."""
         for part, its_place in zip(self._parts, place, strict=True):
             part.go_back(its_place)
 
     def claim(self, owner: object) -> None:
-        """Let all distributions belong to this owner; see `Owned.claim`."""
+        """Bind all distributions to this owner; see `Owned`."""
         for part in self._parts:
             part.claim(owner)
 

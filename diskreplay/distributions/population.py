@@ -1,8 +1,9 @@
 """The ids that can be drawn, at positions 0 to size - 1.
 
-A run is an arithmetic sequence of ids in one lane. All runs are in one growing block of arrays, in three regions:
+A run is an arithmetic sequence of ids in one lane. Hidden steps are beyond the store's limits and cannot be drawn. All
+runs are in one growing block of arrays, in three regions:
 
-    [0, main)      ended episodes; ordered by their beginning once steps are hidden. The first `hidden` runs are
+    [0, main)      ended episodes; ordered by their beginning after steps were hidden. The first `hidden` runs are
                    partially or wholly hidden
     [main, ended)  ended episodes that were found later, refresh by refresh, sorted within each refresh
     [ended, end)   open episodes, and the visible parts of partially hidden runs; rewritten by each refresh
@@ -58,9 +59,9 @@ from diskreplay.kernels.runs import (
 )
 from diskreplay.kernels.table import get_kernel
 
-# Runs in the second region below which sorting is not worth it.
+# Up to this number of runs, the second region is not merged into the first.
 SMALL = 1024
-# Number of runs above which a search among all of them reads more than caches hold.
+# From this number of runs on, a search among all of them reads more than the caches hold.
 MANY = 1 << 15
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
@@ -69,9 +70,9 @@ _NO_PARTLY = np.zeros((4, 0), np.int64)
 
 
 class Share(NamedTuple):
-    """The ids of one rank among `world_size`, chosen by a hash: shares are even for all lanes and windows.
+    """The ids of one of `world_size` ranks, chosen by a hash of the id, so that ranks get equal parts of every lane.
 
-    Each id belongs to exactly one rank, for good.
+    Each id belongs to exactly one rank, which never changes.
     """
 
     rank: int = 0
@@ -93,7 +94,10 @@ EVERY_ID = Share()
 
 
 class Progress(NamedTuple):
-    """The part of a population that a follower has seen."""
+    """The part of a population that a follower has seen.
+
+    A follower is an object that keeps up with a population, such as a table of priorities.
+    """
 
     epoch: int
     rewrites: int
@@ -129,7 +133,7 @@ class Changes(NamedTuple):
     provisional runs. The first `partially_hidden` of the provisional runs are visible parts of older runs. `reached`
     are earlier runs that may be hidden by now, wholly or in part; their visible parts are provisional. With `whole`,
     `runs` are all runs, and replace everything. `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next
-    refresh changes them.
+    refresh overwrites these two arrays.
     """
 
     progress: Progress
@@ -151,11 +155,11 @@ class Crossing(Protocol):
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return the episodes whose starts are final, and the episodes that may get more, with these starts as steps.
+        """Return the episodes whose starts of samples are final, and the episodes that may get more starts.
 
-        `ended` are the episodes that ended since the last call, None without any; `admitted` are those of them that
-        the filter admits, `still_open` the admitted open ones. With `is_fresh` this is the first call, and the first
-        result is not None.
+        The steps of the returned episodes are these starts. `ended` are the episodes that ended since the last call, or
+        None if no episode did. `admitted` are the ended episodes that the filter admits, and `still_open` the open
+        episodes that it admits. With `is_fresh` this is the first call, and the first result is not None.
         """
 
 
@@ -180,11 +184,11 @@ class Column(NamedTuple):
         return np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
 
     def at(self, which: NDArray[np.bool_]) -> "Column":
-        """Return the ids of a mask, with their numbers."""
+        """Return a column of the ids that a mask selects, with their numbers."""
         return self if which.all() else Column(self.ids[which], self.values[which])
 
     def with_others(self, ids: Ints, values: Ints) -> "Column":
-        """Return the column with more ids and their numbers."""
+        """Return a column with the ids of this one and others, with their numbers."""
         if not len(ids):
             return self
         order = np.argsort(ids)
@@ -192,7 +196,7 @@ class Column(NamedTuple):
         return Column(np.insert(self.ids, at, ids[order]), np.insert(self.values, at, values[order]))
 
     def plus(self, ids: Ints, values: Ints) -> "Column":
-        """Return the column with numbers added; `ids` may repeat an id."""
+        """Return a column with each of `values` added to the number of its id; an id may be new or repeated."""
         every, where = np.unique(np.append(self.ids, ids), return_inverse=True)
         sums = np.zeros(len(every), np.int64)
         np.add.at(sums, where, np.append(self.values, values))
@@ -214,7 +218,8 @@ class View(Protocol):
         """Return the finder of samples that cross the ends of episodes; None: samples stay in one episode."""
 
 
-# Returns the initial |td| of ids of a snapshot, given eta: from the initial priorities of their steps, NaN without any.
+# A function of a snapshot, ids and eta that returns the initial |td| of each id, computed from the initial priorities
+# of its steps; NaN if its steps have none.
 InitialErrors = Callable[[Any, Ints, float], Floats]
 
 
@@ -222,9 +227,9 @@ class Population:
     """The ids that a view offers from a snapshot. Not thread-safe: one sampler, under its lock.
 
     `episode_filter` admits episodes; None admits all. `share` is a rank's part of the ids. `initial_errors` reads
-    initial priorities; None: the store has none. `snapshot` is the current one, None before the first. `size` is the
-    number of ids that can be drawn. `epoch` changes when a sort or a fresh start moves older ids, and `version` with
-    each new snapshot.
+    initial priorities; None: the store has none. `snapshot` is the current snapshot, None before the first refresh.
+    `size` is the number of ids that can be drawn. `epoch` changes when a sort or a fresh start moves older ids to other
+    positions, and `version` with each new snapshot.
     """
 
     def __init__(
@@ -242,7 +247,7 @@ class Population:
         self._filter = episode_filter or EpisodeFilter()
         self._looks_at_open = self._filter.asks or self._crossing is not None
         self.snapshot: Snapshot | None = None
-        self._restored: Order | None = None  # taken over at the next fresh start
+        self._restored: Order | None = None  # used at the next fresh start
         self.kind = view.kind
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # first ids of the open episodes that the filter admitted
@@ -268,7 +273,7 @@ class Population:
         self.epoch += 1
 
     def refresh(self, snapshot: Snapshot) -> None:
-        """Follow a newer snapshot."""
+        """Update the ids to a newer snapshot."""
         old, log = self.snapshot, snapshot.log
         if snapshot is old:
             return
@@ -278,11 +283,11 @@ class Population:
             self._start_afresh(log)
         seen = len(log.lines)
         found = ended = still_open = None
-        # The predicate of `where` may raise: ask it before anything changes.
+        # The predicate of `where` may raise, so it is called before anything changes.
         if is_fresh or seen > self._seen:  # usually only open episodes grew
             new = log.select(slice(self._seen, None))
             found = new.without_discarded()
-            self._refusals += len(found) < len(new)  # they could be drawn while they were open
+            self._refusals += len(found) < len(new)  # discarded episodes could be drawn while they were open
             ended = self._filter.admit(snapshot, found)
         if self._looks_at_open:
             still_open = self._admit_open(snapshot, ended)
@@ -296,7 +301,7 @@ class Population:
             self._add_ended(snapshot, ended, is_fresh)
         took_away = (hides or ended is not None) and self._hide()
         if took_away or ended is not None:
-            # Merge before others come: it changes nothing for a follower of these runs.
+            # The regions are merged when further runs come: a follower that has all runs until then need not change.
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
@@ -408,9 +413,9 @@ class Population:
             self._oldest_new = min(self._oldest_new, int(found.time.min()))
 
     def _hide(self) -> bool:
-        """Remove hidden steps from runs that began before the last hidden step was published; return whether any did.
+        """Remove hidden steps from runs that began before the last hidden step was published.
 
-        Usually the boundary stays inside the same episodes; then nothing changes.
+        Returns whether any run changed. Usually the boundary stays inside the same episodes; then nothing changes.
         """
         reached = self._reached
         if not reached:
@@ -465,7 +470,7 @@ class Population:
         self.epoch += 1
 
     def take(self, positions: NDArray[Any]) -> Ints:
-        """Return the ids at the whole parts of these positions, each from 0 to below `size`."""
+        """Return the id at the integer part of each position, 0 <= position < `size`."""
         out = np.empty(len(positions), np.int64)
         record = self._block.record_for(len(out))
         get_kernel("ids_at")(positions.astype(np.float64), self._hidden, self._end, record, out)
@@ -483,7 +488,10 @@ class Population:
         return (ids[self.share.contains(ids)] for ids in id_blocks(self.runs()))
 
     def share_size(self) -> int:
-        """Count the ids of the share. With several ranks, the cost is that of the ids that came and left since."""
+        """Return the number of ids in the share.
+
+        With several ranks, this takes time for each id that came or left since the last call.
+        """
         return self.size if self.share.world_size == 1 else self._share_size.of(self)
 
     def nothing_in_share(self) -> NotEnoughData:
@@ -501,7 +509,7 @@ class Population:
         return Progress(self.epoch, self._rewrites, self._hidden, self._ended)
 
     def changes(self, since: Progress | None) -> Changes:
-        """Return the changes since an earlier call returned this progress, at the cost of the new runs; None: all."""
+        """Return the changes since a call that returned this progress (None: all runs), at the cost of the new runs."""
         now, partly = self._progress(), self._partly.shape[1]
         if since == self._same_progress[0]:
             since = self._same_progress[1]
@@ -520,16 +528,16 @@ class Population:
 
     @property
     def visible(self) -> Visible:
-        """The boundary of hidden steps of each lane."""
+        """The boundary between hidden and visible steps in each lane."""
         return ALL_VISIBLE if self.snapshot is None else self.snapshot.visible
 
     @property
     def generation(self) -> int:
-        """A number that grows with the snapshot's generation: while it stays the same, only the oldest ids leave."""
+        """A number that grows when ids other than the oldest may have left, as the snapshot's generation does."""
         return -1 if self.snapshot is None else int(self.snapshot.generation) + self._refusals
 
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:
-        """Return the number of steps per id: the rows between two ids, `apart`, or the steps of an episode."""
+        """Return the number of steps per id: `apart`, the rows from id to id, or else the steps of the id's episode."""
         if self._starts.last != FIRST_ONLY:
             return apart.astype(np.float64)
         every = EpisodeTable.concatenate([self.followed.log, self.followed.open])
@@ -565,9 +573,11 @@ class Population:
         return self.find_runs(ids) >= 0
 
     def find_moved(self, runs: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the index in `runs` of the moved sample of each run's episode, and which runs are such samples.
+        """Return the index of the moved sample of each run's episode, and which runs are moved samples.
 
-        The index is -1 if the episode has no moved sample, or no other run. Then the second result is False.
+        All indices are in `runs()`. A moved sample is a run of its own, see `MOVED_BACK` in `Starts`. The index is -1
+        if the run is the moved sample, or if its episode has none. A moved sample without another run in its episode
+        does not count as moved.
         """
         found, is_moved = np.full(len(runs), -1), np.zeros(len(runs), np.bool_)
         if self._starts.last != MOVED_BACK or self._starts.step == 1:
@@ -588,7 +598,7 @@ class Population:
         return found, is_moved
 
     def _lanes_of(self, at: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return a number for the lane of each of these runs of the block, and which are moved samples."""
+        """Return a number for each run's lane, and which runs are moved samples; `at` are places in the block."""
         first, stride = (self._block.array[row, at] for row in (FIRST, STRIDE))
         _, slot, width, lane, _ = locate(first, *self.segments)
         return (slot << POSITION_BITS) + lane, stride == width
@@ -648,7 +658,7 @@ class GrowingRuns:
 
 
 class _Block(GrowingRuns):
-    """The runs of a population. `coarse` samples `before` of the settled runs; see `kernels.ids_at`.
+    """The runs of a population. `coarse` has some numbers of `before`, for a faster search; see `kernels.ids_at`.
 
     Kernels read `record`: the addresses of these arrays and the numbers of `starts`.
     """
@@ -682,7 +692,7 @@ class _Block(GrowingRuns):
         return self.array[:BEFORE, start:end]
 
     def settle(self, end: int) -> None:
-        """Settle the runs up to `end`: they do not change until they are overwritten."""
+        """Extend `coarse` to the runs up to `end`, which must not change until they are overwritten."""
         known, parts = len(self.coarse), end >> COARSE_BITS
         if parts > known:
             new = self.before[known << COARSE_BITS : parts << COARSE_BITS : 1 << COARSE_BITS]
@@ -690,7 +700,7 @@ class _Block(GrowingRuns):
             self._pack()
 
     def _unsettle(self, start: int) -> None:
-        """Undo `settle` from `start` on."""
+        """Remove the runs from `start` on from `coarse`."""
         if len(self.coarse) << COARSE_BITS > start:
             self.coarse = self.coarse[: start >> COARSE_BITS]
             self._pack()
@@ -746,8 +756,8 @@ class Cursor:
     """The progress of one follower in one population and its lanes. Not thread-safe.
 
     `population` is a weak reference to the last seen population; it returns None before the first. `visible` is the
-    boundary of hidden steps at that time. A follower that keeps ids in their order of arrival uses `new_of` and `take`.
-    Its saved state has `taken`, the last id of each lane, and another cursor begins there.
+    boundary between hidden and visible steps at the last `reach`. A follower that keeps ids in their order of arrival
+    uses `new_of` and `take`. Its saved state has `taken`, the last id of each lane, and another cursor begins there.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:
@@ -755,8 +765,8 @@ class Cursor:
         self.visible = ALL_VISIBLE
         self._version = -1
         self._progress: Progress | None = None
-        self._generation: int | None = None  # None: of another population
-        self._last = taken  # of each lane, -1 without one; before the first population, as given
+        self._generation: int | None = None  # None before the first `reach` of this population
+        self._last = taken  # the last taken id of each lane, or -1; at first the argument
 
     @property
     def is_new(self) -> bool:
@@ -774,11 +784,11 @@ class Cursor:
         return self.population() is population
 
     def is_at(self, population: Population) -> bool:
-        """Return whether the population did not change since."""
+        """Return whether this population was seen last, and has not changed since."""
         return self.population() is population and self._version == population.version
 
     def changes(self, population: Population) -> Changes:
-        """Return the changes since the last `reach`; all runs for another population, or without that `reach`."""
+        """Return the changes since the last `reach`, or all runs if that was left out or for another population."""
         progress, self._progress = self._progress, None
         if not self.is_of(population):
             progress, self._generation, self.population = None, None, weakref.ref(population)
@@ -791,11 +801,11 @@ class Cursor:
         self._generation, self.visible = population.generation, population.visible
 
     def may_miss(self, population: Population) -> bool:
-        """Return whether ids other than the oldest may have left: evicted by hand, set aside or refused."""
+        """Return whether ids other than the oldest may have left: evicted by hand, put in quarantine, or refused."""
         return self._generation != population.generation
 
     def kept(self, population: Population, ids: Ints) -> NDArray[np.bool_]:
-        """Return which ids can still be drawn, (n,) bool; all could be drawn at the last `reach` or came later."""
+        """Return which ids can still be drawn, (n,) bool; each could be drawn at the last `reach` or is newer."""
         if self.may_miss(population):
             return population.contains(ids)
         if self.visible.oldest is population.visible.oldest:
@@ -808,7 +818,7 @@ class Cursor:
         return self._last[self._last >= 0]
 
     def new_of(self, population: Population, runs: IdRuns) -> tuple[IdRuns, Ints, NDArray[np.bool_]]:
-        """Return the parts of runs after the last taken ids, the place of each run's lane, and whether it is new."""
+        """Return the parts of runs after the last taken ids, the places of their lanes, and which lanes are new."""
         visible = population.visible
         if self.may_miss(population):
             known = self.taken
@@ -836,10 +846,10 @@ class _ShareSize:
 
     def __init__(self) -> None:
         self._cursor = Cursor()
-        self._settled = self._size = 0  # `_settled` counts runs that do not change
+        self._settled = self._size = 0  # `_settled` counts the ids of runs that do not change
 
     def of(self, population: Population) -> int:
-        """Return the number."""
+        """Return the number of ids, after taking in the changes of the population."""
         if not self._cursor.is_at(population):
             share, changes = population.share, self._cursor.changes(population)
             ended = changes.runs.shape[1] - changes.provisional

@@ -4,7 +4,7 @@ The table keeps the raw priority |td| + eps of an id, at a place in a page of 64
 `kernels.priority_pages`. The place's leaf in the sum tree holds raw ** alpha while the id can be drawn, else 0. Ids
 that the view does not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an
 update or a writer gave to an id that can be drawn. When no page is free, pages without steps are used again. The
-numbers of pages are part of the saved state, because they decide which id a random number draws.
+number of each page is part of the saved state, because it decides which id a random number draws.
 """
 
 import math
@@ -24,7 +24,7 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import get_kernel
 
 FIRST_PAGES = 16
-_MOST_EMPTY = 1 << 16, 64  # accepted pages of a saved table: this number, or this multiple of the pages in use
+_MOST_EMPTY = 1 << 16, 64  # pages that a saved table may have: this number, or this multiple of the pages in use
 # Places that are shown or hidden at a time. Scratch memory always suffices for draws and updates of this size.
 _BLOCK = 4096
 _PAGES_AT_ONCE = 64
@@ -110,11 +110,14 @@ class PriorityTable:
 
     @property
     def largest(self) -> float:
-        """The largest raw priority given to an id that can be drawn, 0 before any; new ids enter with it, or with 1."""
+        """The largest raw priority given to an id that can be drawn, 0 without one.
+
+        New ids enter with this priority, or with 1 if it is 0.
+        """
         return float(get_kernel("largest_given")(self._pages, self._raw, self._bounds))
 
     def _resize(self, count: int) -> None:
-        """Make room for `count` pages, and keep those in use. The caller lists the pages."""
+        """Make room for `count` pages, and keep those in use. The caller must call `_list_pages`."""
         width, size, old = priority_pages.PAGE, priority_pages.COLUMNS, self._pages
         slots = 1 << (4 * count - 1).bit_length()
         masses, raw, pages, found = zeros(
@@ -167,7 +170,7 @@ class PriorityTable:
     # --- following a population --------------------------------------------------------------------------------------
 
     def follow(self, population: Population, eps: float = 1e-6, eta: float = 0.9) -> None:
-        """Offer exactly the population's ids, at the cost of the new ones.
+        """Make exactly the population's ids drawable, at the cost of the new ids.
 
         `eps` and `eta`, see `Prioritized`, apply to new ids whose steps have initial priorities.
         """
@@ -191,7 +194,8 @@ class PriorityTable:
     def _set_initial(self, population: Population, read: InitialErrors, eps: float, eta: float) -> None:
         """Set the raw priorities of new ids from the initial priorities of their steps.
 
-        Other new ids enter with the largest priority given so far, including the new ids before them.
+        New ids without initial priorities enter with the largest priority given so far, including the new ids before
+        them.
         """
         pages = self._stacks[priority_pages.CHANGED, : self._heights[priority_pages.NEW]]
         # The order depends only on the ids: a loaded sampler then continues like the saved one.
@@ -357,7 +361,7 @@ class PriorityTable:
         if not good or not (values > 0).all() or not np.isfinite(values).all():
             raise ValueError("this saved table of priorities contradicts itself: it is damaged")
         if count > (room := max(_MOST_EMPTY[0], _MOST_EMPTY[1] * len(number))):
-            count, number = room, np.arange(len(number))  # any other order of pages is valid
+            count, number = room, np.arange(len(number))  # other numbers of pages are valid, too
         table = cls(alpha, least)
         table._resize(count)
         for column, of_pages in (

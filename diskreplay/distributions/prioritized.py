@@ -21,15 +21,15 @@ _TINY = 5e-324  # the smallest positive float64
 class Prioritized(Owned):
     """Draw ids in proportion to |td| ** alpha: proportional prioritization, Schaul et al. 2016 (sections 3.3 and 3.4).
 
-    P(i) = p_i / Σ p with p = (|td| + eps) ** alpha. New ids enter with the initial priority of their step
-    (Horgan et al. 2018, section 3; for sequences see `eta`). Other new ids enter with the largest priority that an
-    update or an initial priority gave to an id that can still be drawn, and with 1 before any. Priorities from this
-    rule do not count themselves. The weight of a drawn id is (N · P(i)) ** -beta divided by the largest such weight,
-    where N is the number of ids that can be drawn.
+    P(i) = p_i / Σ p with p = (|td| + eps) ** alpha. New ids enter with the initial priority of their step, if the
+    collector gave one (Horgan et al. 2018, section 3; for sequences see `eta`). Other new ids enter with the largest
+    priority that an update or a collector gave to an id that can still be drawn, or with 1 if there is no such id.
+    Priorities from this rule do not count for the rule. The weight of a drawn id is (N · P(i)) ** -beta divided by the
+    largest such weight, where N is the number of ids that can be drawn.
 
     It holds priorities, so it belongs to one sampler, which calls it under its lock. Each kind of id has its own table:
     all transitions share one, and sequences of each (length, overlap, pad) have another. The first draw of a kind makes
-    its table, which stays while the view changes.
+    its table, which is kept when the view is replaced.
 
     Parameters
     ----------
@@ -120,13 +120,13 @@ class Prioritized(Owned):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of an equal distribution, without beta and priorities."""
+        """The arguments of the constructor, except beta."""
         names = ("alpha", "eps", "eta", "normalize", "stratified")
         return {name: getattr(self, f"_{name}") for name in names}
 
     @property
     def is_new(self) -> bool:
-        """Whether it holds no priorities yet."""
+        """Whether the distribution has no priorities yet."""
         return not self._tables
 
     def __repr__(self) -> str:
@@ -134,7 +134,7 @@ class Prioritized(Owned):
         return f"Prioritized(alpha={self._alpha:g}, beta={beta})"
 
     def _followed(self, population: Population) -> PriorityTable:
-        """Return the table of the population's kind, after it followed the population."""
+        """Return the table of the population's kind, with the changes of the population taken in."""
         table = self._tables.get(population.kind)
         if table is None:
             table = self._tables[population.kind] = PriorityTable(self._alpha, self._normalize == "store")
@@ -168,7 +168,7 @@ class Prioritized(Owned):
         return self._followed(population).total_of(population.share)
 
     def mixing_error(self) -> str | None:
-        """Return None if weights are normalized over the batch, else why it cannot be mixed."""
+        """Return None if weights are normalized over the batch, else why a `Mixture` cannot contain it."""
         if self._normalize == "batch":
             return None
         return 'must have normalize="batch": the largest weight of a store is not known'
@@ -208,7 +208,7 @@ class Prioritized(Owned):
         population : Population
             The ids that can be drawn, refreshed at least once.
         ids : (n,) int64
-            Ids, contiguous; of a repeated id the last error counts.
+            Ids, contiguous. If an id is repeated, its last error counts.
         errors : (n,) float64
             Errors of either sign, contiguous. For sequences, see `sequence_error`.
 
@@ -220,7 +220,7 @@ class Prioritized(Owned):
         Raises
         ------
         ValueError
-            Another shape, or a value that is not finite.
+            `errors` has another shape than `ids`, or a value that is not finite.
         """
         if errors.shape != ids.shape:
             raise ValueError(f"td_error must have one value for each of {len(ids)} ids, not shape {list(errors.shape)}")
@@ -230,11 +230,11 @@ class Prioritized(Owned):
         return skipped
 
     def place(self) -> dict[tuple[Any, ...], PriorityTable]:
-        """Return the tables: another state has other tables."""
+        """Return the tables by kind; `load_state_dict` replaces them and does not change them."""
         return self._tables
 
     def go_back(self, place: dict[tuple[Any, ...], PriorityTable]) -> None:
-        """Return to earlier tables."""
+        """Return to tables from `place`."""
         self._tables = place
 
     def state_dict(self) -> dict[str, Any]:
@@ -242,9 +242,9 @@ class Prioritized(Owned):
         return {json.dumps(kind): table.state_dict() for kind, table in self._tables.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`. Ids that left since are dropped; ids that it lacks are new.
+        """Resume from a `state_dict`: ids that have left since are dropped, and ids that it does not have are new.
 
-        ValueError, and no change, if `state` is not one.
+        Raises ValueError, and changes nothing, if `state` is invalid.
         """
         least = self._normalize == "store"
         tables = {kind_of(kind): PriorityTable.loaded(table, self._alpha, least) for kind, table in state.items()}

@@ -1,9 +1,9 @@
 """The distribution that draws newer steps more often.
 
 It keeps the newest ids of a population in their order of arrival, in blocks of consecutive steps that are a small part
-of a half-life. Ids older than `HALF_LIVES` are left out: they would never be drawn. A block holds pieces, runs of ids
-in one lane, which are assumed to arrive evenly while the block is filled. So the probabilities are one array of a few
-thousand blocks, and following a store costs only the new ids.
+of a half-life. Ids older than `HALF_LIVES` half-lives are left out, because they would hardly ever be drawn. A block
+holds pieces, runs of ids in one lane, which are assumed to arrive evenly while the block is filled. So the
+probabilities are one array of a few thousand blocks, and following a store costs only the new ids.
 """
 
 import math
@@ -34,11 +34,11 @@ from diskreplay.kernels.runs import (
 
 # Blocks per half-life: probabilities within a block differ by a fiftieth.
 BLOCKS = 32
-# Older steps are not kept, in half-lives: one in 10 ** 12 draws would hit them.
+# Steps older than this number of half-lives are not kept: one in 10 ** 12 draws would hit them.
 HALF_LIVES = 40
 # Maximum number of pieces of a block that is not full.
 _MOST_PIECES = 256
-# Runs that are sorted by time are cut into pieces of a block divided by this number.
+# To be sorted by time, runs are cut into pieces with at most the steps of a block divided by this number.
 _PARTS = 4
 # Ids that are looked up together.
 _AT_ONCE = 1 << 20
@@ -50,7 +50,7 @@ class Recency(Owned):
     """Draw each id with a probability that halves with every `half_life` newer steps, with replacement.
 
     P(i) ∝ 2 ** (-age / half_life), where age is the number of drawable steps of all writers that were published later.
-    It is exact within one lane. Between lanes, steps are ordered by discovery. Steps found together are ordered by
+    The age is exact within one lane. Between lanes, steps are ordered by discovery. Steps found together are ordered by
     their times, with a tolerance of a thirtieth of the half-life.
 
     It belongs to one sampler.
@@ -92,11 +92,11 @@ class Recency(Owned):
         return found
 
     def place(self) -> "Arrivals":
-        """Return the arrivals: another state has other ones."""
+        """Return the ids and their order; `load_state_dict` replaces this object and does not change it."""
         return self._arrivals
 
     def go_back(self, place: "Arrivals") -> None:
-        """Return to earlier arrivals."""
+        """Return to arrivals from `place`."""
         self._arrivals = place
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,9 +104,9 @@ class Recency(Owned):
         return self._arrivals.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`; ids that came since are the newest.
+        """Resume from a `state_dict`; ids that have come since it was saved are the newest.
 
-        ValueError if `state` is not one.
+        Raises ValueError if `state` is invalid.
         """
         with state_of("Recency"):
             self._arrivals = Arrivals.loaded(self._half_life, state)
@@ -135,7 +135,7 @@ class Arrivals:
         self._cursor = Cursor()
         self._room = GrowingRuns(64)  # the pieces
         self._starts: Ints = np.zeros(1, np.int64)  # the first piece of each block, and the end of the last block
-        self._ranks: Floats = np.zeros(1)  # the steps before each block, and before the next one
+        self._ranks: Floats = np.zeros(1)  # the number of steps before each block, and before the next one
         self._is_full = True  # the last block
         self._weigh()
 
@@ -199,8 +199,8 @@ class Arrivals:
 
     def _take_in(self, population: Population) -> None:
         changes = self._cursor.changes(population)
-        # Pieces hold only drawable ids. A resumed sampler cannot tell hidden ids from evicted ones: it draws the same
-        # batches only if neither are in pieces.
+        # Pieces have only drawable ids: a resumed sampler cannot tell hidden ids from evicted ones, so it draws the
+        # same batches only if pieces have neither of them.
         self._drop_hidden(population.visible)
         if self._cursor.may_miss(population):
             self._drop_evicted(population)
@@ -236,7 +236,7 @@ class Arrivals:
             self._replace(pieces[:, kept], kept)
 
     def _drop_evicted(self, population: Population) -> None:
-        """Remove ids that were evicted by hand or set aside."""
+        """Remove ids that were evicted by hand or put in quarantine."""
         (first, stride, count), before = self._pieces, self._room.before[: self._starts[-1] + 1]
         parts, start = [np.zeros((4, 0), np.int64)], 0
         while start < len(first):
@@ -246,7 +246,7 @@ class Arrivals:
             ids = first[piece] + number * stride[piece]
             left = population.contains(ids)
             ids, piece, number = ids[left], piece[left], number[left]
-            # The rest of a piece consists of stretches.
+            # The remaining ids of a piece form stretches without gaps, and each of these becomes a piece.
             begins = np.ones(len(ids), np.bool_)
             begins[1:] = (np.diff(piece) != 0) | (np.diff(number) != 1)
             at = np.flatnonzero(begins)
@@ -257,7 +257,7 @@ class Arrivals:
             self._replace(np.stack(pieces), of)
 
     def _replace(self, pieces: Ints, of: Ints) -> None:
-        """Replace the pieces by parts of the pieces `of`. The removed ids do not change the age of others."""
+        """Replace all pieces: new piece i is a part of old piece of[i]. Blocks that keep any ids keep their lengths."""
         block = np.searchsorted(self._starts, of, "right") - 1
         kept = np.unique(block)
         lengths = np.diff(self._ranks)[kept]
@@ -285,7 +285,7 @@ class Arrivals:
         return True
 
     def _extend(self, runs: IdRuns, steps: float) -> None:
-        """Add to the last block, or begin one."""
+        """Add runs with this number of steps to the last block, or begin a new block with them."""
         if self._is_full or len(self._starts) == 1:  # no block is left
             self._starts = np.append(self._starts, self._starts[-1])
             self._ranks = np.append(self._ranks, self._ranks[-1])
@@ -315,7 +315,7 @@ class Arrivals:
             self._starts, self._ranks = self._starts[drop:] - self._starts[drop], self._ranks[drop:] - self._ranks[drop]
 
     def _weigh(self) -> None:
-        """Compute the tables for draws."""
+        """Compute the number of ids, the length in half-lives times ln 2, and the summed weights of the blocks."""
         self._ids = np.diff(self._room.before[self._starts])
         steps = np.diff(self._ranks)
         rate = math.log(2.0) / self._half_life
@@ -368,7 +368,7 @@ def _merged(pieces: Ints) -> Ints:
 
 
 def _by_time(runs: IdRuns, steps: Floats, times: Any, size: float, most: float) -> tuple[IdRuns, Ints, Ints]:
-    """Cut the newest `most` steps of runs into parts of blocks of `size` steps, in the order of times.
+    """Divide the newest `most` steps of runs into blocks of `size` steps, in the order of `times(ids)`.
 
     Returns the parts, the block of each part, and the run of each part.
     """

@@ -1,4 +1,4 @@
-"""Distributions that leave ids out of the draws of another one: ids drawn often, or ids outside an index."""
+"""Distributions that draw from another one and leave out some ids: ids drawn too often, or ids outside an index."""
 
 import json
 from abc import abstractmethod
@@ -18,8 +18,8 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, Visible, id_blocks
 
-# Attempt by attempt, the number of ids drawn for each missing one; then the allowed ids are listed. If more than a
-# hundredth of all ids is allowed, a batch is nearly always full by then.
+# The number of ids drawn for each missing id, in one attempt after another. If ids are still missing after the last
+# attempt, the allowed ids are listed. This almost never happens if more than a hundredth of all ids is allowed.
 _OVERDRAWS = (1, 8, 64)
 _NONE: Ints = np.zeros(0, np.int64)
 
@@ -58,7 +58,7 @@ class Restricted(Distribution):
             allowed = self.allowed(draw.ids) - named(draw.ids, ids)
             good = np.flatnonzero(allowed > 0)
             if len(good) > size - len(ids):
-                # A random choice: a stratified draw is in order, so its first ids are similar.
+                # Excess ids are left out at random: a stratified draw is in order, so its first ids are similar.
                 good = rng.permutation(good)
             # Take ids one by one until the batch is full: ids after that must not count.
             is_left = _earlier(draw.ids[good]) < allowed[good]
@@ -126,13 +126,13 @@ _ALWAYS = 1 << 40
 
 
 class Index:
-    """An index: at most `most` ids of one kind that a sampler draws from. `ids` is in order. Not thread-safe.
+    """An index: the ids of one kind that a sampler draws from, at most `most`, in ascending order. Not thread-safe.
 
-    A new id replaces one in a full index. `remover` chooses it: the "oldest" by time of publishing; the one with the
-    "lowest_priority", the oldest of equal ones; or a "random" one. The latter two may remove the new id itself. With
-    "random", all ids are in the index with the same probability: Vitter's algorithm R (1985). After evictions it is
-    random pairing (Gemulla et al. 2008): new ids take the places of evicted ids, with the probability that these were
-    in the index.
+    A full index removes an id for each new one. `remover` chooses the removed id: the "oldest" by time of publishing;
+    the one with the "lowest_priority", the oldest of equal ones; or a "random" one. The latter two may remove the new
+    id itself. With "random", all ids are in the index with the same probability: Vitter's algorithm R (1985). After
+    evictions the algorithm is random pairing (Gemulla et al. 2008): new ids take the places of evicted ids, with the
+    probability that an evicted id was in the index.
     """
 
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:
@@ -141,12 +141,12 @@ class Index:
         self._count = 0  # ids that arrived so far
         self._cursor = Cursor()
         self._size = 0  # ids of the last followed population
-        # Random pairing: evicted ids without a new one in their place, from inside and from outside the index.
+        # Random pairing: the evicted ids that no new id has replaced yet, from inside and from outside the index.
         self._evicted, self._others_evicted = 0, 0
 
     @property
     def ids(self) -> Ints:
-        """The ids, in order."""
+        """The ids, in ascending order."""
         return self._column.ids
 
     def contains(self, ids: Ints) -> NDArray[np.bool_]:
@@ -154,7 +154,7 @@ class Index:
         return self._column.has(ids)
 
     def follow(self, population: Population, distribution: Distribution) -> None:
-        """Take in the changes of the population; `distribution` has the priorities of its ids.
+        """Take in the changes of the population; `distribution` returns the priorities of its ids.
 
         An interrupt changes nothing.
         """
@@ -192,7 +192,7 @@ class Index:
     def _remove_least(self, values: NDArray[Any]) -> None:
         """Remove the excess ids: the ids with the least values, the earliest of equal ones.
 
-        The result is the same as adding ids one by one and removing one after each, possibly the new one.
+        The result is the same as if ids were added one by one, each followed by the removal of one id.
         """
         many = len(self.ids) - self.most
         bound = np.partition(values, many - 1)[many - 1]
@@ -225,7 +225,7 @@ class Index:
         self._column = self._column.with_others(rest[last], came[last])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return arrays and numbers."""
+        """Return the state as arrays and numbers."""
         numbers = {"count": self._count, "size": self._size}
         evicted = {"evicted": self._evicted, "others_evicted": self._others_evicted}
         return {"ids": self.ids, "came": self._column.values, "taken": self._cursor.taken, **numbers, **evicted}
@@ -263,7 +263,7 @@ class Indices:
         return {"rng": json.dumps(self._rng.bit_generator.state), "indices": indices}
 
     def loaded(self, state: Mapping[str, Any]) -> "Indices":
-        """Make equal indices from a state; ValueError if it is not one."""
+        """Return indices with the same arguments from a state; ValueError if the state is invalid."""
         found = Indices(self.most, self.remover, 0)
         if state:
             with state_of("the indices of a sampler"):
@@ -285,7 +285,7 @@ class Bounded(Restricted):
         return f"{self._distribution}, at most {self._index.most} ids,"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share; NotEnoughData if the index has no id of it."""
+        """Draw `size` ids of the population's share; NotEnoughData if the index has no id of the share."""
         self._index.follow(population, self._distribution)
         return super().draw(population, size, rng)._replace(size=len(self._index.ids))
 
@@ -328,7 +328,7 @@ _FEW = 1024
 
 
 class Counts:
-    """A count per id, 0 for most ids. Newer counts are kept apart from older ones."""
+    """A count per id, 0 for most ids. Newer counts are a small separate column, so that adding is fast."""
 
     def __init__(self, counts: Column | None = None) -> None:
         self._old, self._new = Column() if counts is None else counts, Column()
@@ -338,7 +338,7 @@ class Counts:
         return self._old.of(ids) + self._new.of(ids)
 
     def add(self, ids: Ints, number: int, visible: Visible) -> None:
-        """Add a number to the count of each id, repeated ids included. Counts of hidden ids may be dropped."""
+        """Add `number` to the count of each id, for each time that it occurs; counts of hidden ids may be dropped."""
         self._new = self._new.plus(ids, np.full(len(ids), number))
         if len(self._new.ids) > max(_FEW, len(self._old.ids) // 8):
             every = self._old.plus(*self._new)
@@ -350,7 +350,7 @@ class Counts:
         return self._old, self._new
 
     def go_back(self, place: tuple[Column, Column]) -> None:
-        """Return to a place."""
+        """Return to columns from `place`."""
         self._old, self._new = place
 
     def state_dict(self, less: Ints = _NONE) -> dict[str, Ints]:
@@ -370,7 +370,7 @@ class Counts:
 
 
 class TimesSampled:
-    """How often a sampler drew each id, by kind of id; it may draw an id `most` times. Not thread-safe."""
+    """The number of draws of each id by a sampler, at most `most` each, by kind of id. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -397,7 +397,7 @@ class TimesSampled:
 class AtMost(Restricted):
     """Draw each id of another distribution at most `times.most` times. Not thread-safe; it belongs to one sampler.
 
-    A draw counts at once, unless it is forgotten later. `times` counts all draws of the sampler, also those from other
+    A draw counts at once; `forget` takes it back. `times` counts all draws of the sampler, also its draws from other
     distributions. `kind` is the population's kind of id.
     """
 
@@ -425,7 +425,7 @@ class AtMost(Restricted):
         return self._counts.place(), self._pending.copy()
 
     def go_back(self, place: tuple[Any, list[Draw]]) -> None:
-        """Return to a place."""
+        """Return to counts and pending draws from `place`."""
         counts, self._pending = place
         self._counts.go_back(counts)
         self._cursor = Cursor()  # more ids may be allowed now
@@ -470,7 +470,7 @@ class AtMost(Restricted):
         return self._distribution.priority_sum(population)
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Replace a draw that lost ids; the lost draw does not count."""
+        """Return a new draw in place of one that lost ids; the lost draw does not count."""
         self.forget(population, lost)
         return self.draw(population, size, rng)
 

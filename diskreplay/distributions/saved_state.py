@@ -1,4 +1,4 @@
-"""Readers of saved states. An invalid state is a ValueError that names it."""
+"""Readers of saved states. Reading an invalid state raises a ValueError that names the state."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -35,7 +35,7 @@ class Snapshot(Protocol):
 
     @property
     def segments(self) -> object:
-        """An object that changes when a segment comes, is sealed or leaves."""
+        """An object that is replaced when a segment comes, is sealed or leaves."""
 
     @property
     def open(self) -> EpisodeTable:
@@ -43,7 +43,7 @@ class Snapshot(Protocol):
 
     @property
     def visible(self) -> Visible:
-        """The boundary of hidden steps of each lane."""
+        """The boundary between hidden and visible steps in each lane."""
 
     def least_ids(self, ids: Ints) -> Ints:
         """Return the least visible id of each id's lane."""
@@ -56,18 +56,18 @@ class Snapshot(Protocol):
         """Whether any step may have been appended with a priority."""
 
     def times(self, ids: Ints) -> Ints:
-        """Return when each step was published."""
+        """Return the time of each step's publication, in nanoseconds since the epoch."""
 
     def episode_values(self, leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Return the value of an episode field for the ended episode of each step, and which steps have one."""
 
 
 class EpisodeFilter:
-    """A filter of episodes. It asks once about an ended episode, and once per snapshot about an open one.
+    """A filter of episodes. It calls `ask` once for an ended episode, and once per snapshot for an open one.
 
-    Its answers outlive the population: ids are stable, so a sampler keeps it when its view changes.
-    `ask(snapshot, first_id)` returns whether the episode that begins at an id is admitted. None admits all; then
-    `asks` is False.
+    `ask(snapshot, first_id)` returns whether the episode that begins at an id is admitted. With `ask` None, all
+    episodes are admitted, and `asks` is False. The answers stay valid when a sampler's view changes, because ids are
+    stable; so the sampler keeps its filter.
     """
 
     def __init__(self, ask: Callable[[Any, int], bool] | None = None) -> None:
@@ -77,7 +77,7 @@ class EpisodeFilter:
         self._snapshot: Snapshot | None = None  # of the answers about open episodes
 
     def admit(self, snapshot: Snapshot, episodes: EpisodeTable) -> EpisodeTable:
-        """Return the admitted episodes. Wholly hidden ones are dropped unasked."""
+        """Return the admitted episodes. Wholly hidden episodes are dropped without a call of `ask`."""
         if self._ask is None or not len(episodes):
             return episodes
         if snapshot is not self._snapshot:

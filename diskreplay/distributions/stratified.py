@@ -13,10 +13,10 @@ _FEW = 1024
 
 
 class Stratified(Owned):
-    """Draw a group, each with the same probability, then one of its ids, with replacement.
+    """Draw one of the groups of ids, all with the same probability, then one id of that group, with replacement.
 
     Stratified sampling: P(i) = 1 / (G · n), where G is the number of groups and n the number of ids in the group of i.
-    So long episodes are not drawn more often than short ones, and tasks with many steps not more often than others.
+    Thus a long episode is not drawn more often than a short one, and a task with many steps not more often than others.
 
     It belongs to one sampler.
 
@@ -25,7 +25,7 @@ class Stratified(Owned):
     by : str
         "episode": each episode is a group. The path of an episode field, such as "episode/task": all episodes with the
         same value are a group. An episode gets its value when it ends: steps of open episodes and of episodes without a
-        value are not drawn. Windows across the end of an episode are drawn when no more can start in it.
+        value are not drawn. Windows that cross the end of an episode are drawn when no more of them can start in it.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def _draw_of_episodes(population: Population, size: int, rng: np.random.Generato
         pick, number = rng.random((2, missing))
         run = (pick * len(first)).astype(np.int64)
         moved, is_moved = population.find_moved(run)
-        if is_moved.any():  # the other run of the episode draws them
+        if is_moved.any():  # these samples are drawn with the other run of their episode
             run, moved, number = run[~is_moved], moved[~is_moved], number[~is_moved]
         number = (number * (count[run] + (moved >= 0))).astype(np.int64)
         found.append(np.where(number < count[run], first[run] + number * stride[run], first[moved]))
@@ -117,9 +117,9 @@ def _chances_of_episodes(population: Population, ids: Ints) -> Floats:
 class _Groups:
     """The ids of ended episodes by the value of a field. Following a population costs only the new runs.
 
-    The ids of a group are numbered in the order of arrival of their runs: first `_old`, then `_new`. The first
-    `_hidden` of these are hidden. Visible parts of partially hidden runs come last. `some` are the groups with ids, in
-    the order of their values.
+    The ids of a group are numbered in the order of arrival of their runs: first the runs in `_old`, then `_new`. The
+    first `_hidden` of these ids are hidden. The visible parts of partially hidden runs come last, in `_left`. `some`
+    are the groups with ids, in the order of their values.
     """
 
     def __init__(self, leaf: str) -> None:
@@ -178,7 +178,7 @@ class _Groups:
         return group
 
     def _hide(self, reached: Ints) -> Column:
-        """Hide the earliest runs; return the groups of all runs that are partially or wholly hidden."""
+        """Hide the `reached` runs, which came first; return the groups of all partially or wholly hidden runs."""
         group = self._group[self._first : self._first + reached.shape[1]]
         self._first += len(group)
         some = group >= 0
@@ -186,7 +186,7 @@ class _Groups:
         return self._partly.with_others(last_ids(IdRuns(*reached)), group)
 
     def _add(self, runs: Ints, group: Ints) -> None:
-        """Append runs."""
+        """Append runs of ended episodes, with the group of each run."""
         many = len(self._numbers)
         self._hidden = np.append(self._hidden, np.zeros(many - len(self._hidden), np.int64))
         self._old.grow(many)
@@ -233,7 +233,7 @@ class _Groups:
 
 
 class _Runs:
-    """Runs of ids, (3, n), in the order of `many` groups, without the runs of group -1."""
+    """Runs of ids, (3, n), sorted by group; there are `many` groups, and runs of group -1 are left out."""
 
     def __init__(self, runs: Ints, group: Ints, many: int) -> None:
         order = np.argsort(group, kind="stable")
@@ -246,7 +246,7 @@ class _Runs:
 
     @classmethod
     def none(cls, many: int = 0) -> "_Runs":
-        """Return no runs."""
+        """Return an object with `many` groups and no runs."""
         return cls(np.zeros((3, 0), np.int64), np.zeros(0, np.int64), many)
 
     def with_more(self, runs: Ints, group: Ints, many: int) -> "_Runs":
@@ -260,7 +260,7 @@ class _Runs:
             self.count, self._begin = np.append(self.count, more), np.append(self._begin, more)
 
     def take(self, group: Ints, number: Ints) -> Ints:
-        """Return ids by their group and number."""
+        """Return the ids with these groups, and these numbers within the groups."""
         return numbered(IdRuns(*self.runs), self._before, self._begin[group] + number)
 
     def find(self, ids: Ints, keys: Ints, segments: tuple[int, Ints], group: Ints) -> None:

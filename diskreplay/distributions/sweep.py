@@ -18,7 +18,7 @@ from diskreplay.ids import Ints, mixed
 from diskreplay.kernels.runs import NEVER, IdRuns, id_blocks, numbered, pieces_of
 
 ROUNDS = 6
-# Number of ids that are sorted by time together, and number that are permuted together or form one piece of a run.
+# The largest number of ids that are sorted by time together, and of ids that are permuted together or form one piece.
 _SORTED_AT_ONCE, _PIECE = 1 << 16, 1 << 12
 
 
@@ -31,7 +31,7 @@ class Pass(ABC):
     @classmethod
     @abstractmethod
     def begun(cls, population: Population, rng: np.random.Generator) -> Self:
-        """Take the population's ids."""
+        """Return a new pass over the population's ids."""
 
     @abstractmethod
     def peek(self, population: Population, count: int) -> Ints:
@@ -60,18 +60,18 @@ class Pass(ABC):
 
 
 class RandomPass(Pass):
-    """A pass in random order, by a random key of 63 bits."""
+    """A pass in a random order, which a key of 63 bits selects."""
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], key: int, at: int = 0) -> None:
         super().__init__(runs, kind)
         self._key, self._at = key, at
         self._before: Ints = np.cumsum(runs.count) - runs.count
         self._size = int(runs.count.sum())
-        self._next: Ints = np.zeros(0, np.int64)  # the next ids from there on, as far as they are computed
+        self._next: Ints = np.zeros(0, np.int64)  # the next ids, if they are computed already
 
     @classmethod
     def begun(cls, population: Population, rng: np.random.Generator) -> Self:
-        """Take the population's ids. Their order does not depend on the discovery order."""
+        """Return a new pass over the population's ids; their order does not depend on the discovery order."""
         runs = population.runs()
         order = np.argsort(runs.first, kind="stable")
         return cls(IdRuns(*(column[order] for column in runs)), population.kind, int(rng.integers(1 << 63)))
@@ -111,8 +111,8 @@ class TimePass(Pass):
     """A pass in the order of the times of publishing, then of ids.
 
     Runs are cut into pieces, which are merged in the order of their beginnings. `_ids` have their final order. Ids of
-    later pieces may come before ids in `_carried`. The position is the time and the id of the last drawn step: a number
-    would depend on evictions.
+    later pieces may come before ids in `_carried`. The position is the time and the id of the last drawn step: the
+    number of drawn ids would depend on evictions.
     """
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], last: tuple[int, int] = (-1, -1)) -> None:
@@ -124,7 +124,7 @@ class TimePass(Pass):
 
     @classmethod
     def begun(cls, population: Population, rng: np.random.Generator) -> Self:
-        """Take the population's ids."""
+        """Return a new pass over the population's ids."""
         return cls(IdRuns(*(column.copy() for column in population.runs())), population.kind)
 
     def peek(self, population: Population, count: int) -> Ints:
@@ -223,13 +223,13 @@ class Sweep(OneOwner, Even):
     """Draw each id once in a pass, in random order or oldest first.
 
     A pass covers the ids that can be drawn when it begins. It skips ids that are evicted meanwhile, and new ids wait
-    for the next pass. Batches are full across passes. The last batch of the last pass may be short, and the next draw
-    has no ids: `for batch in sampler` ends there. `len(sampler)` is the number of batches until then. The pass begins
-    again when the view changes to another kind of id.
+    for the next pass. A batch at the end of a pass is filled from the next pass. The last batch of the last pass may be
+    short, and the next draw has no ids: `for batch in sampler` ends there. `len(sampler)` is the number of batches
+    until then. The pass begins again when the view changes to another kind of id.
 
-    It holds its position, so it belongs to one sampler, which calls it under its lock; its state includes the position.
-    Its memory grows with the number of episodes, not of ids. A small Feistel network over the numbers of the ids
-    computes the random order. The order of times is made for some thousands of ids at a time.
+    A sweep has a position, which is part of its saved state. So it belongs to one sampler, which calls it under its
+    lock. Its memory grows with the number of episodes, not of ids. A small Feistel network over the numbers of the ids
+    computes the random order. The order of times is computed for some thousands of ids at a time.
 
     Parameters
     ----------
@@ -319,11 +319,11 @@ class Sweep(OneOwner, Even):
         return self._finished, copy(self._pass)  # its attributes are never changed in place
 
     def go_back(self, place: tuple[int, Pass | None]) -> None:
-        """Return to a place."""
+        """Return to a state from `place`."""
         self._finished, self._pass = place
 
     def count_left(self, population: Population) -> int:
-        """Return the number of ids of the share until the end; it costs a pass if one has begun."""
+        """Return the number of ids of the share until the end; if a pass has begun, its remaining ids are listed."""
         assert self._passes is not None, "it has no end"
         passes, current, found = self._passes - self._finished, self._current(population), 0
         if current is not None:
@@ -332,7 +332,7 @@ class Sweep(OneOwner, Even):
         return found + (passes and passes * population.share_size())
 
     def mixing_error(self) -> str | None:
-        """Return None without an end, else why it cannot be mixed."""
+        """Return None if the sweep has no end, else why a `Mixture` cannot contain it."""
         return None if self._passes is None else f"is {self}, which ends: only Sweep(passes=None) fits"
 
     def state_dict(self) -> dict[str, Any]:
