@@ -46,7 +46,7 @@ class Distribution(ABC):
     before it is delivered, and a schedule for beta counts delivered batches.
     """
 
-    # Whether it has priorities: then `weigh` and `update` are called, and beta is used.
+    # Whether the distribution has priorities: then `weigh` and `update` are called, and beta is used.
     weighted: bool = False
     # The share of the largest error in the priority of a sequence; see `Prioritized`.
     eta: float = 1.0
@@ -59,7 +59,7 @@ class Distribution(ABC):
     gives_once: bool = False
     # Paths of the episode fields that the distribution reads. A sampler refuses it if the store lacks one of them.
     episode_fields: tuple[str, ...] = ()
-    # Whether draws end: after the end they have no ids. Then `count_left` is defined.
+    # Whether the draws end, so that later draws have no ids. Then `count_left` is defined.
     ends: bool = False
     # Whether `draw` draws only from the population's share.
     keeps_share: bool = False
@@ -73,7 +73,7 @@ class Distribution(ABC):
         """Draw `size` ids of a population that is not empty."""
 
     def draw_share(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share, with their relative probabilities.
+        """Draw `size` ids of the population's share, with the same ratios of probabilities as in `draw`.
 
         Draws from the whole population and rejects the ids of other ranks. If that finds too few ids, draws the rest
         from a list of the share; a distribution without `chances` continues by rejection. Raises NotEnoughData if the
@@ -194,7 +194,7 @@ class Distribution(ABC):
         return self.state_dict()
 
     def go_back(self, place: Any) -> None:
-        """Return to a state from `place`, as if no id had been drawn and no state loaded since. It may be repeated."""
+        """Return to a state from `place`, as if no id had been drawn or state loaded since; it can be used again."""
         if place is not None:
             self.load_state_dict(place)
 
@@ -206,9 +206,9 @@ class Distribution(ABC):
         return bool(population.contains(draw.ids).all())
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
-        """Set the priorities of ids from their errors; return how many ids cannot be drawn. See `Prioritized.update`.
+        """Set the priorities of ids from their errors; return the number of ids that cannot be drawn.
 
-        Raises ValueError for a distribution without priorities.
+        See `Prioritized.update`. Raises ValueError for a distribution without priorities.
         """
         raise ValueError(f"{self} has no priorities to update: draw with Prioritized(...)")
 
@@ -218,7 +218,7 @@ class Distribution(ABC):
         """Bind the distribution to its owner, a sampler, if it may have only one; see `Owned`."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state that later draws depend on, besides the population, or None: arrays, numbers and texts."""
+        """Return the state of later draws, apart from the population, as arrays, numbers and texts; None: no state."""
         return None
 
     def load_state_dict(self, state: Any) -> None:  # noqa: B027  # as `claim`

@@ -123,7 +123,7 @@ class Mixture(Distribution):
         return {key: state for key, state in states.items() if state is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`; ValueError if it is another mixture's."""
+        """Resume from a `state_dict`; ValueError if `state` is of another mixture."""
         stateful = self.state_dict()
         if set(stateful) != set(state):
             raise ValueError(f"this is not a state of {self}: it has {sorted(state)}, not {sorted(stateful)}")

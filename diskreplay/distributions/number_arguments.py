@@ -8,7 +8,7 @@ from typing import Any
 
 
 def number(name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> float:
-    """Return a finite float within limits; ValueError for anything else."""
+    """Return a finite float, least <= value <= most and value > above; ValueError for anything else."""
     good = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     if good and least <= float(value) <= most and float(value) > above:
         return float(value)
@@ -27,7 +27,7 @@ def fraction(name: str, value: Any) -> float:
 
 
 def int_argument(name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = "") -> int:
-    """Return an int within limits; ValueError for anything else. `otherwise` names another allowed value."""
+    """Return an int, least <= value <= most; ValueError for anything else. `otherwise` names another allowed value."""
     good = not isinstance(value, bool) and isinstance(value, Integral)
     if good and least <= value and (most is None or value <= most):
         return int(value)
@@ -36,7 +36,7 @@ def int_argument(name: str, value: Any, least: int = 1, most: int | None = None,
 
 
 def int_or_none(name: str, value: Any, none: str) -> int | None:
-    """Return an int of at least 1, or None, which means `none`; ValueError for anything else."""
+    """Return an int of at least 1, or None; ValueError for anything else. `none` is the meaning of None, in words."""
     return None if value is None else int_argument(name, value, otherwise=f"or None for {none}")
 
 

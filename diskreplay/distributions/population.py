@@ -495,7 +495,7 @@ class Population:
         return self.size if self.share.world_size == 1 else self._share_size.of(self)
 
     def nothing_in_share(self) -> NotEnoughData:
-        """Return the error that none of the ids is in the share."""
+        """Return the error to raise if no id is in the share."""
         rank, world_size = self.share
         return NotEnoughData(
             f"none of the {self.size} sampleable steps belongs to rank {rank} of {world_size}; 1 is needed, append more"
@@ -533,7 +533,7 @@ class Population:
 
     @property
     def generation(self) -> int:
-        """A number that grows when ids other than the oldest may have left, as the snapshot's generation does."""
+        """The snapshot's generation plus the filter's refusals; it grows if ids other than the oldest may have left."""
         return -1 if self.snapshot is None else int(self.snapshot.generation) + self._refusals
 
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:

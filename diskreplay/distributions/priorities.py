@@ -24,8 +24,8 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import get_kernel
 
 FIRST_PAGES = 16
-_MOST_EMPTY = 1 << 16, 64  # pages that a saved table may have: this number, or this multiple of the pages in use
-# Places that are shown or hidden at a time. Scratch memory always suffices for draws and updates of this size.
+_MOST_EMPTY = 1 << 16, 64  # limits of the pages of a saved table: a number, or a multiple of the used pages if larger
+# The smallest number of ids that scratch memory has room for: draws and updates up to this size need no new memory.
 _BLOCK = 4096
 _PAGES_AT_ONCE = 64
 _NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # without a snapshot
@@ -58,7 +58,7 @@ class SumTree:
 
     @property
     def least(self) -> float:
-        """The smallest nonzero mass; infinity without one."""
+        """The smallest nonzero mass, or infinity if all masses are 0."""
         return float(self.smallest[-1]) or math.inf
 
     @property
@@ -110,7 +110,7 @@ class PriorityTable:
 
     @property
     def largest(self) -> float:
-        """The largest raw priority given to an id that can be drawn, 0 without one.
+        """The largest raw priority given to an id that can be drawn, or 0 if none of them was given one.
 
         New ids enter with this priority, or with 1 if it is 0.
         """
@@ -240,7 +240,7 @@ class PriorityTable:
         self._list_pages()
 
     def _alive(self, population: Population) -> tuple[Ints, NDArray[np.bool_], int]:
-        """Return the pages in use, which of them still have steps, and how many pages all steps need."""
+        """Return the pages in use, which of them still have steps, and the number of pages that all steps need."""
         width = priority_pages.PAGE
         episodes = population.episodes()
         keys = lane_keys(episodes.first, *population.segments)
@@ -300,7 +300,7 @@ class PriorityTable:
         return ids, chances
 
     def update(self, ids: Ints, errors: Floats, eps: float) -> int:
-        """Set the raw priorities |error| + eps of ids; return how many ids cannot be drawn.
+        """Set the raw priorities |error| + eps of ids; return the number of ids that cannot be drawn.
 
         If error i is not finite, nothing changes and the result is -1 - i.
         """

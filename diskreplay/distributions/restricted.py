@@ -99,7 +99,7 @@ class Restricted(Distribution):
 
 
 def share_of(population: Population) -> str:
-    """Return words for the population's share; an empty text for the whole population."""
+    """Return words for a message that name the population's share, or an empty text for the whole population."""
     rank, world_size = population.share
     return "" if world_size == 1 else f" of rank {rank} of {world_size}"
 
@@ -212,7 +212,7 @@ class Index:
             self._others_evicted -= paired - in_place
             chosen = np.sort(self._rng.permutation(paired)[:in_place])
             self._column = self._column.with_others(new[chosen], came[chosen])
-        # The other new ids fill the room; then each replaces a random id, or is left out.
+        # The other new ids fill the index; then each of the rest replaces a random id, or is left out.
         room = paired + max(0, min(len(new) - paired, self.most - len(self.ids)))
         self._column = self._column.with_others(new[paired:room], came[paired:room])
         rest, came = new[room:], came[room:]
@@ -443,7 +443,7 @@ class AtMost(Restricted):
         )
 
     def drawable(self, population: Population) -> Ints:
-        """Return the allowed ids of the share, in order, at the cost of their number and of the new ids."""
+        """Return the allowed ids of the share, in order; this takes time for these ids and for the new ids."""
         if (others := self._distribution.drawable(population)) is not None:
             return others[self._counts.of(others) < self._times.most]
         changes = self._cursor.changes(population)

@@ -46,7 +46,7 @@ class Snapshot(Protocol):
         """The boundary between hidden and visible steps in each lane."""
 
     def least_ids(self, ids: Ints) -> Ints:
-        """Return the least visible id of each id's lane."""
+        """Return the lowest visible id in the lane of each id."""
 
     def holds(self, ids: Ints) -> NDArray[np.bool_]:
         """Return which ids belong to visible steps, (n,) bool."""

@@ -23,9 +23,10 @@ class Stratified(Owned):
     Parameters
     ----------
     by : str
-        "episode": each episode is a group. The path of an episode field, such as "episode/task": all episodes with the
-        same value are a group. An episode gets its value when it ends: steps of open episodes and of episodes without a
-        value are not drawn. Windows that cross the end of an episode are drawn when no more of them can start in it.
+        With "episode", each episode is a group. With the path of an episode field, such as "episode/task", all episodes
+        with the same value are a group. An episode gets its value when it ends: steps of open episodes and of episodes
+        without a value are not drawn. Windows that cross the end of an episode are drawn when no more of them can start
+        in it.
 
     Raises
     ------

@@ -18,12 +18,13 @@ from diskreplay.ids import Ints, mixed
 from diskreplay.kernels.runs import NEVER, IdRuns, id_blocks, numbered, pieces_of
 
 ROUNDS = 6
-# The largest number of ids that are sorted by time together, and of ids that are permuted together or form one piece.
+# Ids are sorted by time in sets of at least the first number, and permuted in sets of at least the second one, which is
+# also the largest size of a piece of a run.
 _SORTED_AT_ONCE, _PIECE = 1 << 16, 1 << 12
 
 
 class Pass(ABC):
-    """One pass: ids in an order, and a position in it."""
+    """One pass: the ids in an order, and a position in this order."""
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...]) -> None:
         self.runs, self.kind = runs, kind
@@ -50,7 +51,7 @@ class Pass(ABC):
         """Yield the remaining ids, in any order."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return arrays and numbers."""
+        """Return the state as arrays and numbers."""
         return {**self.runs._asdict(), "kind": json.dumps(self.kind)}
 
     @classmethod
@@ -95,7 +96,7 @@ class RandomPass(Pass):
         return (self._slice(at, _SORTED_AT_ONCE) for at in range(self._at, self._size, _SORTED_AT_ONCE))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return arrays and numbers."""
+        """Return the state as arrays and numbers."""
         return {**super().state_dict(), "cursor": self._at, "key": self._key}
 
     @classmethod
@@ -179,7 +180,7 @@ class TimePass(Pass):
         self._pieces, self._begins = IdRuns(*(column[order] for column in pieces)), begins[order]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return arrays and numbers."""
+        """Return the state as arrays and numbers."""
         return {**super().state_dict(), "last": np.array(self._last)}
 
     @classmethod

@@ -1,7 +1,7 @@
 """Make the next snapshot of a store in one call; see `advancing`.
 
-One call does all of it, because a call from Python costs about as much time as the work: taking in a step, hiding one
-and writing the record.
+A call from Python takes about the same time as the work itself, which is to take in a step, hide a step and write the
+record. So one call does all three.
 """
 
 from diskreplay.ids import Ints

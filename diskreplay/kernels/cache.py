@@ -1,11 +1,11 @@
 """The folder of compiled kernels, and how processes share the work of compiling.
 
-numba keeps machine code next to the source. It checks only the file of a function, not the files of the functions that
-it calls. So the sources of all kernels are copied to a folder and imported from there. The folder's name is a digest of
-the sources, the versions of Python and numba, and the processor: a release or an edit never loads machine code of
-other sources. The folder is in `NUMBA_CACHE_DIR`, or else in the user's cache. It is never next to the package: an
-uninstall would leave it there, and Python would import the remaining folder as an empty namespace package. If no folder
-can be written, each process compiles for itself, and a warning says so.
+numba keeps machine code next to the source. It notices changes only in the file of a function, not in the files of the
+functions that it calls. So the sources of all kernels are copied to a folder and imported from there. The folder's name
+is a digest of the sources, the versions of Python and numba, and the processor: machine code of another release, or
+from before an edit, is never loaded. The folder is in `NUMBA_CACHE_DIR`, or else in the user's cache. It is never next
+to the package: an uninstall would leave it there, and Python would import the remaining folder as an empty namespace
+package. If no folder can be written, each process compiles for itself, and a warning says so.
 
 If processes start together, one compiles a kernel and logs that, and the others wait for the saved code. A damaged file
 is compiled again, and a full disk only means that kernels are not saved: both cost time and nothing else.
@@ -244,7 +244,7 @@ def _processor() -> Iterator[str]:
 
 
 def _prune(parent: Path) -> None:
-    """Remove all but the last used folders of kernels, and numba's folders with the same names."""
+    """Remove all but the most recently used folders of kernels, and numba's folders with the same names."""
     with suppress(OSError):
         found = sorted(parent.glob(f"{_NAME}*"), key=lambda path: path.stat().st_mtime, reverse=True)
         kept = list(dict.fromkeys(path.name.partition("_")[0] for path in found))[:_KEPT]
@@ -260,7 +260,7 @@ def _tell() -> None:
 
 
 _here = threading.local()
-"""The `Several` of a thread."""
+"""The attribute `several` is the `Several` that this thread iterates over, or None."""
 
 
 class Several:

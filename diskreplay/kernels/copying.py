@@ -1,4 +1,4 @@
-"""Copies of rows: runs of lanes into a rollout, one step into many lanes, and copies past the caches.
+"""Copies of rows: runs of lanes into a rollout, one step into many lanes, and copies that bypass the caches.
 
 `copy_runs` computes the address of a run once per chunk and reads the rows in sequence, while it prefetches the next
 runs.
@@ -6,9 +6,9 @@ runs.
 `write_lanes` writes rows far apart in memory, mostly in separate pages. It prefetches the rows of later lanes, which
 reduces its time to a third.
 
-A plain store instruction reads the cache line that it overwrites. A streamed store does not, so a copy moves two thirds
-of the bytes: on batches of 14 and 37 MB it had 1.45 and 1.7 to 2.4 times the bandwidth of memcpy. But the next reader
-has to fetch a streamed batch from memory, so smaller batches are not streamed and stay in the cache.
+A plain store instruction reads the cache line that it overwrites. A streamed (non-temporal) store does not, so a copy
+moves two thirds of the bytes: on batches of 14 and 37 MB it had 1.45 and 1.7 to 2.4 times the bandwidth of memcpy. But
+the next reader has to fetch a streamed batch from memory, so smaller batches are not streamed and stay in the cache.
 """
 
 from diskreplay.ids import Ints
@@ -135,7 +135,7 @@ WIDE = 1024
 
 @jit.kernel("none", "int", "int", "int")
 def stream(target: int, source: int, count: int) -> None:
-    """Copy `count` bytes from one address to another, past the caches; the ranges must not overlap.
+    """Copy `count` bytes from one address to another, bypassing the caches; the ranges must not overlap.
 
     The caller must `fence` before another thread reads the copies, once for any number of them.
     """

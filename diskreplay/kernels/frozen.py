@@ -10,7 +10,7 @@ all snapshots share one table of them. This module names the columns of the head
 # place of its first lane among all lanes. LIVE_BASE: its first column among the lanes that may grow, -1 if it is
 # sealed.
 ORIGIN, SLOTS, LANES, LANE_BASE, LIVE_BASE = range(5)
-# A time; episodes that began then or later have no hidden steps. Hidden steps are beyond the limits of the store.
+# A time; episodes that began then or later have no hidden steps. Hidden steps are beyond the store's limits.
 REACHED = 5
 # The address of a table of the segments that may grow, with a slot, a number of lanes and a first column in each line,
 # and the number of these lines.

@@ -108,7 +108,7 @@ def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) ->
 
 @jit.inner
 def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: int, count: int, sources: Ints) -> int:
-    """Copy the rows of each item, past the caches if `streamed` and runs are wide.
+    """Copy the rows of each item; the copy bypasses the caches if `streamed` and runs are wide.
 
     `left` is the number of items without an address from `_locate`, in all leaves together. Their rows are copied chunk
     by chunk. Returns the first item with an unmapped row, or -1.
@@ -189,8 +189,8 @@ def _sum(
 ) -> int:  # fmt: skip
     """Write the returns of windows, summed as in `nstep`, and how the windows end.
 
-    Returns the first item with an unmapped row, or -1.
-    `missing` is the number of items without an address for the last summand.
+    Returns the first item with an unmapped row, or -1. `missing` is the number of items without an address for the last
+    summand.
     """
     copied, summed, gamma = record[cols.COPIED], record[cols.SUMMED], number_of(record[cols.GAMMA])
     rewards, discounts = addresses[record[cols.REWARD]], addresses[record[cols.DISCOUNT]]

@@ -35,7 +35,7 @@ WINDOW_ROWS = 14
 FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
 LIMITS = 7  # the address of an array with the largest number of steps for each window, or 0
 # LINES is the number of lines, COPIED the number of copied leaves. SUMMED is the line after the summands, which may
-# have the discounts. STREAMED: whether wide rows are copied past the caches. FAILED is the line that could not be
+# have the discounts. STREAMED: whether copies of wide rows bypass the caches. FAILED is the line that could not be
 # copied, or -1.
 LINES, COPIED, SUMMED, GAMMA, STREAMED, FAILED = range(8, 14)
 # The number of the batch's array for each computed field, or -1.

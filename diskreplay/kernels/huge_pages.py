@@ -47,7 +47,7 @@ def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
 def give_back_free(lines: int) -> None:
     """Give freed memory back to the system after making a table of `lines` lines, if these are many.
 
-    glibc keeps freed memory that lies below memory in use. Other C libraries do not have this function.
+    glibc keeps freed memory that lies below memory in use. Other C libraries do not have malloc_trim.
     """
     if lines > _MANY_LINES and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)

@@ -1,7 +1,8 @@
 """The compilation of kernels, and instructions on raw addresses that Python does not have.
 
-Only the public interface of numba is used. This package runs as plain Python and does not import numba, which takes a
-third of a second. `cache` imports a copy of the package under another name, and numba compiles that copy.
+Only the public interface of numba is used. The package `kernels` is plain Python and does not import numba, since that
+import takes a third of a second. `cache` imports a copy of the package under another name, and numba compiles that
+copy.
 """
 
 import inspect
@@ -63,7 +64,7 @@ _ERRORS = "numpy"  # divisions raise nothing, so that loops of them can become v
 
 
 def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that makes a function a kernel, with these names of types in `_TYPES`.
+    """Return a decorator that makes a function a kernel; `result` and `arguments` are names of types in `_TYPES`.
 
     Other kernels may call the kernel, too. A `shared` kernel is compiled once for all of its callers; use it for
     kernels that are also called from Python. Any other kernel is compiled again as a part of each caller. Kernels must
@@ -123,7 +124,7 @@ def _instruction(plain: Callable[..., Any], result: str, *kinds: str) -> Callabl
 
         names = ["typing_context", *(f"argument{i}" for i in range(len(kinds)))]
         parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # numba counts them
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # numba counts the parameters
         return intrinsic(call)
 
     return decorate
@@ -176,19 +177,19 @@ def pointer(builder: Builder, address: Value) -> Value:
 
 @inner
 def ints_at(address: int, count: int) -> NDArray[np.int64]:
-    """Return an array that borrows the memory at an address."""
+    """Return an array of `count` int64 that borrows the memory at an address."""
     return carray(pointer(address), (count,), np.int64)
 
 
 @inner
 def ints2_at(address: int, lines: int, columns: int) -> NDArray[np.int64]:
-    """Return a two-dimensional array that borrows the memory at an address."""
+    """Return a two-dimensional array of int64 that borrows the memory at an address."""
     return carray(pointer(address), (lines, columns), np.int64)
 
 
 @inner
 def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
-    """Return an array that borrows the bytes at an address."""
+    """Return an array of `count` uint8 that borrows the memory at an address."""
     return carray(pointer(address), (count,), np.uint8)
 
 
@@ -256,7 +257,7 @@ def madvise(builder: Builder, address: Value, count: Value, advice: Value) -> Va
 
 @_instruction(partial(interpreted.copy_bytes, count=STREAM_BLOCK), "int64", "int64", "int64")
 def stream_block(builder: Builder, target: Value, source: Value) -> None:
-    """Copy `STREAM_BLOCK` bytes past the caches; `target` must be a multiple of 32."""
+    """Copy `STREAM_BLOCK` bytes with stores that bypass the caches; `target` must be a multiple of 32."""
     pointer, offsets = ir.VectorType(_INT, 4).as_pointer(), [_INT(at) for at in range(0, STREAM_BLOCK, 32)]
     to, origin = ([builder.inttoptr(builder.add(a, at), pointer) for at in offsets] for a in (target, source))
     loaded = [builder.load(place, align=1) for place in origin]

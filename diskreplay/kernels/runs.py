@@ -181,8 +181,8 @@ class Starts(NamedTuple):
     these are the last `followed` steps, since no step comes that many steps after them. Without one it is the last
     step, which has no next observation to bootstrap from.
 
-    With `from_end` samples end at the episode's end, `step` steps before it, and so on. The earliest sample that would
-    start before step 0 starts at step 0 (MOVED_BACK), or is left out (DROPPED).
+    With `from_end`, one sample ends at the episode's end, the next one `step` steps earlier, and so on. The earliest
+    sample that would start before step 0 starts at step 0 (MOVED_BACK), or is left out (DROPPED).
 
     In an open episode a sample needs `open_rows` rows from its start on: rows with an observation if `observed`, else
     complete steps. With `open_rows` 0, open episodes have no samples. Ids below `since` are left out.
@@ -266,9 +266,9 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
     record of the snapshot.
 
     `given` are lines of episodes (LINES), or partially hidden runs, (4, n) (RUNS). Such runs lose their hidden ids, in
-    `given` and in the block. A run without visible ids gets count 0 and is not written. If there is any, the bitwise
-    complement of the place is returned, which is negative. With RUNS_AND_OPEN, the open episodes of the snapshot
-    follow.
+    `given` and in the block. A run without visible ids gets count 0 and is not written. If there is such a run, the
+    bitwise complement of the place is returned, which is negative. With RUNS_AND_OPEN, the open episodes of the
+    snapshot follow.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
     step, since = rule[1], rule[5]
