@@ -126,6 +126,6 @@ class Mixture(Distribution):
         """Resume from a `state_dict`; ValueError if `state` is of another mixture."""
         stateful = self.state_dict()
         if set(stateful) != set(state):
-            raise ValueError(f"this is not a state of {self}: it has {sorted(state)}, not {sorted(stateful)}")
+            raise ValueError(f"this is not a state of {self}: its parts are {sorted(state)}, not {sorted(stateful)}")
         for key in stateful:
             self._parts[int(key)].load_state_dict(state[key])

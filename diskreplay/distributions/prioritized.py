@@ -171,7 +171,7 @@ class Prioritized(Owned):
         """Return None if weights are normalized over the batch, else why a `Mixture` cannot contain it."""
         if self._normalize == "batch":
             return None
-        return 'must have normalize="batch": the largest weight of a store is not known'
+        return 'must have normalize="batch": the largest weight of a store is not known to a mixture'
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32]:
         """Return the importance weight of each drawn id, at most 1.
@@ -226,7 +226,7 @@ class Prioritized(Owned):
             raise ValueError(f"td_error must have one value for each of {len(ids)} ids, not shape {list(errors.shape)}")
         skipped = self._followed(population).update(ids, errors, self._eps)
         if skipped < 0:
-            raise ValueError(f"td_error[{-1 - skipped}] is {errors[-1 - skipped]}: nothing was updated")
+            raise ValueError(f"td_error[{-1 - skipped}] is {errors[-1 - skipped]}, not finite: nothing was updated")
         return skipped
 
     def place(self) -> dict[tuple[Any, ...], PriorityTable]:
@@ -271,12 +271,12 @@ def sequence_error(td_error: Any, loss_mask: Any, eta: float) -> Floats:
     error = np.abs(np.asarray(td_error, np.float64))
     if error.ndim != 2 or error.shape != counts.shape:
         raise ValueError(
-            f"td_error must be (batch, length) as loss_mask, {list(counts.shape)}, not {list(error.shape)}"
+            f"td_error must have the shape (batch, length) of loss_mask, {list(counts.shape)}, not {list(error.shape)}"
         )
     error = np.where(counts, error, 0.0)
     if not np.isfinite(error).all():
         row, step = np.argwhere(~np.isfinite(error))[0]
-        raise ValueError(f"td_error[{row}, {step}] is {error[row, step]}: nothing was updated")
+        raise ValueError(f"td_error[{row}, {step}] is {error[row, step]}, not finite: nothing was updated")
     largest = error.max(axis=1, initial=0.0)
     mean = error.sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
     found: Floats = eta * largest + (1.0 - eta) * mean

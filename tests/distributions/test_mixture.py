@@ -111,7 +111,7 @@ def test_a_batch_that_lost_ids_is_drawn_afresh_where_ids_come_again(grown: Any, 
         ([(dr.Sweep(2), 1)], "parts[0] is Sweep(passes=2), which ends: only Sweep(passes=None) fits"),
         (
             [(dr.Prioritized(normalize="store"), 1)],
-            'parts[0] must have normalize="batch": the largest weight of a store is not known',
+            'parts[0] must have normalize="batch": the largest weight of a store is not known to a mixture',
         ),
     ],
 )
