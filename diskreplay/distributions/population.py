@@ -8,9 +8,9 @@ runs are in one growing block of arrays, in three regions:
     [main, ended)  ended episodes that were found later, refresh by refresh, sorted within each refresh
     [ended, end)   open episodes, and the visible parts of partially hidden runs; rewritten by each refresh
 
-A refresh costs only the new runs, and a search among cumulative counts finds the id at a position. When the second
-region outgrows the visible part of the first, both are merged. So the id at a position depends on the discovery order.
-`order` returns that order, and a population that restores it has the same ids at the same positions.
+A refresh takes time only for the new runs, and a search among cumulative counts finds the id at a position. When the
+second region outgrows the visible part of the first, both are merged. So the id at a position depends on the discovery
+order. `order` returns that order, and a population that restores it has the same ids at the same positions.
 """
 
 import weakref
@@ -251,7 +251,7 @@ class Population:
         self.kind = view.kind
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # first ids of the open episodes that the filter admitted
-        self._refusals = 0  # how often the filter refused one of them later
+        self._refusals = 0  # refreshes in which one of them was refused or discarded
         self._share_size = _ShareSize()
         self._clear()
 
@@ -757,7 +757,8 @@ class Cursor:
 
     `population` is a weak reference to the last seen population; it returns None before the first. `visible` is the
     boundary between hidden and visible steps at the last `reach`. A follower that keeps ids in their order of arrival
-    uses `new_of` and `take`. Its saved state has `taken`, the last id of each lane, and another cursor begins there.
+    uses `new_of` and `take`. Its saved state has `taken`, the last taken id of each lane, as the start of another
+    cursor.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:

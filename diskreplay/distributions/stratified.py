@@ -116,7 +116,7 @@ def _chances_of_episodes(population: Population, ids: Ints) -> Floats:
 
 
 class _Groups:
-    """The ids of ended episodes by the value of a field. Following a population costs only the new runs.
+    """The ids of ended episodes by the value of a field. A refresh takes time only for the new runs.
 
     The ids of a group are numbered in the order of arrival of their runs: first the runs in `_old`, then `_new`. The
     first `_hidden` of these ids are hidden. The visible parts of partially hidden runs come last, in `_left`. `some`

@@ -18,8 +18,8 @@ from diskreplay.ids import Ints, mixed
 from diskreplay.kernels.runs import NEVER, IdRuns, id_blocks, numbered, pieces_of
 
 ROUNDS = 6
-# Ids are sorted by time in sets of at least the first number, and permuted in sets of at least the second one, which is
-# also the largest size of a piece of a run.
+# Ids are sorted by time in sets of at least the first number, and permuted in sets of at least the second. The second
+# is also the largest size of a piece of a run.
 _SORTED_AT_ONCE, _PIECE = 1 << 16, 1 << 12
 
 
@@ -111,9 +111,9 @@ class RandomPass(Pass):
 class TimePass(Pass):
     """A pass in the order of the times of publishing, then of ids.
 
-    Runs are cut into pieces, which are merged in the order of their beginnings. `_ids` have their final order. Ids of
-    later pieces may come before ids in `_carried`. The position is the time and the id of the last drawn step: the
-    number of drawn ids would depend on evictions.
+    Runs are cut into pieces, which are merged in the order of their beginnings. `_ids` have their final order.
+    `_carried` are known, but ids of later pieces may come before them. The position is the time and the id of the last
+    drawn step: the number of drawn ids would depend on evictions.
     """
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], last: tuple[int, int] = (-1, -1)) -> None:
@@ -159,7 +159,7 @@ class TimePass(Pass):
         assert self._pieces is not None
         if not len(self._begins) and not self._carried.shape[1]:
             return False
-        # At least the number of carried ids: then carried ids are not sorted again and again.
+        # Take at least the number of carried ids, so that these are not sorted again and again.
         ends = np.cumsum(self._pieces.count)
         taken = int(np.searchsorted(ends, max(_SORTED_AT_ONCE, self._carried.shape[1]), "left")) + 1
         next_begins = int(self._begins[taken]) if taken < len(self._begins) else NEVER

@@ -137,7 +137,7 @@ WIDE = 1024
 def stream(target: int, source: int, count: int) -> None:
     """Copy `count` bytes from one address to another, bypassing the caches; the ranges must not overlap.
 
-    The caller must `fence` before another thread reads the copies, once for any number of them.
+    The caller must call `fence` before another thread reads the copy; one call after several copies is enough.
     """
     head = min(-target & 31, count)
     copy_bytes(target, source, head)

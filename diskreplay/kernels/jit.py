@@ -60,7 +60,7 @@ if IS_COMPILED:
     }
 # The types of each kernel, and whether it is compiled once for all kernels that call it.
 _SIGNATURES: dict[Callable[..., Any], tuple[Any, bool]] = {}
-_ERRORS = "numpy"  # divisions raise nothing, so that loops of them can become vector code
+_ERRORS = "numpy"  # divisions raise no errors, so that loops with divisions can become vector code
 
 
 def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

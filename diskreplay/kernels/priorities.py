@@ -142,7 +142,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     return ids.size - found  # type: ignore[return-value]
 
 
-AHEAD = 12  # runs
+AHEAD = 12  # runs or pages to prefetch ahead
 
 # The row after first ids, strides and counts in a table of runs: a page of the run, where it changed last, or -1.
 PAGE_ROW = 3

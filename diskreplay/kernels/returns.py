@@ -18,7 +18,7 @@ from . import jit
 
 @jit.kernel("none", "floats", "ints", "floats", "float", "out_floats")
 def discounted(r: Floats, count: Ints, before: Floats, gamma: float, out: Floats) -> None:
-    """Write R of each step of successive runs: run i has count[i] steps, and R before its first step is before[i]."""
+    """Write R_t of each step of successive runs: run i has count[i] steps, and before[i] is R before its first step."""
     t = 0
     for run in range(count.size):
         total = before[run]
@@ -30,7 +30,7 @@ def discounted(r: Floats, count: Ints, before: Floats, gamma: float, out: Floats
 
 @jit.kernel("none", "floats2", "ints", "float", "out_floats32")
 def nstep(r: Floats, k: Ints, gamma: float, reward: NDArray[np.float32]) -> None:
-    """Write the return of the first `k` rewards of each line of `r`."""
+    """Write the discounted sum of the first k[i] rewards of each line i of `r`."""
     for i in range(k.size):
         total, power = 0.0, 1.0
         for j in range(min(k[i], r.shape[1])):

@@ -47,7 +47,7 @@ LaneIndex = tuple[Ints, Ints]
 _AT_ONCE = 1 << 18
 
 FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
-"""Rows of a block of runs: those of `TimedRuns`, and the number of ids before each run. BEFORE has one value more."""
+"""Rows of a block of runs: the fields of `TimedRuns`, and the number of ids before each run and, last, of all ids."""
 BLOCK_ROWS = 5
 
 COARSE_BITS = 4
@@ -178,8 +178,8 @@ class Starts(NamedTuple):
     of `last` replace the rule: with FIRST_ONLY, only the first step starts a sample; with ALL_STEPS, every step does.
 
     If an ended episode did not terminate, some last steps do not count, except with ALL_STEPS. With a final observation
-    these are the last `followed` steps, since no step comes that many steps after them. Without one it is the last
-    step, which has no next observation to bootstrap from.
+    these are the last `followed` steps, since no step comes that many steps after them. Without one, the last step does
+    not count, since it has no next observation to bootstrap from.
 
     With `from_end`, one sample ends at the episode's end, the next one `step` steps earlier, and so on. The earliest
     sample that would start before step 0 starts at step 0 (MOVED_BACK), or is left out (DROPPED).
@@ -314,7 +314,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
                 least = max(least, begin + (jit.load_int(snapshot[frozen.OLDEST] + 8 * place) - row) * width)
             else:
                 least = NEVER
-        for part in range(3):  # a moved sample at step 0, the samples that were not moved, a moved one after them
+        for part in range(3):  # a moved sample at step 0, the other samples, a moved sample after these
             first, stride, some = begin + moved * apart, apart, 0
             if part == 1:
                 first, stride, some = begin + skipped * apart, spacing, count
