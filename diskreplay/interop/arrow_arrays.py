@@ -1,7 +1,7 @@
-"""Arrays of NumPy as columns of Arrow, and back, without a loop over rows.
+"""Conversion of NumPy arrays to Arrow columns and back, without a loop over rows.
 
-A field with a shape is a list of fixed size for each axis, so that any reader of Arrow sees its shape. Wide ones, such
-as images, can be bytes of fixed size instead: in Parquet a list takes several times as long as the bytes.
+A field with a shape becomes nested lists of fixed size, one level for each axis, so that any reader of Arrow sees the
+shape. Wide fields, such as images, can be bytes of fixed size instead: Parquet takes several times as long for lists.
 """
 
 import math
@@ -42,7 +42,7 @@ def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[
     Raises
     ------
     FormatError
-        The column has values of another kind or size, or lacks some.
+        The column has values of another type or size, or nulls.
     """
     row_bytes = math.prod(shape) * dtype.itemsize
     if column.type != pa.binary(row_bytes):
@@ -58,9 +58,9 @@ def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[
 
 
 def with_missing(column: "Array", is_present: NDArray[np.bool_]) -> "Array":
-    """Spread the rows of a column over the places where ``is_present`` is true; other places are null.
+    """Return a column with the rows of ``column``, in order, where ``is_present`` is true, and null rows elsewhere.
 
-    Each null row still has a list, whose numbers are null: pyarrow before 26 writes no null for a list of fixed size.
+    In a column of lists, a null row is a list of nulls, since pyarrow before 26 cannot write a null list of fixed size.
     """
     if pa.types.is_fixed_size_list(column.type):
         size = column.type.list_size
@@ -69,7 +69,7 @@ def with_missing(column: "Array", is_present: NDArray[np.bool_]) -> "Array":
 
 
 def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.bool_]]:
-    """Return the rows of a column that are neither null nor a list of nulls, and a mask of their places."""
+    """Return the rows of a column that are neither null nor a list of nulls, and a mask that is true at these rows."""
     is_present: NDArray[np.bool_] = column.is_valid().to_numpy()
     rows = numbers = column.drop_null()
     while pa.types.is_fixed_size_list(numbers.type):
@@ -88,7 +88,7 @@ def from_arrow(column: "Array | ChunkedArray", name: str) -> NDArray[Any]:
     Raises
     ------
     FormatError
-        The column, called ``name``, has values of another kind, or lacks some.
+        The column has values of another type, or nulls. The message calls the column ``name``.
     """
     parts = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     shape = _shape(column.type, name)

@@ -6,8 +6,8 @@ of N rows, such as an array in ``infos``, is an extra field of the step. ``metad
 
 The episodes are the trajectories of D4RL's ``sequence_dataset``. Their transitions are the transitions of
 ``qlearning_dataset``. An export writes ``metadata`` back from the notes. An episode without a final observation repeats
-its last one in ``next_observations``. An episode that was cut is marked as timed out, unless it is the last of the
-file.
+its last observation in ``next_observations``. An episode that was cut is marked as timed out, unless it is the last
+episode of the file.
 """
 
 import base64
@@ -78,7 +78,8 @@ RESERVED = (
 )
 _ARRAYS = {OBS: OBSERVATIONS, ACTION: ACTIONS, REWARD: REWARDS}
 _PARTS = {array: part for part, array in _ARRAYS.items()}
-# The size of a read. Observations and next observations that are compared stay in memory up to the second size.
+# The bytes to read at once, and the most bytes of observations and next observations that stay in memory after they
+# were compared.
 _BLOCK_BYTES, _KEPT_BYTES = 64 << 20, 1 << 30
 _METADATA_BYTES = 32 << 20
 _NEEDED = ("observations", "actions", REWARDS, TERMINALS)
@@ -107,7 +108,8 @@ def import_dataset(
     Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last flag are an episode that was cut,
     without a final observation. An episode is also cut after a row whose ``next_observations`` is not the
     observation of the next row. Values are compared, so the two arrays may differ in dtype, and one of them may be
-    rounded to float32. The result counts these cuts as ``cut``, and an import with more than one in ten steps warns.
+    rounded to float32. The result counts these cuts as ``cut``. A warning is issued if there is more than one
+    cut in ten steps.
 
     Parameters
     ----------
@@ -116,8 +118,8 @@ def import_dataset(
     path : path
         The store. Nothing may be there, except an interrupted import of this file.
     max_episode_steps : int, optional
-        The number of steps after which episodes were truncated, for old files without ``timeouts``. D4RL takes it from
-        the environment. None: episodes end at ``terminals`` only.
+        The number of steps after which episodes were truncated, for old files without ``timeouts``. D4RL
+        itself takes this number from the environment. None: episodes end at ``terminals`` only.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
@@ -128,7 +130,7 @@ def import_dataset(
     StoreNotFound
         There is no such file.
     FormatError
-        It is not a file of D4RL, its arrays differ in length, or an array has a dtype that a store cannot hold.
+        The file is not one of D4RL, its arrays differ in length, or an array has a dtype that a store cannot hold.
     SchemaError
         ``max_episode_steps`` is less than 1, or given for a file that has ``timeouts``.
     StoreExists
@@ -138,7 +140,7 @@ def import_dataset(
 
 
 def open_source(source: str | PathLike[str], max_episode_steps: int | None = None) -> Source:
-    """Return a file of D4RL as a `Source`; it raises the errors of `import_dataset`."""
+    """Open a file of D4RL and return it as a `Source`; raises the same errors as `import_dataset`."""
     file = Path(source).absolute()
     with foreign(file):
         reader = Reader(file, max_episode_steps)
@@ -166,7 +168,7 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a file of D4RL.
 
-    It has ``next_observations`` if any of the episodes has a final observation.
+    The file has ``next_observations`` if any of the episodes has a final observation.
 
     Parameters
     ----------
@@ -188,7 +190,7 @@ def export_dataset(
     StoreExists
         Something is at ``path``.
     SchemaError
-        There is no such compression.
+        ``hdf5_compression`` is another value.
     """
     check_option("hdf5_compression", hdf5_compression, _COMPRESSIONS)
     made = partial(_format, hdf5_compression)
@@ -213,14 +215,14 @@ def _format(
 
 
 def _reason(path: str) -> str | None:
-    """Return the reason why a leaf has no place in a file; None if it has one."""
+    """Return the reason why a file cannot hold a leaf; None if it can."""
     if array_of(path) is not None:
         return None
     return "there are no values of episodes" if is_part(path, FIELDS) else "the name is one of D4RL's own"
 
 
 def _own_schema(schema: Schema) -> Schema | None:
-    """Return the schema that a reader would find."""
+    """Return the schema of a store that is imported from the exported file; None if no store can have it."""
     plain = {path: Field(leaf.shape, leaf.dtype) for path, leaf in schema.step_leaves.items()}
     try:
         return schema_of((array, leaf) for path, leaf in plain.items() if (array := array_of(path)) is not None)
@@ -232,7 +234,7 @@ def _own_schema(schema: Schema) -> Schema | None:
 
 
 def array_of(path: str) -> str | None:
-    """Return the array of a leaf; None if a file has no place for it."""
+    """Return the name of the array that holds a leaf; None if a file cannot hold the leaf."""
     part, _, below = path.partition("/")
     if part == EXTRA:
         return None if below.split("/")[0] in RESERVED else below
@@ -240,18 +242,18 @@ def array_of(path: str) -> str | None:
 
 
 def leaf_of(array: str) -> str:
-    """Return the leaf of an array."""
+    """Return the path of the leaf that an array holds."""
     first, _, below = array.partition("/")
     return f"{_PARTS[first]}/{below}".rstrip("/") if first in _PARTS else f"{EXTRA}/{array}"
 
 
 def next_of(path: str) -> str:
-    """Return the array of the next observations for an observation."""
+    """Return the name of the array with the next observations for a leaf of the observation."""
     return f"{NEXT_OBSERVATIONS}{path.removeprefix(OBS)}"
 
 
 def schema_of(fields: Iterable[tuple[str, Field]]) -> Schema:
-    """Return the schema of a file by its arrays of steps; SchemaError if no store can have it."""
+    """Return the schema of arrays of steps, given by name and field; SchemaError if no store can have it."""
     return schema_of_leaves({leaf_of(array): field for array, field in fields})
 
 
@@ -281,7 +283,7 @@ class Reader:
     StoreNotFound
         There is no such file.
     FormatError
-        It is not a file of D4RL, or has data that a store cannot hold.
+        The file is not one of D4RL, or has data that a store cannot hold.
     """
 
     def __init__(self, path: Path, max_episode_steps: int | None = None) -> None:
@@ -305,7 +307,7 @@ class Reader:
         self.episodes = len(self._bounds) - 1
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the wanted leaves of the episodes in order, from number ``first`` on."""
+        """Yield the episodes in order, from number ``first`` on, with the wanted leaves."""
         names = {path: array for path, array in self.names.items() if path in wanted}
         row_bytes = sum(self._arrays[array].row_bytes for array in names.values()) or 1
         rows = max(1, _BLOCK_BYTES // row_bytes, self._chunk_rows())
@@ -320,7 +322,7 @@ class Reader:
                 except OSError:
                     if stop == first + 1:
                         raise
-                    rows = 1  # the damage may be after the first of these episodes
+                    rows = 1  # from here on one episode at a time: the damage may be after the first ones
                     continue
                 yield from episodes
                 first = stop
@@ -367,7 +369,7 @@ class Reader:
                 )
 
     def _is_step(self, name: str) -> bool:
-        """Tell whether an array must have one row a step: D4RL's own arrays, and others with this number of rows."""
+        """Tell whether an array holds steps: D4RL's own arrays, ``infos``, and others with one row a step."""
         first = name.split("/")[0]
         if first in RESERVED or first == "infos":
             return first not in (METADATA_GROUP, CHUNKS_GROUP)
@@ -391,7 +393,7 @@ class Reader:
             raise FormatError(f"{self._path}: {name!r}: {error}") from None
 
     def _find_columns(self) -> dict[str, str]:
-        """Return the arrays by leaf; check that arrays of next observations are like the ones of observations."""
+        """Return the array's name for each leaf; FormatError if next observations differ from observations in shape."""
         columns = {path: array for path in self.schema.step_leaves if (array := array_of(path)) is not None}
         for path in filter(is_obs, columns):
             following = self._arrays.get(next_of(path))
@@ -428,7 +430,7 @@ class Reader:
         return flags
 
     def _broken(self, file: h5py.File) -> Bools:
-        """Tell after which rows another episode follows: the next row's observation is not in `next_observations`."""
+        """Return a mask of the rows to cut after: their next observation is not the next row's observation."""
         broken = np.zeros(self.steps, np.bool_)
         pairs = {self.names[path]: next_of(path) for path in filter(is_obs, self.names)}
         pairs = {array: following for array, following in pairs.items() if following in self._arrays}
@@ -451,7 +453,7 @@ class Reader:
         return rows
 
     def _chunk_rows(self) -> int:
-        """Return the rows of the largest chunk: to read a part of a chunk takes as long as to read all of it."""
+        """Return the number of rows in the largest chunk: a part of a chunk takes as long to read as all of it."""
         return max((chunks[0] for array in self._arrays.values() if (chunks := array.chunks)), default=1)
 
     def _read_metadata(self, file: h5py.File) -> dict[str, Json]:
@@ -459,8 +461,8 @@ class Reader:
         others = {name: array for name, array in others.items() if not is_part(name, CHUNKS_GROUP)}
         if (nbytes := sum(array.nbytes for array in others.values())) > _METADATA_BYTES:
             raise FormatError(
-                f"{self._path} has {nbytes} bytes of metadata, and a store's notes take {_METADATA_BYTES}; delete some "
-                f"in a copy of the file: {', '.join(others)}"
+                f"{self._path} has {nbytes} bytes of metadata, and a store's notes take at most {_METADATA_BYTES}; "
+                f"delete some in a copy of the file: {', '.join(others)}"
             )
         return {name: self._as_json(name, file[name]) for name in others}
 
@@ -526,7 +528,7 @@ def write(
 ) -> None:
     """Write a file, with `next_observations` if ``has_next``.
 
-    An episode that was cut gets the flag of a timeout, except the last one of the file.
+    An episode that was cut is flagged in `timeouts`, except the last episode of the file.
     """
     layout = _layout(plan, has_next)
     columns = {path: array for path in plan.schema.step_leaves if (array := array_of(path)) is not None}

@@ -10,7 +10,8 @@ An import follows these rules:
 - If some discounts are neither 0 nor 1, the discounts are the extra field ``step_discount``.
 - One-hot actions stay vectors. If a file has no key ``action`` but keys such as ``action/move``, the action is a dict.
 
-In an export, an episode that was cut is truncated. An episode without a final observation repeats its last one.
+In an export, an episode that was cut becomes truncated. An episode without a final observation repeats its last
+observation.
 """
 
 import re
@@ -78,11 +79,12 @@ def import_dataset(
     """Import a replay folder of Dreamer into a new store, or resume an interrupted import.
 
     A step is the observation of a row, the action that was taken in it, and the reward of the next row. An episode is
-    terminated if its last row is terminal, or, in a folder without that flag, has the discount 0. Otherwise it is
-    truncated. An episode of DreamerV3 is cut if its chunks end before a last row.
+    terminated if ``is_terminal`` is true in its last row or, in a folder without ``is_terminal``, if that row has the
+    discount 0. Otherwise it is truncated. An episode of DreamerV3 is cut if its chunks end before a row with
+    ``is_last``.
 
-    Keys are observations, except ``action``, ``reward`` and the flags. Keys that the option ``extra`` names, and
-    ``log_...``, are extra fields; a step takes them from the row of its reward.
+    Keys are observations, except ``action``, ``reward`` and the flags. Keys ``log_...``, and keys that the option
+    ``extra`` names, are extra fields. A step takes their values from the row of its reward.
 
     Parameters
     ----------
@@ -100,7 +102,7 @@ def import_dataset(
     StoreNotFound
         There is no such folder, or no episode in it.
     FormatError
-        A file is damaged, or has other keys than the first one; the message names it.
+        A file is damaged, or has other keys than the first file; the message names the file.
     SchemaError
         Values of a key cannot be stored, or differ in shape or dtype.
     StoreExists
@@ -156,7 +158,7 @@ def export_dataset(
     Raises
     ------
     SchemaError
-        Two fields would have the same key.
+        Two fields would have the same key, or a field would have the key of a flag, such as ``is_last``.
     StoreExists
         Something is at ``path``.
     """
@@ -176,7 +178,8 @@ class _Replay:
     Attributes
     ----------
     episodes : list of list of _Part
-        The parts of files with the rows of each episode, two rows or more. DreamerV3 may have several parts.
+        For each episode, the parts of files with its rows. An episode has at least two rows. An episode of DreamerV3
+        may have several parts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -193,7 +196,7 @@ class _Replay:
             raise StoreNotFound(f"{folder} has no episodes of Dreamer: no .npz file with two rows or more")
 
     def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
-        """Yield the episodes of a chain of files, each the continuation of the file before."""
+        """Yield the episodes of a chain of files. Each file of the chain continues the file before."""
         parts: list[_Part] = []
         for file in chain:
             flags = _arrays(file, (REWARD, *_FLAGS))
@@ -216,9 +219,10 @@ class _Replay:
         yield from _if_steps(parts)
 
     def paths(self, actions: Sequence[str], extra: Sequence[str]) -> dict[str, str]:
-        """Return the keys of steps by their default paths, with these names of actions and of extra fields.
+        """Return the key of each leaf by the leaf's default path.
 
-        The import moves leaves itself, but the row of a step's value depends on the role of its key.
+        ``actions`` and ``extra`` are the keys that the caller chose for actions and extra fields. The role of a key
+        decides from which row a step takes its value.
         """
         keys = self._open(self.episodes[0][0].file)
         found = {REWARD: REWARD}
@@ -245,7 +249,7 @@ class _Replay:
         return leaves_of(values, file)
 
     def read(self, parts: Sequence[_Part], names: Mapping[str, str], wanted: Collection[str]) -> EpisodeData:
-        """Return the wanted leaves of an episode, and its rewards."""
+        """Return an episode with the wanted leaves."""
         paths = {path: key for path, key in names.items() if path in wanted}
         rows, where = self._rows(parts, paths.values()), parts[0].file
         steps: Rows = {}
@@ -281,7 +285,7 @@ class _Replay:
 
 
 def _chains(files: Sequence[Path]) -> list[list[Path]]:
-    """Return the files in chains: each file is the continuation of the file before."""
+    """Return the files in chains. Each file of a chain continues the file before."""
     chunks = {match["id"]: (file, match["next"]) for file in files if (match := _CHUNK.fullmatch(file.stem))}
     followed = {after for _, after in chunks.values()}
     chains = [[file] for file in files if not _CHUNK.fullmatch(file.stem)]
@@ -291,7 +295,7 @@ def _chains(files: Sequence[Path]) -> list[list[Path]]:
             file, name = chunks.pop(name)
             chain.append(file)
         chains.append(chain)
-    return chains + [[file] for file, _ in chunks.values()]  # circles of chunks
+    return chains + [[file] for file, _ in chunks.values()]  # chunks that name each other in a circle
 
 
 def _if_steps(parts: list[_Part]) -> Iterator[list[_Part]]:
@@ -304,7 +308,7 @@ def _steps(parts: Sequence[_Part]) -> int:
 
 
 def _arrays(file: Path, names: Sequence[str] | None = None) -> Rows:
-    """Return the arrays of a file with these names, as far as it has them, or all arrays."""
+    """Return the arrays of a file with these names, if the file has them. ``names=None`` returns all arrays."""
     found = read_npz(file, None if names is None else names.__contains__)
     if scalars := [key for key, rows in found.items() if not rows.ndim]:
         raise FormatError(f"{file} has no rows of {scalars[0]!r}")
@@ -324,7 +328,7 @@ def _extra_name(key: str) -> str:
 
 
 def _keys(schema: Schema) -> dict[str, str]:
-    """Return the keys of the leaves of steps by path; SchemaError if two have the same key."""
+    """Return the key of each leaf of steps by path; SchemaError if two leaves have the same key or one a flag's."""
     found: dict[str, str] = {}
     for path, field in schema.step_leaves.items():
         part, _, name = path.partition("/")
@@ -347,7 +351,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
     no_place = "a replay of Dreamer has no place for it"
     return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
         PRIORITY: no_place,
-        ENDS: "cut episodes are truncated there, and an episode with both flags is terminated",
+        ENDS: "cut episodes become truncated, and an episode with both flags is terminated",
         NO_FINAL_OBS: "without a final observation, the last one is repeated",
         NOTES: no_place,
         SCHEMA: no_place,

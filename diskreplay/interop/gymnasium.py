@@ -55,7 +55,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     SchemaError
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
-        If ``store`` is not a Store, but a path for example, or ``env`` is recorded into it already.
+        If ``store`` is not a Store, but a path for example, or ``env`` is already recorded into ``store``.
 
     Examples
     --------
@@ -85,13 +85,13 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._resets_itself = _has_autoreset(env)
-        self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
+        self._obs: dict[str, np.ndarray] | None = None  # the last observation; None: unknown, and step() raises
         self._idle = False  # the next step only resets
         self._writer: Writer | None = None
         self._open_writer()
 
     def set_extra(self, **fields: Any) -> None:
-        """Set extra fields of the next step, and of that one only.
+        """Set extra fields of the next step only.
 
         Raises
         ------
@@ -101,11 +101,11 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._values.set(fields)
 
     def set_episode(self, **values: Any) -> None:
-        """Set values of the running episode, or of the next one if none is running: its episode fields by name.
+        """Set episode fields, by name, of the running episode, or of the next episode if none is running.
 
-        An episode runs from its reset to its end. Its values are stored with the step that ends it, or where it is cut:
-        a process that is killed before stores none of them. Values of an episode without a step are dropped. A value
-        that is set again replaces the one before, and so does one that ``reset`` is called with.
+        An episode runs from its reset to its end. Its values are stored with its last step, or when it is cut. If the
+        process is killed before that, none of them is stored. Values of an episode without steps are dropped. A value
+        that is set again, or that ``reset`` is called with, replaces the earlier value.
 
         Raises
         ------
@@ -117,13 +117,13 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; an open episode is cut at its last observation.
 
-        If the schema has an episode field ``seed`` or ``options``, the argument is the next episode's value of it. None
-        and an empty dict are not values.
+        If the schema has an episode field ``seed`` or ``options``, the argument of the same name is stored in it for
+        the next episode. None and an empty dict are not stored.
 
         Raises
         ------
         SchemaError
-            If such a field does not take the argument; the environment is not reset.
+            If the argument does not fit the episode field; the environment is not reset.
         """
         given = self._values.reset_values(seed, options, _ONE_LANE)
         writer = self._open_writer()
@@ -144,8 +144,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         Raises
         ------
         SchemaError
-            If a value does not fit the schema, or an extra field is missing. If that is known before, the environment
-            is not stepped. Otherwise the next call must be ``reset``, as after any error.
+            If a value does not fit the schema, or an extra field is missing. The action and missing fields are checked
+            before the environment is stepped. After any other error, the next call must be ``reset``.
         gymnasium.error.ResetNeeded
             Before the first reset, and after the end of an episode or an error.
         """
@@ -163,7 +163,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
     def discard_episode(self) -> None:
-        """Discard the open episode, such as one of a simulator that crashed; see `Writer.discard_episode`."""
+        """Discard the open episode, for example after a crash of the simulator; see `Writer.discard_episode`."""
         self._open_writer().discard_episode()
         self._values.forget(self._values.running.copy())
 
@@ -171,17 +171,17 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         """Cut an open episode, close the writer, and close the environment."""
         try:
             if self._writer is not None:
-                with self._writer, suppress(WriterClosed):  # with its store
+                with self._writer, suppress(WriterClosed):  # closed with its store
                     self._cut(self._writer)
         finally:
             super().close()
 
     def _cut(self, writer: "Writer") -> None:
-        """End an open episode with its values. Values of an episode that has not begun are kept."""
+        """End an open episode and store its values. Values for an episode that has not begun are kept."""
         running = self._values.running.copy()
         for _, episode in self._values.of_episodes(running):
             writer.end_episode(episode=episode or None)
-        writer.end_episode()  # one that an error has left open
+        writer.end_episode()  # an episode that an error has left open
         self._values.forget(running)
 
     def _record(
@@ -190,7 +190,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = result
         ended = bool(terminated or truncated)
         values, next_obs = self._values, self._values.own("obs", obs)
-        values.running[:] = True  # the step may be the reset, or the first after a discarded episode
+        values.running[:] = True  # this step may begin an episode: by autoreset, or after a discarded one
         if not self._idle:
             assert self._obs is not None
             infos, episode = values.from_info(info, ended)
@@ -225,14 +225,14 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 class RecordVectorEpisodes(AnyVectorWrapper):
     """Append every step of a vector of environments to a store.
 
-    Every autoreset mode is recorded exactly, as if each environment were recorded alone. NEXT_STEP, also the mode
-    without metadata: the call after an episode's end only resets that lane and is not recorded for it. SAME_STEP: the
-    final observation and the ended lanes' info fields are taken from info. DISABLED: a lane that ended is left out
-    until it is reset; ``reset(options={"reset_mask": mask})`` resets only these lanes.
+    Every autoreset mode is recorded exactly, as if each environment were recorded alone. NEXT_STEP, which is also
+    assumed if the metadata name no mode: the call after an episode's end only resets that lane and is not recorded for
+    it. SAME_STEP: the final observation and the ended lanes' info fields are taken from info. DISABLED: a lane that
+    ended is left out until it is reset; ``reset(options={"reset_mask": mask})`` resets only the lanes of the mask.
 
     A SAME_STEP environment that returns the same arrays at every step overwrites its final observation. Info then has
     the bytes of the next episode's first observation. Such an episode is recorded without a final observation, and
-    the first one gives a warning.
+    a warning is issued for the first such episode.
 
     ``reset`` in the middle of an episode and ``close`` cut open episodes at their last observation. After an error of
     the environments, ``discard_episode`` drops them, and ``reset`` keeps them. Observations are copied: the
@@ -287,15 +287,15 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._values = StepValues(store, info_fields, (env.num_envs,))
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
-        self._obs: dict[str, np.ndarray] | None = None  # None: the next step would not follow a known observation
-        self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is not experience
+        self._obs: dict[str, np.ndarray] | None = None  # the last observations; None: unknown, and step() raises
+        self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is not recorded: it resets or follows an end
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
-        # Last: before gymnasium 1.3, a wrapper that is dropped closes its environments, and one that failed is dropped.
+        # Called last: before gymnasium 1.3 a garbage wrapper closes its environments, and __init__ may fail above.
         super().__init__(env)
 
     def set_extra(self, **fields: Any) -> None:
-        """Set extra fields of the next step, and of that one only; all have a leading axis of num_envs.
+        """Set extra fields of the next step only; each value has a leading axis of num_envs.
 
         Raises
         ------
@@ -305,9 +305,9 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._values.set(fields)
 
     def set_episode(self, **values: Any) -> None:
-        """Set values of the episode of each lane, the running one or else the next: episode fields by name.
+        """Set episode fields, by name, of each lane's running episode, or of its next one if none is running.
 
-        All have a leading axis of num_envs. See `RecordEpisodes.set_episode`.
+        Each value has a leading axis of num_envs. See `RecordEpisodes.set_episode`.
 
         Raises
         ------
@@ -319,21 +319,21 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset the environments, or those in ``options["reset_mask"]``; their open episodes are cut.
+        """Reset the environments, or only those where ``options["reset_mask"]`` is True; cut their open episodes.
 
-        If the schema has an episode field ``seed`` or ``options``, the argument gives the next episodes' values of it.
-        A list has a seed for each environment. An integer gives environment i ``seed + i``, as it does in Gymnasium.
-        None and an empty dict are not values. An episode that begins by autoreset has neither.
+        If the schema has an episode field ``seed`` or ``options``, the argument of the same name is stored in it for
+        the next episodes. A list has a seed for each environment. An integer gives environment i ``seed + i``, as in
+        Gymnasium. None and an empty dict are not stored. An episode that begins by autoreset has neither value.
 
         Raises
         ------
         SchemaError
-            If such a field does not take the argument; the environments are not reset.
+            If the argument does not fit the episode field; the environments are not reset.
         """
         writer = self._open_writer()
         mask = None
         if options is not None:
-            # The environments take the mask out of the dict; the caller's stays whole.
+            # The environments remove the mask from the dict, so they get a copy.
             options = dict(options)
             mask = None if options.get("reset_mask") is None else np.array(options["reset_mask"], bool)
         own_options = {name: value for name, value in (options or {}).items() if name != "reset_mask"}
@@ -356,8 +356,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         Raises
         ------
         SchemaError
-            If a value does not fit the schema, or an extra field is missing. If that is known before, the environments
-            are not stepped. Otherwise the next call must be ``reset``, as after any error.
+            If a value does not fit the schema, or an extra field is missing. The actions and missing fields are checked
+            before the environments are stepped. After any other error, the next call must be ``reset``.
         gymnasium.error.ResetNeeded
             Before the first reset, and after an error.
         """
@@ -384,13 +384,13 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         """Cut open episodes, close the writer, and close the environments."""
         try:
             if self._writer is not None:
-                with self._writer, suppress(WriterClosed):  # with its store
+                with self._writer, suppress(WriterClosed):  # closed with its store
                     self._cut(self._writer, np.ones(self.num_envs, bool))
         finally:
             super().close(**kwargs)
 
     def _cut(self, writer: "VectorWriter", lanes: np.ndarray) -> None:
-        """End the open episodes of lanes with their values. Values of episodes that have not begun are kept."""
+        """End the open episodes of lanes and store their values. Values for episodes that have not begun are kept."""
         running = self._values.running & lanes
         for some, episode in self._values.of_episodes(running):
             writer.end_episode(mask=some, episode=episode or None)
@@ -417,7 +417,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         ended = terminated.astype(bool) | truncated.astype(bool)  # the writer refuses other values
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
-        # With NEXT_STEP the call resets the others; an episode may also begin after a discarded one.
+        # With NEXT_STEP the call resets the idle lanes; a live lane may begin an episode after a discarded one.
         values.running |= live | (self._mode is AutoresetMode.NEXT_STEP)
         if live.any():
             next_obs, unknown, infos, episode = self._ends(after, info, live, ended & live)
@@ -433,7 +433,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             if unknown.any():
                 self._warn_of_unknown(int(np.flatnonzero(unknown)[0]))
             rest = live & ~ended
-            # One call, unless values of some of the episodes that end are not known of others.
+            # One call of append, unless the ending episodes have different episode fields set.
             for lanes, given in values.of_episodes(live & ended) or [(np.zeros_like(live), {})]:
                 own = {**given, **(episode or {})} or None
                 for some, following in ((~unknown, {"next_obs": values.nest("obs", next_obs)}), (unknown, {})):
@@ -454,7 +454,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     def _ends(
         self, after: dict[str, np.ndarray], info: dict[str, Any], live: np.ndarray, ended: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, Any], dict[str, Any] | None]:
-        """Find the true next observations, the lanes where they are unknown, and the info fields, of both kinds."""
+        """Return the next observations, a mask of lanes where they are unknown, and the extra and episode fields."""
         lanes, ends = np.flatnonzero(live), np.flatnonzero(ended)
         if self._mode is not AutoresetMode.SAME_STEP or not ends.size:
             return after, np.zeros_like(live), *self._values.from_infos([(info, lanes)], [(info, ends)])
@@ -490,7 +490,7 @@ def _has_autoreset(env: gym.Env[Any, Any]) -> bool:
 
 
 def _check_recorded_once(env: object, store: "Store") -> None:
-    """Raise ValueError where a wrapper inside records into the store: each of its steps would be there twice."""
+    """Raise ValueError if an inner wrapper already records into the store: each step would be stored twice."""
     while isinstance(env, gym.Wrapper | VectorWrapper):
         if isinstance(env, RecordEpisodes | RecordVectorEpisodes) and env._store.path == store.path:
             raise ValueError(f"this environment is recorded into {store.path} already: wrap env.env, or a new one")

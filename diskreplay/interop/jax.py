@@ -1,4 +1,4 @@
-"""Batches as arrays of JAX, which share memory with the batch."""
+"""Conversion of batches to JAX arrays that share memory with the batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +14,13 @@ with dr.MissingExtra.raised_for("a batch of JAX arrays", "jax"):
 def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a batch as JAX arrays on the batch's device, a pytree for `jax.jit`.
 
-    Dicts and tuples of fields stay dicts and tuples. Arrays share memory with the batch's tensors, and keep it as long
-    as they, or computations that read them, are alive. Do not change such a tensor: JAX takes arrays for constant.
-    Fields whose rows are not contiguous are copied: `obs` and `next_obs` of `Sequences` are views of one array.
+    Dicts and tuples of fields stay dicts and tuples. The arrays share memory with the batch's tensors, and the memory
+    is kept until the last array or computation that uses it is gone. Do not change a shared tensor, since JAX assumes
+    that arrays are constant. Fields that are not contiguous are copied, such as `obs` and `next_obs` of `Sequences`,
+    which are views of one array.
 
-    `index` is left out, since ids need 64 bits: give `batch.index` to `Sampler.update_priorities`, with errors that may
-    be a JAX array. Without ``jax_enable_x64``, fields of 64 bits are copied to 32 bits: floats are rounded, and
+    `index` is left out, since ids need 64 bits. Pass `batch.index` to `Sampler.update_priorities`; the TD errors may be
+    a JAX array. Without ``jax_enable_x64``, fields of 64 bits are copied to 32 bits: floats are rounded, and
     integers must fit.
 
     Parameters
@@ -38,7 +39,7 @@ def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
 def _to_jax(path: str, tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: _to_jax(f"{path}/{name}", below) for name, below in tree.items()}
-    if isinstance(tree, tuple):  # a plain one: JAX takes instances of a subclass for leaves
+    if isinstance(tree, tuple):  # a plain tuple is made: JAX treats instances of a subclass as leaves
         return tuple(_to_jax(f"{path}/{number}", below) for number, below in enumerate(tree))
     try:
         array = jax.dlpack.from_dlpack(tree.detach().contiguous())
@@ -51,7 +52,7 @@ def _to_jax(path: str, tree: Any) -> Any:
 
 
 def _check_fit(path: str, values: np.ndarray, bounds: np.iinfo) -> None:
-    """Refuse integers outside the bounds: JAX would keep their lowest bits, without a warning."""
+    """Raise ValueError for integers outside the bounds: JAX would keep only their lowest bits, without a warning."""
     outside = values[(values < bounds.min) | (values > bounds.max)]
     if len(outside):
         raise ValueError(

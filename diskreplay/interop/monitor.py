@@ -1,7 +1,7 @@
 """Monitor a store or a sampler in TensorBoard, Weights & Biases or Prometheus.
 
-One table of measures names the numbers of `Store.info` and `Sampler.stats` for all of them. Importing this loads no
-library: each function takes a writer that the caller made.
+One table of measures names the numbers of `Store.info` and `Sampler.stats` for all three. Importing this module
+imports none of these libraries: each function takes a writer that the caller made.
 """
 
 import math
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from diskreplay.interop.ray import ShardedSampler
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
-# Bounds of buckets: 0, 1, 2, 5, 10, ... of steps and versions, and 0.0001, 0.0002, ... of priorities.
+# Bounds of buckets: 0, 1, 2, 5, 10, ... for steps and versions, and 0.0001, 0.0002, ... for priorities.
 COUNTS = (0.0, *(float(digit * 10**power) for power in range(10) for digit in (1, 2, 5)))
 PRIORITIES = tuple(float(f"{digit}e{power}") for power in range(-4, 4) for digit in (1, 2, 5))
-# States of `Store.info`: a state that nothing has is 0, so that a chart does not stop at the last other number.
+# All states in `Store.info`. A state that no segment or writer has is reported as 0. If it were left out, its chart
+# would keep the last number.
 STATES = {
     "segments": ("sealed", "writing", "dead", "foreign", "unknown", "damaged"),
     "writers": ("alive", "dead", "closed", "unknown"),
@@ -48,7 +49,7 @@ class Measure(NamedTuple):
     bounds: Sequence[float] = ()
 
     def metric(self, group: str) -> str:
-        """Return its name for Prometheus: with the unit, and "total" if it is a counter."""
+        """Return the name of the measure for Prometheus: with the unit, and "total" if it is a counter."""
         parts = ("diskreplay", group, self.name, self.unit, "total" if self.kind == COUNTER else "")
         return "_".join(filter(None, parts))
 
@@ -73,12 +74,12 @@ STORE = (
     Measure("capacity_bytes", "capacity", "bytes", GAUGE, "Capacity in bytes"),
     Measure("max_age_s", "max_age", "seconds", GAUGE, "Age beyond which steps are hidden"),
     Measure("bytes_on_disk", "disk", "bytes", GAUGE, "Bytes on disk"),
-    Measure("bytes_apparent", "apparent", "bytes", GAUGE, "Bytes of the files with their holes"),
-    Measure("holes", "holes", "bytes", GAUGE, "Bytes of the files that take no place on disk"),
+    Measure("bytes_apparent", "apparent", "bytes", GAUGE, "Apparent bytes of the files, with holes"),
+    Measure("holes", "holes", "bytes", GAUGE, "Bytes of holes in the files, which take no disk space"),
 )
 AGE = Measure("age", "batch_age", "steps", HISTOGRAM, "Steps of the store that are newer than a step", bounds=COUNTS)
 STALENESS = Measure(
-    "staleness", "batch_staleness", "", HISTOGRAM, "Newest value of a field less a step's value", "field", COUNTS
+    "staleness", "batch_staleness", "", HISTOGRAM, "Newest value of a field minus a step's value", "field", COUNTS
 )
 PRIORITY = Measure("priority", "batch_priority", "", HISTOGRAM, "Priority of an item", bounds=PRIORITIES)
 SAMPLER = (
@@ -100,7 +101,7 @@ SAMPLER = (
     # A sampler of a store over many machines.
     Measure("bytes", "exchanged", "bytes", COUNTER, "Bytes between shards and this trainer"),
     Measure("messages", "exchanged", "messages", COUNTER, "Messages between shards and this trainer"),
-    Measure("redrawn", "redrawn", "ids", COUNTER, "Items that other shards gave for a silent one"),
+    Measure("redrawn", "redrawn", "ids", COUNTER, "Items redrawn from other shards for a shard that did not answer"),
     Measure("updates_sent", "updates_sent", "ids", COUNTER, "Priorities sent to shards"),
     Measure("updates_lost", "updates_lost", "ids", COUNTER, "Priorities for shards that did not answer"),
     Measure("updates_skipped", "updates_skipped", "ids", COUNTER, "Priorities that shards skipped"),
@@ -139,7 +140,11 @@ class TextFile(Protocol):
 
 
 class Observed(NamedTuple):
-    """Measures of a source with their numbers, each with the value of its label, by the source's own count of steps."""
+    """The numbers of a store or a sampler at one time.
+
+    ``step`` is the number of steps inserted into a store, or of batches delivered by a sampler. ``path`` is the path of
+    the store. ``values`` has a measure, the value of its label ("" for a measure without label) and the number.
+    """
 
     group: str
     step: int
@@ -147,7 +152,7 @@ class Observed(NamedTuple):
     values: list[tuple[Measure, str, Any]]
 
     def by_tag(self, prefix: str | None) -> Iterator[tuple[Measure, str, Any]]:
-        """Yield measures, tags such as ``sampler/age``, and numbers."""
+        """Yield each measure, its tag such as ``sampler/age``, and its number."""
         prefix = self.group if prefix is None else prefix.rstrip("/")
         for measure, label, value in self.values:
             yield measure, "/".join(filter(None, (prefix, measure.key, label))), value
@@ -171,8 +176,8 @@ def to_tensorboard(
     counts by its first step. The histograms draw nothing and change no count. They are left out before the first batch,
     and if a step of the batch was evicted meanwhile.
 
-    A call for a sampler takes milliseconds, and a call for a store looks at all its files: make one every few seconds,
-    not for each batch.
+    A call for a sampler takes milliseconds, and a call for a store looks at all its files: call this every few
+    seconds, not for each batch.
 
     Parameters
     ----------
@@ -181,7 +186,8 @@ def to_tensorboard(
     writer : SummaryWriter
         The writer of `torch.utils.tensorboard` or of tensorboardX, or any other with their methods.
     step : int or None
-        The step of TensorBoard. None: the batches that a sampler delivered, or the steps inserted into a store.
+        The step of TensorBoard. None: the number of batches that the sampler delivered, or of steps that were inserted
+        into the store.
     staleness : str or sequence of str
         Extra fields, such as the version of the policy that acted. The histogram ``sampler/staleness/NAME`` has, for
         each step of the batch, the newest value less the step's value. The newest value is in the last step of the
@@ -212,10 +218,10 @@ def to_wandb(
     staleness: str | Sequence[str] = (),
     prefix: str | None = None,
 ) -> None:
-    """Log the numbers of a store or a sampler to a run of Weights & Biases, by one `run.log`.
+    """Log the numbers of a store or a sampler to a run of Weights & Biases, with one call of `run.log`.
 
-    It has the names, histograms, parameters and errors of `to_tensorboard`. `run.log` receives `step`; None is the
-    run's own step.
+    Names, histograms, parameters and errors are the same as for `to_tensorboard`, except that `step` is passed to
+    `run.log`: None is the run's own step.
 
     Raises
     ------
@@ -244,14 +250,15 @@ def to_prometheus(
     """Write the numbers of a store or a sampler in Prometheus' text format, version 0.0.4.
 
     Names are ``diskreplay_store_visible_steps``, ``diskreplay_sampler_planning_seconds_total`` and the like. The label
-    ``store`` is the path. Histograms, `staleness` and errors are as for `to_tensorboard`. A histogram describes the
-    last batch only, not all batches so far: query it without ``rate()``.
+    ``store`` is the store's path. Histograms, `staleness` and errors are as for `to_tensorboard`. A histogram describes
+    the last batch only, not all batches so far: query it without ``rate()``.
 
     Parameters
     ----------
     writer : file or path
         A file that is open for text, or a path. The file at a path is replaced by one rename, as the textfile collector
-        of node_exporter needs it. A file may hold one store and one sampler, since each name is allowed once in it.
+        of node_exporter needs it. An open file takes the numbers of one store and one sampler, since Prometheus
+        allows each name once in a file.
     labels : mapping of str to str, or None
         Labels for every number, such as the name of the run.
 
@@ -292,7 +299,7 @@ def observe(source: Any, staleness: str | Sequence[str] = ()) -> Observed:
 
 
 def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of `Store.info`: segments and writers counted by their state, and no number twice."""
+    """Return the numbers of `Store.info`: segments and writers counted by state, and no totals of other numbers."""
     counted = {
         name: {**dict.fromkeys(states, 0), **Counter(entry["state"] for entry in info[name])}
         for name, states in STATES.items()
@@ -305,7 +312,7 @@ def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of `Sampler.stats`; of shards, each number by shard."""
+    """Return the numbers of `Sampler.stats` or `ShardedSampler.stats`; numbers of shards are dicts by shard number."""
     if "shards" not in stats:
         return dict(stats)
     by_shard = {key: {str(n): shard[key] for n, shard in enumerate(stats["shards"])} for key in ("population", "mass")}
@@ -322,7 +329,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _places(measure: Measure, flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the values of a measure's label, "" if it has none, and the paths of its numbers."""
+    """Yield the label's value and the path of each number of a measure; the value is "" if it has no label."""
     if not measure.label:
         if measure.key in flat:
             yield "", measure.key
@@ -334,14 +341,14 @@ def _places(measure: Measure, flat: Mapping[str, Any]) -> Iterator[tuple[str, st
 
 
 def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> dict[str, Any]:
-    """Return the numbers for histograms: one for each item of the sampler's last batch."""
+    """Return an array for each histogram, with a number for each item of the sampler's last batch."""
     extra = sampler.store.schema.extra
     for name in names:
         field = extra.get(name)
         if not isinstance(field, dr.Field) or field.shape or field.dtype.kind not in "biuf":
             known = [key for key, one in extra.items() if isinstance(one, dr.Field) and not one.shape]
             raise ValueError(f"staleness must name an extra field with one number a step, of {known}, not {name!r}")
-    # A field of the store with one of these names is another thing.
+    # An extra field of the store may have one of these names; the batch then has its values instead.
     wanted = [("age",), ("probability", "priority_sum")][: 1 + weighted]
     requested = [name for group in wanted if extra.keys().isdisjoint(group) for name in group]
     try:
@@ -357,11 +364,11 @@ def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> 
 
 def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> NDArray[np.float64]:
     values: NDArray[np.float64] = batch[name].astype(np.float64)
-    if values.ndim > batch["index"].ndim:  # a window has the age of its first step
+    if values.ndim > batch["index"].ndim:  # the first step counts for a window
         values = values[:, 0]
     snapshot = sampler.store.snapshot  # other threads may refresh the store
     first, steps = snapshot.episodes.first, snapshot.episodes.steps
-    # Ids tell no order between writers: the last episode may be an old one of the writer that began last.
+    # Ids give no order between writers: the last episode may be an old one of the writer that began last.
     youngest = int(np.argmax(snapshot.times(first)))
     newest = float(snapshot.rows(f"extra/{name}", int(first[youngest]), int(steps[youngest]))[-1])
     return float(np.max(values, initial=newest)) - values.ravel()
@@ -410,7 +417,7 @@ def _number(value: Any) -> str:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    """Put a file in place by one rename. A collector that reads ``*.prom`` never sees the temporary one."""
+    """Write a file by one rename. A collector that reads ``*.prom`` never sees the temporary file."""
     other = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         other.write_text(text, encoding="utf-8")

@@ -2,16 +2,17 @@
 
 ``dataset.json`` has the schema, as `docs/format.md` describes it, and the numbers of episodes and steps. A file
 ``episode-NNNNNNNN.npz`` has the arrays of one episode by the paths of the schema, such as ``obs`` or ``obs/image``,
-``action``, ``reward``, ``extra/log_prob`` and ``episode/seed``. Observations have one more row if there is a final one.
-The scalars ``terminated`` and ``truncated`` are both false if the episode was cut. ``priority`` is there if steps were
-appended with priorities. ``notes``, if there are any, is UTF-8 text in JSON.
+``action``, ``reward``, ``extra/log_prob`` and ``episode/seed``. Observations have one more row if there is a final
+observation. The scalars ``terminated`` and ``truncated`` are both false if the episode was cut. ``priority`` is there
+if steps were appended with priorities. ``notes``, if there are any, is UTF-8 text in JSON.
 
-Other NumPy files are imported, too: one file with the rows of all episodes, or a folder with a file for each episode.
+NumPy files of other programs are imported, too: one file with the rows of all episodes, or a folder with a file for
+each episode. See the end of this text.
 
 An export marks hidden steps in the array ``hidden``. An import does not read this array.
 
-In the files of others, ``obs`` or ``observations``, ``actions``, ``rewards``, ``next_obs`` and ``dones`` have their
-usual places. Arrays with one value for each episode are episode fields, and other arrays are extra fields.
+In files of other programs, ``obs`` or ``observations``, ``actions``, ``rewards``, ``next_obs`` and ``dones`` have their
+usual meaning. Arrays with one value for each episode are episode fields, and other arrays are extra fields.
 """
 
 import json
@@ -79,19 +80,21 @@ def import_dataset(
     ----------
     source : path
         A folder that `export_dataset` wrote. Or an ``.npz`` file with the consecutive rows of all episodes, or a folder
-        with such a file for each episode, in the order of their names. Arrays with usual names, such as "obs",
-        "actions" or "act", "rewards" or "rew", "next_obs", "dones", "terminated" and "truncated", get their usual
-        parts. Arrays with one row an episode are episode fields, and other arrays are extra fields. Options name arrays
-        with other names.
+        with one ``.npz`` file for each episode, in the order of the files' names. Arrays with usual names, such as
+        "obs", "actions" or "act", "rewards" or "rew", "next_obs", "dones", "terminated" and "truncated", have their
+        usual meaning. Arrays with one row an episode are episode fields, and other arrays are extra fields. For other
+        names see the options.
     starts : str, optional
-        In a file of all episodes, the array that is true in the first row of each. The default is "episode_starts".
+        In a file of all episodes, the array that is true in the first row of each episode. The default is
+        "episode_starts".
     indices : str, optional
-        In a file of all episodes, the array with the first row of each episode, or with the row after its last one.
+        In a file of all episodes, the array with the number of the first row of each episode, or of the row after its
+        last one.
     ended : {"truncated", "terminated", "cut"}
-        How episodes ended, if no array such as "dones" or "terminals" tells.
+        How episodes ended, if there is no array of ends, such as "dones" or "terminals".
     terminated, truncated : str, optional
-        The arrays that are true in a step that ends an episode, by termination and by a limit. The default is the first
-        of the usual names.
+        The names of the arrays that are true at the last step of an episode: for episodes that terminated, and for
+        episodes that a limit truncated. The default is the first usual name that the data set has.
     path : path
         The store. Nothing may be there, except an interrupted import of this folder.
     progress : callable, optional
@@ -105,6 +108,8 @@ def import_dataset(
         There is no such data set.
     FormatError
         The data set cannot be read.
+    SchemaError
+        An option names an array that does not exist, or does not apply to this data set.
     StoreExists
         Something else is at ``path``.
     """
@@ -218,7 +223,7 @@ _STARTS = "episode_starts"
 
 
 def _has_foreign_files(folder: Path) -> bool:
-    """Tell whether a folder has NumPy files that are not an export: an export without description is incomplete."""
+    """Tell whether a folder has NumPy files of other programs, and not an export, even an incomplete one."""
     files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
     return bool(files) and not Description.is_in(folder) and not any(_OWN.fullmatch(file.name) for file in files)
 
@@ -233,7 +238,7 @@ def _raise_not_found(folder: Path) -> NoReturn:
 
 
 class _Flags(NamedTuple):
-    """How episodes ended by default, and the names of the arrays that tell; None: the usual names."""
+    """How episodes ended by default, and the names of the arrays of ends; None: the usual names."""
 
     ended: Ended
     terminated: str | None
@@ -247,12 +252,12 @@ class _Flags(NamedTuple):
 
 
 class _Arrays:
-    """Arrays with foreign names: their roles, and the episodes of their rows.
+    """Arrays of other programs: the role of each array, and the division of its rows into episodes.
 
     Attributes
     ----------
     names : dict of str to str
-        The arrays of steps by the default paths of their leaves.
+        The name of the array for the default path of each leaf of steps.
     """
 
     def __init__(self, place: Path, choice: Choice, flags: _Flags) -> None:
@@ -276,7 +281,7 @@ class _Arrays:
         return read_npz(file, is_read)
 
     def _action_in(self, arrays: Arrays) -> str:
-        """Return the name of an array of actions; it has one row a step."""
+        """Return the name of an array of actions, whose length is the number of steps."""
         wanted = self._choice.named(ACTION) or [name for name, role in _ROLES.items() if role == ACTION]
         found = [name for name, rows in arrays.items() if any(is_in(name, each) for each in wanted) and rows.ndim]
         if not found:
@@ -287,7 +292,7 @@ class _Arrays:
         return found[0]
 
     def _sort(self, arrays: Arrays, count: int, episodes: int) -> dict[str, NDArray[Any]]:
-        """Find the role of each array, and return the arrays with one value an episode."""
+        """Set the role of each array in ``names``, and return the arrays with one value an episode by path."""
         fields: dict[str, NDArray[Any]] = {}
         steps = list[str]()
         for name, rows in arrays.items():
@@ -309,7 +314,7 @@ class _Arrays:
         return fields
 
     def _flag(self, arrays: Arrays, names: Iterable[str], count: int) -> NDArray[np.bool_] | None:
-        """Return the flags of steps under the first of the names that exists."""
+        """Return one flag a step from the first of the named arrays that exists; None if none exists."""
         found = next((name for name in names if name in arrays), None)
         if found is None:
             return None
@@ -319,13 +324,13 @@ class _Arrays:
         return flags if len(flags) == count else np.arange(count) == (count - 1 if flags[0] else -1)
 
     def _check_named(self, arrays: Arrays, *names: str | None) -> None:
-        """Check that the arrays are there which the caller names."""
+        """Raise SchemaError if an array that the caller named does not exist."""
         for name in (self._told.terminated, self._told.truncated, *names):
             if name is not None and name not in arrays:
                 raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
 
     def _flags(self, arrays: Arrays, count: int) -> Ends:
-        """Return two flags of each step: it ends an episode, and a time limit ended the episode."""
+        """Return a mask of the steps that end an episode, and a mask of the steps that a limit truncated."""
         return self._flag(arrays, self._told.ends(), count), self._flag(arrays, self._told.limits(), count)
 
     def _episode(
@@ -337,7 +342,7 @@ class _Arrays:
         count: int,
         fields: Mapping[str, Any],
     ) -> EpisodeData:
-        """Return the episode in a part of the rows; ``names`` gives the array of each path."""
+        """Return the episode in a part of the rows; ``names`` has the name of the array for each path."""
         last, steps = part.stop - 1, dict[str, NDArray[Any]]()
         for path, name in names.items():
             if name not in arrays:
@@ -442,14 +447,14 @@ class _Files(_Arrays):
         self._first = first
         self._action = self._action_in(first)
         self._fields = self._sort(first, len(first[self._action]), 1)
-        self.skipped.clear()  # the files before the first are read again
+        self.skipped.clear()  # the next lines read all files again
         lengths = [self._or_skip(self._length, file) for file in files]
         self._numbers = [number for number, length in enumerate(lengths) if length is not None]
         self._files = [files[number] for number in self._numbers]
         self._lengths = [length for length in lengths if length is not None]
 
     def _or_skip(self, read: Callable[[Path], _T], file: Path) -> _T | None:
-        """Return a part of a file; None if it cannot be read and the caller skips such episodes."""
+        """Return ``read(file)``; None if that fails and ``on_error`` is "skip"."""
         try:
             return read(file)
         except (FormatError, SchemaError) as error:
@@ -465,10 +470,10 @@ class _Files(_Arrays):
         return len(arrays[self._action_in(arrays)])
 
     def _check_one_episode(self, file: Path, arrays: Arrays) -> None:
-        """Check that no flag inside of a file begins another episode: the file would be one wrong episode."""
+        """Raise FormatError if flags show that a file has several episodes, which would be imported as one."""
         for name in (*self._told.ends(), *self._told.limits(), _STARTS):
             flags = as_flags(np.ravel(arrays.get(name, False)), f"{file}: {name}", FormatError)
-            # Some environments repeat the flag after the end, so only a false one after a true one is another episode.
+            # Some environments repeat the flag after the end, so only a false flag after a true one begins an episode.
             inside = flags[1:] if name == _STARTS else flags[:-1] & ~flags[1:]
             if inside.any():
                 raise FormatError(

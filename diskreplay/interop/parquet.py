@@ -2,18 +2,18 @@
 
 ``steps/`` has files with one row a step: ``episode`` and ``step``, numbers from 0, and a column for each leaf of the
 schema by its path, such as ``obs/image`` or ``extra/log_prob``. A field with a shape is a nested list of fixed size. A
-field of more than 256 numbers is bytes of fixed size, in C order. ``priority`` is there if steps were appended with
-priorities.
+field of more than 256 numbers is bytes of fixed size, in C order, which are read several times as fast as lists.
+``priority`` is there if steps were appended with priorities.
 
-``episodes/`` has files with one row an episode. Its columns are ``episode``, ``length``, ``terminated``, ``truncated``,
-the observation after the last step by the paths of observations, episode fields such as ``episode/seed``, and
-``notes``, text in JSON. An episode that is neither terminated nor truncated was cut. A missing value is null, or a
-nested list with null for each number.
+``episodes/`` has files with one row an episode. Their columns are ``episode``, ``length``, ``terminated``,
+``truncated``, the observation after the last step by the paths of observations, episode fields such as
+``episode/seed``, and ``notes``, text in JSON. An episode that is neither terminated nor truncated was cut. A missing
+value is null, or a nested list with null for each number.
 
-``dataset.json`` has the schema, as the page on the format describes it. The tables of steps have it in their metadata.
+``dataset.json`` has the schema, as `docs/format.md` describes it. The files in ``steps/`` also have the schema in
+their metadata.
 
-An export marks hidden steps in the column ``hidden`` of ``steps``. An import does not read this column. Bytes of fixed
-size are read several times as fast as nested lists.
+An export marks hidden steps in the column ``hidden`` of ``steps``. An import does not read this column.
 """
 
 import json
@@ -63,7 +63,7 @@ _EPISODE, _STEP, _LENGTH, _TERMINATED, _TRUNCATED, _NOTES = (
     *("episode", "step", "length"),
     *("terminated", "truncated", "notes"),
 )
-# Lists with more numbers are written as bytes.
+# Fields of more numbers are written as bytes of fixed size.
 _MOST_LISTED = 256
 # A file is written when its episodes take this number of bytes.
 _FILE_BYTES = 16 << 20
@@ -102,7 +102,7 @@ def import_dataset(
 
 
 def open_source(source: str | PathLike[str]) -> Source:
-    """Return a folder of Parquet files as a `Source`; it raises the errors of `import_dataset`."""
+    """Open a folder of Parquet files and return it as a `Source`; raises the same errors as `import_dataset`."""
     folder = Path(source).absolute()
     with foreign(folder):
         found = Description.read(folder, NAME)
@@ -148,7 +148,7 @@ def export_dataset(
     StoreExists
         Something is at ``path``.
     SchemaError
-        There is no such compression.
+        ``compression`` is another value.
     """
     kind = "none" if compression is None else compression
     check_option("compression", kind, _COMPRESSIONS)
@@ -166,7 +166,7 @@ def _write(compression: str, plan: Plan, episodes: Iterable[EpisodeData]) -> Non
     def write_files(first: int, some: list[EpisodeData]) -> None:
         for name, table in ((_STEPS, _steps(plan.schema, first, some)), (_EPISODES, _ends(plan.schema, first, some))):
             file = plan.path / name / f"{first:08d}.parquet"
-            # Most values are floats, and few of them are equal.
+            # Most values are floats, and few of them are equal, so dictionary encoding does not help.
             parquet.write_table(table, file, compression=compression, use_dictionary=False)
 
     write_behind(episodes, write_files, _FILE_BYTES)
@@ -252,7 +252,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path, wanted: _Wanted, first: int, total: int) -> Iterator[EpisodeData]:
-    """Yield episodes file by file; a thread reads the next one meanwhile."""
+    """Yield episodes file by file; a thread reads the next file meanwhile."""
     files = _files(folder)  # the name of a file is the number of its first episode
     starts = [int(file.stem) for file in files]
     spans = [span for span in zip(files, starts, [*starts[1:], total], strict=True) if span[2] > first]
@@ -328,7 +328,7 @@ def _array(column: Any, path: str, leaf: Field) -> NDArray[Any]:
 
 
 def _with_places(column: Any, path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the values that are not null, and the position of each row's value among them; -1: the row has none."""
+    """Return the values that are not null, and the position of each row's value among them; -1 for a null row."""
     rows, there = without_missing(column)
     return _array(rows, path, leaf), np.where(there, np.cumsum(there) - 1, -1)
 

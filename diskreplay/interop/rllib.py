@@ -38,7 +38,7 @@ class Chunk(NamedTuple):
 
 
 class NamedInConfigs(ABCMeta):
-    """Lets a class be the "type" of a ``replay_buffer_config``: RLlib searches the type for a part of a name."""
+    """The metaclass of classes that can be the "type" of a ``replay_buffer_config``: RLlib tests ``text in type``."""
 
     def __contains__(cls, text: object) -> bool:
         """Return whether a text is in the name of the class."""
@@ -46,7 +46,7 @@ class NamedInConfigs(ABCMeta):
 
 
 class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[misc]
-    """The store behind the buffers below. It comes before a buffer of RLlib in the list of base classes."""
+    """The part of the buffers below that keeps steps in a store. It must come before RLlib's class in the bases."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         info_fields: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
-        if isinstance(info_fields, str):  # it would be read letter by letter
+        if isinstance(info_fields, str):  # a string would be split into letters
             raise ValueError(f'info_fields must be a sequence of names, such as ("lives",), not {info_fields!r}')
         super().__init__(capacity, **kwargs)
         self._path = Path(path.path if isinstance(path, dr.Store) else path).absolute()
@@ -74,7 +74,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def _open(self, store: dr.Store) -> None:
-        """Use a store, which is closed with the buffer."""
+        """Use an open store and close it with the buffer; StoreExists if it does not fit the buffer."""
         self._kept.append(store)
         if store.capacity is not None and store.capacity < self.capacity:
             self.close()
@@ -92,7 +92,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         self._store, self._reader = store, StepReader(store, self._info_fields, self._kept)
 
     def _restore(self) -> None:
-        """Begin with the newest episodes of the store."""
+        """Fill the buffer with the newest episodes of the store."""
         assert self._store is not None
         chosen: list[dr.Episode] = []
         steps = 0
@@ -124,7 +124,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
 
     @property
     def store(self) -> dr.Store | None:
-        """The store that holds the steps, None before the first one; it is closed with the buffer."""
+        """The store that holds the steps, or None before the first step. It is closed with the buffer."""
         return self._store
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         Raises
         ------
         SchemaError
-            A value differs in shape or dtype from earlier episodes, or an episode is not one of a single agent. Nothing
+            A value differs in shape or dtype from earlier episodes, or an object is not a `SingleAgentEpisode`. Nothing
             was added.
         ValueError
             A chunk does not continue its episode; nothing was added.
@@ -150,7 +150,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             The disk is full; the buffer did not change.
         """
         check_open(self, self._close)
-        # Before the first step there is no schema, and so no episode without steps.
+        # Before the first step there is no schema, so episodes without steps are left out.
         given = [] if episodes is None else episodes
         given = given if isinstance(given, list | tuple | set | deque) else [given]
         episodes = [each for each in given if self._store is not None or len(each)]
@@ -160,7 +160,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         super().add(added, *args, **kwargs)
 
     def _check(self, episodes: list[Any]) -> None:
-        """Refuse objects that are not chunks, and chunks that do not continue their episode."""
+        """Raise an error for objects that are not episodes, and for chunks that do not continue their episode."""
         there = {episode.id_: episode for episode in self.episodes}
         last: dict[str, tuple[int, bool]] = {}
         for episode in episodes:
@@ -178,7 +178,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             last[name] = episode.t, episode.is_done
 
     def _chunk(self, episode: Any) -> Chunk | None:
-        """Return the part of an episode to append, or None without steps."""
+        """Return the part of an episode to append, or None if it has no steps."""
         count = len(episode)
         if not count:
             return None
@@ -197,17 +197,17 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         return Chunk(cast("obs", obs, count + 1), cast("action", action, count), rewards, cast("extra", named, count))
 
     def _opened(self, obs: Any, action: Any, extra: dict[str, Any]) -> dr.Store:
-        """Return the store; the first step defines a new one."""
+        """Return the store; the first step makes it, with a schema of the step's fields."""
         if self._store is None:
             step = dr.Schema.from_example(row_of(obs, 0), row_of(action, 0), extra=row_of(extra, 0))
             schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"), extra=step.extra)
-            # The buffer keeps whole episodes, ordered by their beginning: it may hold steps older than evicted ones.
+            # The store evicts by the age of steps, but the buffer drops whole episodes, ordered by their beginning.
             self._open(dr.create(self._path, schema, capacity=2 * self.capacity))
         assert self._store is not None
         return self._store
 
     def _append(self, episode: Any, chunk: Chunk | None) -> StoredEpisode:
-        """Append a chunk to its episode, and return the chunk in the buffer's form."""
+        """Append a chunk to its episode in the store, and return it as a `StoredEpisode`."""
         assert self._store is not None
         ids: list[int] = []
         if chunk is not None:
@@ -257,7 +257,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Return the store, the ids of the steps, and RLlib's own state. The steps are durable then."""
+        """Make the steps durable; return RLlib's own state with the ids of the steps, and the uuid of the store."""
         check_open(self, self._close)
         self._writers.flush()
         return {**super().get_state(), "store": None if self._store is None else self._store.uuid}
@@ -291,7 +291,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
                     "without a state, with the newest steps"
                 )
             episodes.extend(StoredEpisode(self._reader, **each) for each in state["episodes"])
-        self.episodes = episodes  # RLlib makes a default if it is missing
+        self.episodes = episodes  # set first: RLlib makes a default if the attribute is missing
         super().set_state(state)
 
 
@@ -307,7 +307,7 @@ def _arrays(values: Any) -> Any:
 
 
 def _info_field(episode: Any, name: str) -> Array:
-    """Return the value of a name in the info of each step."""
+    """Return the values of a name in the infos of the steps, ``(T, ...)``."""
     infos = episode.get_infos()[1:]
     lacking = [i for i, info in enumerate(infos) if name not in info]
     if lacking:
@@ -319,23 +319,24 @@ class DiskEpisodeReplayBuffer(InStore):
     """An `EpisodeReplayBuffer` of RLlib whose steps are in a store.
 
     DQN, SAC and others take it by ``config.training(replay_buffer_config={"type": DiskEpisodeReplayBuffer, "path":
-    "run.replay"})``. RLlib's own code draws steps and makes items of them. With equal seeds, items and networks equal
-    those of its own buffer, bit for bit. The id and the reward of each step, and RLlib's bookkeeping, are in memory:
-    100 to 160 bytes a step.
+    "run.replay"})``. RLlib's own code draws the samples. With equal seeds, samples and networks equal the ones with
+    RLlib's own buffer, bit for bit. The id and the reward of each step, and RLlib's bookkeeping, are in memory: 100 to
+    160 bytes a step.
 
     An existing store is continued: the buffer begins with its newest episodes. A step in the store has its observation,
     action and reward, and the other outputs of the module, such as ``action_logp``, by their names. Up to 256 episodes
-    may be open at the same time; an episode that lasts much longer than the others is cut.
+    may be open at the same time. If there are more, the episode that was continued least recently is cut.
 
     Concurrency: one thread of one process, as in RLlib. Other processes may read the store.
 
     Parameters
     ----------
     capacity : int
-        Number of steps in the buffer; the oldest episodes leave. A new store keeps twice as many.
+        Number of steps in the buffer; the oldest episodes leave the buffer. A new store has twice this capacity.
     path : path or Store
-        The store, or the place of a new one, which the first step makes. The buffer opens a Store again by its path.
-        The first step defines the schema of a new store. An existing store takes the module's outputs that it names.
+        The store, or the path of a new store, which is made with the first step. The buffer opens a Store again by its
+        path. The first step defines the schema of a new store. An existing store takes only the module's outputs that
+        are in its schema.
     durability : float or str
         As for `Store.writer`.
     info_fields : sequence of str

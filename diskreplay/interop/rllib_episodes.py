@@ -1,4 +1,4 @@
-"""Episodes of RLlib whose steps are in a store, and are read when RLlib asks for them."""
+"""Episodes of RLlib whose steps are in a store, and are read when RLlib uses them."""
 
 from array import array
 from collections import deque
@@ -26,7 +26,8 @@ Ids = array  # of int64
 class StepReader:
     """Reads steps by their ids.
 
-    It keeps the last windows: the columns of an episode read the same window one after the other.
+    A window is a run of steps with all their fields. The reader keeps the last two windows, since the columns of an
+    episode read the same window one after the other.
     """
 
     def __init__(self, store: dr.Store, info_fields: tuple[str, ...], kept: Kept) -> None:
@@ -35,7 +36,7 @@ class StepReader:
         trees = {"obs": self.schema.obs, "next_obs": self.schema.obs, "action": self.schema.action, **self.schema.extra}
         self._paths = [path for name, tree in trees.items() for path in _paths(tree, (name,))]
         self._store = store
-        # Refreshed only after steps were added: most batches have none of the newest steps.
+        # `read` and `ids` refresh the store, and only after steps were added.
         self._sampler = dr.Sampler(store, dr.Transitions(n_step=1), fields=tuple(trees), seed=0, refresh=False)
         kept.append(self._sampler)
         self._windows: deque[tuple[bytes, dict[Path, Array]]] = deque(maxlen=2)
@@ -44,7 +45,7 @@ class StepReader:
 
     @contextmanager
     def at_most(self, steps: int | None) -> Iterator[None]:
-        """Limit slices to `steps` steps, if given: RLlib reads the rest of an episode, and then cuts it off."""
+        """Limit slices to `steps` steps, if given: RLlib reads an episode to its end, and then drops most of it."""
         self.longest = steps
         try:
             yield
@@ -52,7 +53,7 @@ class StepReader:
             self.longest = None
 
     def refresh(self) -> None:
-        """Read the added steps."""
+        """Refresh the store if steps were added since the last refresh."""
         if self.outdated:
             self._store.refresh()
             self.outdated = False
@@ -63,7 +64,7 @@ class StepReader:
         return self._sampler.ids()
 
     def has_read(self, ids: "Ids[int]") -> bool:
-        """Return whether these steps are in the last windows."""
+        """Return whether these steps are one of the kept windows."""
         return any(known == ids.tobytes() for known, _ in self._windows)
 
     def read(self, path: Path, ids: "Ids[int]") -> Array:
@@ -74,7 +75,7 @@ class StepReader:
                 return window[path]
         self.refresh()
         batch = self._sampler.gather(np.asarray(ids, np.int64))
-        # Copies: items would hold the memory of a batch for long, which could not be used again.
+        # Copies, since RLlib keeps samples for long, and the memory of a batch is reused when nothing holds it.
         window = {each: _below(batch, each).numpy().copy() for each in self._paths}
         self._windows.append((key, window))
         return window[path]
@@ -111,7 +112,7 @@ class Column:
     """A field of an episode's steps. RLlib uses it like an array; indexing reads the rows."""
 
     __slots__ = ("_field", "_path", "_steps")
-    more = 0  # rows besides the steps
+    more = 0  # rows in addition to one a step
 
     def __init__(self, steps: Steps, field: dr.Field | None = None, path: Path = ()) -> None:
         self._steps, self._field, self._path = steps, field, path
@@ -148,7 +149,7 @@ class Observations(Column):
     def _rows(self, start: int, stop: int) -> Any:
         ids, reader = self._steps.ids, self._steps.reader
         if stop - start == 1:
-            # The observation of a step is the next one of the step before, which may be in a window already.
+            # The observation of a step is the next observation of the step before, which may be in a kept window.
             before = ids[start - 1 : start]
             if start < len(ids) and not (start and reader.has_read(before)):
                 return super()._rows(start, stop)
@@ -226,7 +227,7 @@ class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The ids of its steps, ``(T,)`` int64."""
+        """The ids of the episode's steps, ``(T,)`` int64."""
         return np.array(self._steps.ids, np.int64)
 
     def concat_episode(self, other: Self) -> None:
@@ -237,11 +238,11 @@ class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
         self.custom_data.update(other.custom_data)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return itself: a buffer copies added episodes, and these are read-only and used nowhere else."""
+        """Return the episode itself: RLlib's buffer copies added episodes, but only the buffer uses this one."""
         return self
 
     def get_state(self) -> dict[str, Any]:
-        """Return the ids of the steps; their values are in the store."""
+        """Return the ids and rewards of the steps, and RLlib's attributes; other values of steps are in the store."""
         return {
             "id_": self.id_,
             "ids": self.ids,

@@ -87,7 +87,7 @@ _REASONS = {
     METADATA: "it belongs to another format",
     NO_FINAL_OBS: "without a final observation, the last one is repeated",
     ENDS: "an episode is done or not: a cut one is truncated, and one with both flags is terminated",
-    NOTES: "only texts have a place, as attributes",
+    NOTES: "only texts are kept, as attributes",
 }
 
 
@@ -167,8 +167,8 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a file of robomimic, with ``obs``, ``next_obs`` and ``dones``.
 
-    Extra fields become arrays of a demonstration. Episode fields become its attributes or the lists of ``mask``.
-    Episode fields in ``initial_state`` become the group of this name, as in files of Isaac Lab.
+    Extra fields become arrays of a demonstration. Episode fields become attributes of the demonstration, or lists in
+    ``mask``. Episode fields in ``initial_state`` become the group of this name, as in files of Isaac Lab.
 
     Parameters
     ----------
@@ -228,13 +228,13 @@ class _Demos:
     keys : list of str
         The groups of the demonstrations, in the order of their numbers.
     lengths : list of int
-        The number of steps of each.
+        The number of steps of each demonstration.
     leaves, names, metadata, left_out, skipped
         The same as in `Source`.
     not_kept : dict of str to None
         Data that neither a leaf nor a note keeps.
     has_states_alone : bool
-        Whether states become the observations because there are no others.
+        Whether states become the observations because there are no other observations.
     """
 
     def __init__(self, file: Path, opened: h5py.File, choice: Choice) -> None:
@@ -277,9 +277,11 @@ class _Demos:
         return sorted(keys, key=lambda key: int(key.removeprefix("demo_")))
 
     def _find_states(self, names: Sequence[str]) -> list[str]:
-        """Return the states that become observations: all if there are no others, otherwise those named by ``obs``.
+        """Return the names of the states that become observations.
 
-        A row of Isaac Lab's states is the state after a step, so the initial state becomes the first observation.
+        These are all states if the file has no observations. Otherwise they are the states that the option ``obs``
+        names, in a file of Isaac Lab. A row of Isaac Lab's states is the state after a step, so the initial state
+        becomes the first observation.
         """
         states = [name for name in names if is_part(name, _STATES)]
         has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None
@@ -289,7 +291,7 @@ class _Demos:
         return states if self.has_states_alone else wanted if self._is_isaac else []
 
     def _names_or_none(self, data: h5py.Group, key: str) -> list[str] | None:
-        """Return the arrays of a demonstration, and note its steps; None if it is left out."""
+        """Return the names of a demonstration's arrays, and store its number of steps; None if it is skipped."""
         try:
             shapes = self._arrays.get(key)
             if shapes is None:
@@ -306,7 +308,7 @@ class _Demos:
             return None
 
     def _read_metadata(self, data: h5py.Group) -> dict[str, Json]:
-        """Return the attributes of the file as far as notes can hold them."""
+        """Return the attributes of the file that notes can hold."""
         found = dict[str, Json]()
         for name, value in data.attrs.items():
             try:
@@ -328,7 +330,7 @@ class _Demos:
         return shape[0]
 
     def _read_masks(self, opened: h5py.File) -> dict[str, set[str]]:
-        """Return the demonstrations of each list of the file."""
+        """Return the names of the demonstrations in each list of ``mask``."""
         group = opened.get(_MASK)
         found = dict[str, set[str]]()
         for key in group if isinstance(group, h5py.Group) else ():
@@ -342,7 +344,7 @@ class _Demos:
         return found
 
     def _find_names(self, names: list[str], first: h5py.h5g.GroupID) -> dict[str, str]:
-        """Return the arrays of steps by the default paths of their leaves."""
+        """Return the name of the array for the default path of each leaf of steps."""
         found = dict[str, str]()
         for name in names:
             part, _, below = name.partition("/")
@@ -433,7 +435,7 @@ class _Demos:
         return rows
 
     def _fields(self, key: str, demo: h5py.h5g.GroupID, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the episode fields of a demonstration: numbers of its attributes, masks, and the initial state."""
+        """Return the episode fields of a demonstration: numeric attributes, masks, and the initial state."""
         found: dict[str, Any] = {f"{FIELDS}/{_MASK}_{name}": key in listed for name, listed in self._masks.items()}
         for name, value in attrs.items():
             if name not in _COUNTS and np.asarray(value).dtype.kind in NUMBERS:

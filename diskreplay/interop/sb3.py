@@ -1,4 +1,4 @@
-"""Replay buffers of Stable-Baselines3, and so of CleanRL, whose steps are in a store."""
+"""Replay buffers for Stable-Baselines3 and CleanRL whose steps are in a store."""
 
 import os
 import tempfile
@@ -50,7 +50,7 @@ _LEFT_OUT = {
 }
 
 
-# Attributes that `NStepReplayBuffer` draws steps with.
+# Attributes that are copied to an `NStepReplayBuffer`, which draws steps with them.
 _SHARED = (
     *("buffer_size", "pos", "full"),
     *("observations", "next_observations", "actions", "rewards", "dones", "timeouts"),
@@ -75,7 +75,7 @@ class Column:
 class Columns:
     """An attribute of a buffer that is a `Column`, or a dict of columns for the fields of a Dict space.
 
-    An array of the instance with the same name hides it: `ReplayBuffer` sets one.
+    An attribute of the instance with the same name hides it, such as the array that `ReplayBuffer.__init__` sets.
     """
 
     def __init__(self, field: str) -> None:
@@ -95,17 +95,17 @@ class DiskReplayBuffer(ReplayBuffer):
 
     Give it to DQN, SAC or TD3 as ``replay_buffer_class=DiskReplayBuffer, replay_buffer_kwargs={"path": "run.replay"}``;
     for Dict observations there is `DiskDictReplayBuffer`. CleanRL's scripts take it in place of the `ReplayBuffer` that
-    they import. numpy's global generator draws positions, as in Stable-Baselines3, and positions hold the same steps:
-    with equal seeds, batches and networks are bit for bit the same as with its own buffer.
+    they import. As in Stable-Baselines3, numpy's global generator draws positions, and a position holds the same step.
+    With equal seeds, batches and networks equal the ones with its own buffer, bit for bit.
 
     Observations and actions are only in the store, each observation once. Memory holds the id, the reward and the flags
-    of each position, 20 bytes. An existing store is continued: its newest steps fill the buffer. So a run that was
-    killed continues, and so does a loaded model. A pickle of ``save_replay_buffer`` names the store and the position
-    and holds no steps; after loading, the buffer also has the steps that were added later.
+    of each position, 20 bytes a position. An existing store is continued: its newest steps fill the buffer. So a run
+    that was killed continues, and so does a loaded model. A pickle of ``save_replay_buffer`` names the store and the
+    position and holds no steps; after loading, the buffer also has the steps that were added later.
 
     An observation that does not continue the last step, as after a reset, cuts the episode there; the cut step
-    bootstraps. If another number of environments wrote a store, its steps are divided among environments by their time.
-    Returns over several steps then end early at steps of other episodes.
+    bootstraps. If a store was written with another number of environments, its steps are assigned to environments in
+    the order of time. A return over several steps then ends early where a step of another episode follows.
 
     Concurrency: one thread of one process, as in Stable-Baselines3. Other processes may read the store.
 
@@ -117,8 +117,8 @@ class DiskReplayBuffer(ReplayBuffer):
         No effect: each observation is always stored once, also with `handle_timeout_termination`, and every position
         can be drawn.
     path : path, Store or None
-        The store, or the place of a new one, which the first step makes. The buffer opens a Store again by its path.
-        None: a temporary folder, removed with the buffer.
+        The store, or the path of a new store, which is made with the first step. The buffer opens a Store again by its
+        path. None: a temporary folder, removed with the buffer.
     n_steps : int
         Number of steps in a return, as for `NStepReplayBuffer`.
     gamma : float
@@ -165,11 +165,11 @@ class DiskReplayBuffer(ReplayBuffer):
             raise ValueError(f"n_steps must be at least 1, not {n_steps!r}")
         if isinstance(observation_space, spaces.Dict) and not isinstance(self, DictReplayBuffer):
             raise ValueError(
-                f"the observation space must not be a Dict, not {observation_space}: take DiskDictReplayBuffer"
+                f"the observation space must not be a Dict: take DiskDictReplayBuffer for {observation_space}"
             )
         kwargs |= {"device": device, "n_envs": n_envs, "handle_timeout_termination": handle_timeout_termination}
         super().__init__(n_envs, observation_space, action_space, **kwargs)
-        # These arrays have one position. The class' columns read all positions from the store.
+        # Without these arrays of one position, the names are the class's columns, which read the store.
         del self.observations, self.next_observations, self.actions
         self._capacity = max(buffer_size, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -235,7 +235,8 @@ class DiskReplayBuffer(ReplayBuffer):
 
     def _sampler_of(self, view: dr.Transitions, seed: int = 0) -> dr.Sampler:
         assert self._store is not None
-        # Refreshed only for the newest positions: most batches have none of them.
+        # The buffer refreshes the store if a batch has steps that were added since, which is rare. A relabelling
+        # sampler draws its own ids, so it refreshes for each batch.
         sampler = dr.Sampler(self._store, view, fields=_FIELDS, seed=seed, refresh=view.relabel is not None)
         self._kept.append(sampler)
         return sampler
@@ -290,7 +291,7 @@ class DiskReplayBuffer(ReplayBuffer):
         ids, episodes = self._sampler.ids(), list(store.episodes)
         lanes = 1 + max((episode.lane for episode in episodes), default=-1)
         if lanes > 1 and (lanes != self.n_envs or len(ids) % lanes) and store.capacity is not None:
-            # Steps that were added together leave together: with another number of environments, more than a position.
+            # Steps that were added together are evicted together: more than a position, if their number was larger.
             store.resize(capacity=max(store.capacity, self._capacity + lanes))
         ids, number = self._by_position(ids, episodes)
         count = len(ids)
@@ -299,14 +300,17 @@ class DiskReplayBuffer(ReplayBuffer):
         with dr.Sampler(store, dr.Transitions(n_step=1), fields=("reward", "terminated")) as sampler:
             batch = sampler.gather(ids.reshape(-1))
             reward, terminated = (batch[name].numpy().reshape(ids.shape) for name in ("reward", "terminated"))
-        last = np.ones(ids.shape, np.bool_)  # of its episode, as far as later positions show
+        last = np.ones(ids.shape, np.bool_)  # whether a step is the last of its episode, as far as later positions show
         last[:-1] = number[1:] != number[:-1]
         self._ids[:count], self.rewards[:count] = ids, reward
         self.dones[:count], self.timeouts[:count] = last, last & ~terminated
         self.pos, self.full = count % self.buffer_size, count == self.buffer_size
 
     def _by_position(self, ids: Ints, episodes: list[dr.Episode]) -> tuple[Ints, Ints]:
-        """Return the newest ids, given oldest first, by position and environment, and the episode of each."""
+        """Return the newest ids, and their episodes' numbers, as two arrays ``(positions, environments)``.
+
+        ``ids`` are all ids, oldest first.
+        """
         shape = -1, self.n_envs
         ids = ids[len(ids) % self.n_envs :]
         known: Ints = np.concatenate([np.zeros(0, np.int64), *(episode.ids for episode in episodes)])
@@ -322,7 +326,7 @@ class DiskReplayBuffer(ReplayBuffer):
     # --- pickles -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without steps, which are made durable; ValueError for a temporary folder."""
+        """Make the steps durable, and return the state without them; ValueError for a temporary folder."""
         if self._path is None:
             raise ValueError(
                 "this buffer is in a temporary folder, which is removed with it: to save it, make it with a path, "
@@ -334,7 +338,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return {**state, "_newest": self._ids[self.pos - 1].copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the store that the pickle names, at its position, with the steps that came since."""
+        """Open the store that the pickle names, and fill the buffer also with the steps that were added since."""
         newest, pos, uuid = state.pop("_newest"), state["pos"], state["_uuid"]
         self.__dict__.update(state)
         self._begin()
@@ -369,7 +373,7 @@ class DiskReplayBuffer(ReplayBuffer):
             if isinstance(writer, dr.VectorWriter):
                 self._add_to_lanes(writer, obs, next_obs, action, reward, done, infos)
             else:
-                # The writer of a single environment takes a tenth of the time.
+                # The writer of a single environment takes a tenth of a VectorWriter's time.
                 ends, now, then = bool(as_flags(done, "done")[0]), self._first(obs), self._first(next_obs)
                 cuts = self.handle_timeout_termination and bool(infos[0].get("TimeLimit.truncated", False))
                 writer.append(now, action[0], reward[0], ends and not cuts, ends and cuts, then)
@@ -418,7 +422,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return {key: leaf[0] for key, leaf in obs.items()} if isinstance(obs, dict) else obs[0]
 
     def _note_cut(self, lane: int) -> None:
-        """Note that an episode ends after its newest step, as truncated."""
+        """Mark the newest step of an environment as the last of a truncated episode."""
         self.dones[self.pos - 1, lane] = self.timeouts[self.pos - 1, lane] = True
 
     # --- sampling ----------------------------------------------------------------------------------------------------
@@ -439,7 +443,7 @@ class DiskReplayBuffer(ReplayBuffer):
             raise
 
     def _n_step_buffer(self) -> NStepReplayBuffer:
-        """Return the buffer of Stable-Baselines3 for returns over several steps, with the columns of this one."""
+        """Return a buffer of Stable-Baselines3 for returns over several steps, which reads this buffer's columns."""
         spaces_of_steps = self.observation_space, self.action_space
         buffer = NStepReplayBuffer(
             self.n_envs, *spaces_of_steps, self.device, self.n_envs, n_steps=self.n_steps, gamma=self.gamma
@@ -456,7 +460,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return bool(((positions - oldest) % self.buffer_size < self._unseen).any())
 
     def _see(self) -> None:
-        """Read the added steps."""
+        """Refresh the store, so that the added steps can be read."""
         assert self._store is not None
         self._store.refresh()
         self._unseen = 0
@@ -464,7 +468,8 @@ class DiskReplayBuffer(ReplayBuffer):
     def _shown(self, batch: dr.Batch, env: VecNormalize | None) -> Any:
         """Return a batch of `_Steps` in the form of Stable-Baselines3, normalized by `env`."""
         obs, next_obs, action, reward = batch["obs"], batch["next_obs"], batch["action"], batch["reward"]
-        done = torch.from_numpy(batch["terminated"].numpy().astype(np.float32))  # half of torch's time
+        # NumPy's conversion takes half of the time of torch's.
+        done = torch.from_numpy(batch["terminated"].numpy().astype(np.float32))
         if env is not None:
             obs, next_obs = [
                 map_leaves(self.to_torch, env.normalize_obs(map_leaves(np.asarray, x))) for x in (obs, next_obs)
@@ -477,7 +482,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return self._samples(observations=obs, actions=action, next_observations=next_obs, dones=done, rewards=reward)
 
     def _gathered(self, ids: Ints) -> dr.Batch:
-        """Return the steps with these ids. Columns ask for the same ids one after the other."""
+        """Return the steps with these ids. Columns read the same ids one after the other, so the last batch is kept."""
         if self._last is None or not np.array_equal(self._last[0], ids):
             check_open(self, self._close)
             if self._unseen:
@@ -487,10 +492,10 @@ class DiskReplayBuffer(ReplayBuffer):
 
 
 class _Steps(dr.Transitions):
-    """Transitions of one step in the shapes of Stable-Baselines3: scalars have an axis, actions have one."""
+    """Transitions of one step in the shapes of Stable-Baselines3: scalars are ``(1,)``, and actions are flat."""
 
     def reader(self, schema: dr.Schema, fields: Sequence[str] | None = None) -> Any:
-        """Bind the view to a schema."""
+        """Return the view's reader for a schema, with these shapes."""
         reader = super().reader(schema, fields)
         reader.leaves = [
             replace(leaf, shape=(prod(leaf.shape),) if leaf.path[0] == "action" else leaf.shape or (1,))
@@ -505,9 +510,9 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):
     Parameters
     ----------
     relabel : Hindsight or None
-        Replaces goals of sampled steps. Then the store draws steps of ended episodes, with a seed from numpy's global
-        generator: batches equal those of `HerReplayBuffer` in distribution. `DiskHerReplayBuffer` makes it with the
-        environment's own rewards.
+        Replaces goals of sampled steps. If given, a sampler of the store draws steps of ended episodes, with a seed
+        from numpy's global generator, and batches have the same distribution as in `HerReplayBuffer`.
+        `DiskHerReplayBuffer` makes a `Hindsight` with the environment's own rewards.
     **kwargs
         Other arguments of `DiskReplayBuffer`, except `n_steps`: as in Stable-Baselines3, returns are over one step.
 
@@ -565,8 +570,8 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
     """A `HerReplayBuffer` of Stable-Baselines3 whose steps are in a store; see `DiskReplayBuffer`.
 
     It draws steps of ended episodes and replaces goals by `dr.Hindsight`, with the rewards of the environment's
-    ``compute_reward``. Batches equal those of `HerReplayBuffer` in distribution. Each step is relabelled with the same
-    probability; the number in a batch is not fixed.
+    ``compute_reward``. Batches have the same distribution as in `HerReplayBuffer`, except that each step is relabelled
+    with the same probability, so the number of relabelled steps varies between batches.
 
     Parameters
     ----------
@@ -630,7 +635,7 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
         return dr.Hindsight(self._strategy, self.her_ratio, partial(_reward, self.env))
 
     def truncate_last_trajectory(self) -> None:
-        """Cut the open episodes. Loading a buffer has cut them already."""
+        """Cut the open episodes. A loaded buffer has none, since loading cuts them."""
         if self._writer is not None:
             self._writer.end_episode()
             for lane in np.flatnonzero(self.dones[self.pos - 1] == 0).tolist():
@@ -638,7 +643,7 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
 
 
 def _reward(env: VecEnv, achieved: Array, desired: Array) -> Any:
-    """Return the environment's rewards, as `HerReplayBuffer` asks for them."""
+    """Return the environment's rewards, by the same call as `HerReplayBuffer`."""
     return env.env_method("compute_reward", achieved, desired, [{} for _ in achieved], indices=[0])[0]
 
 

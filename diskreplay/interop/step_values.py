@@ -1,4 +1,4 @@
-"""Values of steps for the gymnasium wrappers, flags as bools, and leaves of nested fields."""
+"""Values of recorded steps for the Gymnasium wrappers, conversion of flags to bools, and leaves of nested fields."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -53,7 +53,7 @@ class StepValues:
         self._given: dict[str, Any] = {}
         lanes = leading[0] if leading else 1
         self.running = np.zeros(lanes, bool)
-        self._episodes: list[dict[str, np.ndarray]] = [{} for _ in range(lanes)]  # values by leaf, a dict a lane
+        self._episodes: list[dict[str, np.ndarray]] = [{} for _ in range(lanes)]  # for each lane, values by leaf path
 
     def set(self, fields: Mapping[str, Any]) -> None:
         """Keep extra fields for the next step.
@@ -90,7 +90,7 @@ class StepValues:
         self._given = {}
 
     def set_episode(self, fields: Mapping[str, Any]) -> None:
-        """Keep values for the episode of each lane: the running one, else the next.
+        """Keep episode fields for each lane's running episode, or for its next one if none is running.
 
         Raises
         ------
@@ -109,14 +109,15 @@ class StepValues:
     def reset_values(
         self, seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None, lanes: np.ndarray
     ) -> list[dict[str, np.ndarray]]:
-        """Return the values for each of these lanes from the arguments of `reset`: the fields "seed" and "options".
+        """Return the episode fields "seed" and "options" from the arguments of `reset`: for each lane, a dict by path.
 
-        A vector's integer gives lane i ``seed + i``, as in Gymnasium. None and an empty dict give no value.
+        An integer seed of a vector gives lane i ``seed + i``, as in Gymnasium. None and an empty dict give no value.
+        The dicts of lanes outside of the mask ``lanes`` are empty.
 
         Raises
         ------
         SchemaError
-            If the field does not take the value.
+            If a value does not fit its field.
         """
         count = len(self._episodes)
         seeds: list[Any] = [seed] * count  # other kinds of seeds are passed as they are
@@ -125,11 +126,11 @@ class StepValues:
         elif self._leading and isinstance(seed, Sequence | np.ndarray):
             seeds = list(seed)
         given: list[dict[str, Any]] = [{} for _ in range(count)]
-        # These arguments are recorded if the schema has the episode fields.
+        # An argument is recorded if the schema has an episode field of its name.
         arguments: dict[str, list[Any]] = {"seed": seeds, "options": [options or None] * count}
         for name, values in arguments.items():
             if name in self._schema.episode and name not in self._episode_infos:
-                # The environments refuse a wrong count.
+                # Not strict: the environments raise the error for a wrong number of seeds.
                 for lane, value, is_reset in zip(given, values, lanes, strict=False):
                     if is_reset and value is not None:
                         lane[name] = value
@@ -145,13 +146,13 @@ class StepValues:
             ) from None
 
     def begin(self, given: list[dict[str, np.ndarray]], lanes: np.ndarray) -> None:
-        """Note that these lanes were reset with values of `reset_values`. Their last episodes were forgotten before."""
+        """Mark lanes as running, with values from `reset_values`. Call `forget` for their old episodes first."""
         for lane in np.flatnonzero(lanes).tolist():
             self._episodes[lane].update(given[lane])
         self.running |= lanes
 
     def of_episodes(self, lanes: np.ndarray) -> list[tuple[np.ndarray, dict[str, Any]]]:
-        """Return the values of the episodes of these lanes, by groups of lanes with the same names.
+        """Return ``(mask of lanes, values)`` for each group of these lanes whose episodes have the same fields set.
 
         Values are nested as the schema is, with a leading axis of lanes for a vector.
         """
@@ -175,15 +176,15 @@ class StepValues:
         self.running &= ~lanes
 
     def own(self, part: str, value: Any) -> dict[str, np.ndarray]:
-        """Copy an observation or action, as the schema's leaves by path."""
+        """Return a copy of an observation or action as arrays by the paths of the schema's leaves."""
         return {path: leaf.copy() for path, leaf in self._schema.cast(part, value, self._leading).items()}
 
     def nest(self, part: str, values: Mapping[str, np.ndarray]) -> Any:
-        """Undo the flattening of `own`."""
+        """Return the arrays of `own` nested as in the schema."""
         return self._schema.unflatten(part, values)
 
     def from_info(self, info: Mapping[str, Any], ended: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Read the extra fields of a step, and the episode fields if it ended one."""
+        """Return the extra fields of a step, and the episode fields if it ended an episode, otherwise None."""
         schema = self._schema
         extra = {name: _value(schema.extra[name], info, name, name) for name in self._extra_infos}
         if not ended:
@@ -191,7 +192,7 @@ class StepValues:
         return extra, {name: _value(schema.episode[name], info, name, name) for name in self._episode_infos}
 
     def from_infos(self, steps: list[Source], ends: list[Source]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Read the extra fields of stepped lanes, and the episode fields of ended lanes.
+        """Return the extra fields of stepped lanes, and the episode fields of ended lanes, or None if no lane ended.
 
         Both are batched over all lanes, with zeros for the other lanes.
         """
@@ -204,9 +205,9 @@ class StepValues:
     def with_final(
         self, obs: Mapping[str, np.ndarray], info: Mapping[str, Any], ended: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Replace first observations by the final ones, which same-step autoreset puts into info.
+        """Return the observations with the final ones of ended lanes, which same-step autoreset puts into info.
 
-        The second value marks the lanes whose final and first observations have equal bytes.
+        The second value is a mask of lanes whose final observation equals the next episode's first one in all bytes.
         """
         same = np.zeros(len(ended), bool)
         rows = {path: leaf.copy() for path, leaf in obs.items()}
@@ -242,14 +243,14 @@ class StepValues:
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """Turn an array or tensor of a vector environment into numpy's."""
+    """Return an array or tensor of a vector environment as a NumPy array."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 def as_flags(value: Any, name: str, refused: type[ReplayError] = SchemaError) -> np.ndarray:
-    """Return truth values as bools. Numbers from files and buffers of other libraries must be 0 or 1, also as floats.
+    """Return flags as an array of bools.
 
-    Raises ``refused`` for other values.
+    Integers and floats, as in files and buffers of other libraries, must be 0 or 1. Other values raise ``refused``.
     """
     flags = as_numpy(value)
     if flags.dtype.kind != "b":
@@ -269,7 +270,7 @@ def _value(tree: Any, info: Any, key: str, path: str) -> Any:
 
 
 def _mask(info: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
-    """Return which lanes have the value. Environments that batch themselves often give no mask: all lanes have it."""
+    """Return a mask of lanes that have the value. Some environments give no mask; then all lanes have it."""
     mask = info.get(f"_{key}")
     return np.ones(num_envs, bool) if mask is None else as_numpy(mask).astype(bool)
 
@@ -291,7 +292,7 @@ def _column(value: Any, lanes: np.ndarray, path: str) -> np.ndarray:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a tree of a function's results for the leaves."""
+    """Return the tree with ``function(leaf)`` in the place of each leaf."""
     if isinstance(tree, dict):
         return {name: map_leaves(function, below) for name, below in tree.items()}
     if isinstance(tree, tuple):

@@ -8,17 +8,18 @@ from diskreplay.closing import Kept
 
 __all__ = ["TrajectoryWriters"]
 
-# Most open trajectories. Beyond that, the trajectory that waited longest is cut: its collector is gone.
+# The maximum number of open trajectories. Beyond it, the trajectory whose last step is oldest is cut, since its
+# collector is probably gone.
 MAX_TRAJECTORIES = 256
 
 
 class TrajectoryWriters:
-    """One writer for each open trajectory. A trajectory that ends leaves its writer to the next one.
+    """One writer for each open trajectory. The writer of an ended trajectory is reused for a later one.
 
     Parameters
     ----------
     kept : list
-        The list of `closes`: new writers are added to it.
+        The list that was passed to `closes`. New writers are added to it, and its owner closes them.
     durability : float or str
         As for `Store.writer`.
     """
@@ -28,10 +29,10 @@ class TrajectoryWriters:
         self._durability: Any = durability
         self._writers: list[dr.Writer] = []
         self._free: list[dr.Writer] = []
-        self._open: dict[Hashable, dr.Writer] = {}  # by trajectory, in the order of their last step
+        self._open: dict[Hashable, dr.Writer] = {}  # by trajectory; the one whose last step is oldest comes first
 
     def of(self, store: dr.Store, trajectory: Hashable) -> dr.Writer:
-        """Return the writer of a trajectory, a free or new one at its beginning."""
+        """Return the writer of a trajectory. At the trajectory's first step this is a free or new writer."""
         writer = self._open.pop(trajectory, None)
         if writer is None and self._free:
             writer = self._free.pop()
