@@ -6,13 +6,12 @@
 observation. The scalars ``terminated`` and ``truncated`` are both false if the episode was cut. ``priority`` is there
 if steps were appended with priorities. ``notes``, if there are any, is UTF-8 text in JSON.
 
-NumPy files of other programs are imported, too: one file with the rows of all episodes, or a folder with a file for
-each episode. See the end of this text.
-
 An export marks hidden steps in the array ``hidden``. An import does not read this array.
 
-In files of other programs, ``obs`` or ``observations``, ``actions``, ``rewards``, ``next_obs`` and ``dones`` have their
-usual meaning. Arrays with one value for each episode are episode fields, and other arrays are extra fields.
+NumPy files of other programs are imported, too: one file with the rows of all episodes, or a folder with a file for
+each episode. In files of other programs, ``obs`` or ``observations``, ``actions``, ``rewards``, ``next_obs`` and
+``dones`` have their usual meaning. Arrays with one value for each episode are episode fields, and other arrays are
+extra fields.
 """
 
 import json

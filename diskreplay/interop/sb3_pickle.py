@@ -12,9 +12,9 @@ The features are ``observations`` or ``observations/KEY``, ``actions`` and ``rew
 - The infos of a ``HerReplayBuffer`` are left out.
 
 An export of an imported store restores the class, the environments and the settings of the buffer. ``HerReplayBuffer``
-takes observations with goals. Rewards and actions of float64 become float32. An episode that was cut is truncated. The
-last episode of each environment stays cut, except in a ``HerReplayBuffer``. An episode without a final observation
-repeats its last one.
+takes observations with goals. Rewards and actions of float64 become float32. An episode that was cut becomes truncated.
+The last episode of each environment stays cut, except in a ``HerReplayBuffer``. An episode without a final observation
+repeats its last observation.
 """
 
 import pickle
@@ -83,7 +83,7 @@ _CLASSES = {
     *_SPACES,
     "stable_baselines3.her.goal_selection_strategy.GoalSelectionStrategy",
     "torch.device",
-    # The path in a buffer of this package, and the random numbers of spaces.
+    # The path in a buffer of this package, and the random number generators of spaces.
     *("pathlib.PosixPath", "pathlib._local.PosixPath"),
     *("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor"),
     *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),
@@ -127,7 +127,7 @@ def import_dataset(
     StoreNotFound
         There is no such file.
     FormatError
-        The file is damaged, has no replay buffer, or asks for code.
+        The file is damaged, has no replay buffer, or would run code.
     SchemaError
         The observations or actions are of a space that cannot be stored.
     StoreExists
@@ -225,7 +225,7 @@ class _Buffer:
     settings : dict
         The class of the buffer, and its arguments.
     cut : int
-        The number of ends that exist only because the next step has another observation.
+        The number of ends of episodes that exist only because the next step has another observation.
     """
 
     def __init__(self, file: Path) -> None:
@@ -295,7 +295,7 @@ class _Buffer:
         return {**obs, ACTION: "actions", REWARD: "rewards"}
 
     def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
-        """Return the wanted leaves of an environment's piece."""
+        """Return the episode of a piece, with the wanted leaves."""
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         newest = self._order[last : piece.stop]
         obs = {path: leaf[rows, lane] for path, leaf in self._obs.items() if path in wanted}
@@ -357,7 +357,7 @@ def _space(record: Any) -> Any:
 
 
 def _not_held(schema: Schema) -> dict[str, str]:
-    """Return the data of steps that a buffer cannot hold; SchemaError if there is no buffer for them."""
+    """Return the data that a buffer cannot hold, with reasons; SchemaError if no buffer can hold the steps."""
     if any(path.count("/") > 1 for path in schema.step_leaves if is_obs(path)) or isinstance(schema.obs, tuple):
         raise SchemaError("Stable-Baselines3 has no buffer for tuples and nested dicts of observations")
     if not isinstance(schema.action, Field):
@@ -370,7 +370,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
         lost[ACTION] = "actions are float32 there, and float64 here"
     return lost | {
         PRIORITY: no_place,
-        ENDS: "cut episodes are truncated there, and an episode with both flags is terminated",
+        ENDS: "cut episodes become truncated, and an episode with both flags is terminated",
         NO_FINAL_OBS: "without a final observation, the last one is repeated",
         NOTES: no_place,
         SCHEMA: "only spaces are kept",
@@ -433,9 +433,9 @@ def _maker(
         if n_envs is not None:
             raise SchemaError(
                 f"{n_envs} environments would have {min(filler.lengths)} to {max(filler.lengths)} steps, and a buffer "
-                "has the same number of each; give n_envs=1"
+                "has the same number of steps for each; give n_envs=1"
             )
-        lanes = 1  # a part of the imported episodes
+        lanes = 1  # a part of the imported episodes need not fill all environments equally
     default = "DictReplayBuffer" if isinstance(schema.obs, Mapping) else "ReplayBuffer"
     name = buffer_class or str(settings.get("class", default))
     if name.startswith(("Dict", "Her")) is not isinstance(schema.obs, Mapping):

@@ -27,12 +27,12 @@ Array = NDArray[Any]
 
 # Tianshou's keys that are in the store, and their fields.
 FIELDS = {"obs": "obs", "act": "action", "obs_next": "next_obs"}
-# Keys that Tianshou holds for each step. For observations it holds ids.
+# Keys of the arrays that Tianshou keeps in memory. The array "obs" has the ids of the steps.
 KEYS = ("obs", "act", "rew", "terminated", "truncated", "done", "info", "policy")
 
 
 class InStore(ReplayBufferManager):  # type: ignore[misc]
-    """The store behind the buffers below. It comes before a vector buffer of Tianshou in the list of base classes."""
+    """The part of the buffers below that keeps steps in a store. It must come before Tianshou's class in the bases."""
 
     _set_keys: frozenset[str] = frozenset()  # keys set by the user, unknown to Tianshou's `add`
 
@@ -52,7 +52,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._store = store if isinstance(store, dr.Store) else None
         self._begin()
         self._null = np.zeros(self.maxsize, np.bool_)  # steps with a NaN in a stored field
-        # Ids stand for observations. Tianshou needs a key for actions in every batch.
+        # Ids are in the place of observations. "act" has no values, but Tianshou needs this key in every batch.
         flags = {name: np.zeros(self.maxsize, np.bool_) for name in ("terminated", "truncated", "done", "act")}
         super().set_batch(Batch(obs=np.full(self.maxsize, -1), rew=np.zeros(self.maxsize), **flags))
         if self._store is None:
@@ -164,7 +164,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         return Column(super().get, self.maxsize, self._samplers[key], FIELDS[key])
 
     def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
-        """Return the values at indices, stacked as Tianshou stacks them."""
+        """Return the values of a key at indices, with frames stacked as in Tianshou."""
         if key not in FIELDS:
             return super().get(index, key, default_value, stack_num)
         column, depth = self.__getattr__(key), self.stack_num if stack_num is None else stack_num
@@ -179,37 +179,37 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         return join(stack, axis=np.ndim(indices))
 
     def hasnull(self) -> bool:
-        """Return whether the buffer has a NaN. It reads nothing: `add` checks observations and actions."""
+        """Return whether the buffer has a NaN. The store is not read: `add` has checked observations and actions."""
         held = self.sample_indices(0)
         return bool(self._null[held].any()) or bool(len(held) and Batch(self._held(held)).hasnull())
 
     def _held(self, index: Any) -> dict[str, Any]:
-        """Return the values that Tianshou holds at an index, by key."""
+        """Return the values of Tianshou's arrays in memory at an index, by key."""
         get, nothing = super().get, object()
         found = {key: get(index, key, nothing, stack_num=1) for key in (*KEYS, *self._set_keys)}
         return {key: value for key, value in found.items() if value is not nothing}
 
-    # --- what would change steps -------------------------------------------------------------------------------------
+    # --- methods that would change steps ------------------------------------------------------------------------------
 
     def set_array_at_key(self, seq: Array, key: str, index: Any = None, default_value: float | None = None) -> None:
-        """Set a key of Tianshou or of the user; ReadOnlyError for a key in the store."""
+        """Set the values of a key that is in memory; ReadOnlyError for a key that is in the store."""
         if key in FIELDS:
             raise dr.ReadOnlyError(f"{key} cannot be set: the steps of a store never change")
         self._set_keys |= {key} - set(KEYS)
         super().set_array_at_key(seq, key, index, default_value)
 
     def set_batch(self, batch: Any) -> None:
-        """Refuse to replace the steps, with a ReadOnlyError."""
+        """Raise ReadOnlyError: the steps cannot be replaced."""
         raise dr.ReadOnlyError("steps of a store cannot be replaced; add new ones")
 
     def dropnull(self) -> None:
-        """Refuse to drop steps, with a ReadOnlyError."""
+        """Raise ReadOnlyError: steps cannot be dropped."""
         raise dr.ReadOnlyError("steps of a store cannot be dropped; store.evict evicts episodes")
 
     # --- pickles -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the steps, which are made durable in the store."""
+        """Make the steps durable in the store, and return the state without them."""
         if self._writer is not None:
             self._writer.flush()
         opened = ("_writer", "_samplers", "_kept", "_close")
@@ -220,14 +220,14 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._begin()
         if self._store is not None:
             self._kept.append(self._store)
-        # Rings and buffer were copied separately; let them share memory again.
+        # The pickle has separate copies of the arrays of the buffer and of its rings; let them share memory again.
         held = self._held(slice(None))
         super().set_batch(Batch({key: held.pop(key) for key in KEYS if key in held}))
         for key, values in held.items():
             super().set_array_at_key(values, key)
 
     def save_hdf5(self, path: str, compression: str | None = None) -> None:
-        """Save the state of a pickle to an HDF5 file."""
+        """Save the same state as a pickle, without the steps, to an HDF5 file."""
         plain: Any = SimpleNamespace(**self.__getstate__())
         ReplayBufferManager.save_hdf5(plain, path, compression)
 
@@ -235,10 +235,10 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
 class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     """A `VectorReplayBuffer` of Tianshou whose steps are in a store: ``Collector(policy, envs, buffer)``.
 
-    Collectors, trainers and off-policy algorithms run on it as on Tianshou's own: indices mean the same, and with equal
-    seeds the batches are equal, n-step returns included. Observations and actions are only in the store, each
-    observation once. The id, reward and flags of each step are in memory, and the collector's other data, such as
-    infos.
+    Collectors, trainers and off-policy algorithms use it like Tianshou's own buffer: indices mean the same, and with
+    equal seeds the batches are equal, n-step returns included. Observations and actions are only in the store, each
+    observation once. The id, reward and flags of each step, and the collector's other data such as infos, are in
+    memory.
 
     An existing store is continued: the newest steps of each environment fill the buffer, oldest first. A pickle or a
     file of `save_hdf5` has the ids and the path of the store. `reset` forgets the steps and leaves them in the store.
@@ -249,7 +249,7 @@ class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     ----------
     store : Store or path
         A store that is open with mode "a", or a path. If the path has no store, the first step makes one, with a
-        capacity of twice `total_size`: environments that step less often keep their newest steps longer.
+        capacity of twice `total_size`, since the ring of an environment that steps less often has older steps.
     total_size : int
         Number of steps in the buffer, over all environments.
     buffer_num : int
@@ -291,7 +291,7 @@ class Column:
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        """Return an array, or a Batch of arrays for a Dict space; InvalidIndex for a place without a step."""
+        """Return an array, or a Batch of arrays for a Dict space; InvalidIndex for an index without a step."""
         ids = np.asarray(self._get(index, "obs", stack_num=1))
         return _shown(self._sampler.gather(ids.reshape(-1))[self._field], ids.shape)
 
@@ -323,7 +323,7 @@ def _spread(values: Array, lanes: Array, count: int) -> Array:
 
 
 def _nulls(leaf: Array) -> Array:
-    """Return which rows have a NaN."""
+    """Return a mask of the rows that have a NaN."""
     if leaf.dtype.kind != "f":
         return np.zeros(len(leaf), np.bool_)
     return np.asarray(np.isnan(leaf).reshape(len(leaf), -1).any(1))

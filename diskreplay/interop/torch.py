@@ -21,9 +21,9 @@ PathLike = str | os.PathLike[str]
 class StoreDataset(IterableDataset[dr.Batch]):
     """Batches of a store, drawn in the worker processes of a loader: ``DataLoader(dataset, batch_size=None)``.
 
-    Each worker of each rank draws its own share of the ids with a `Sampler`. Shares are disjoint, complete, and even
-    while the store grows (see `Sampler`, `rank`). New steps are drawn as they come. The data set ends with its
-    distribution: a `Sweep` of one pass draws every id once over all workers and ranks.
+    Each worker of each rank draws its own share of the ids with a `Sampler`. Shares are disjoint, of equal size, and
+    have all ids together, also while the store grows (see `Sampler`, `rank`). New steps are drawn as they come. The
+    data set ends when its distribution ends: a `Sweep` of one pass draws every id once over all workers and ranks.
 
     The trainer cannot update priorities, since they are in the workers. For prioritized replay use a `Sampler`, which
     prefetches in threads.
@@ -36,8 +36,8 @@ class StoreDataset(IterableDataset[dr.Batch]):
         As for `Sampler`; each worker has its own copies. Spawned workers need arguments that can be pickled. With a
         seed, the batches of a worker are a function of seed, share and store.
     rank, world_size : int or None
-        The number of this process, and the number of processes that train together. None: those of `torch.distributed`
-        if it is initialized, else one process.
+        The number of this process, and the number of processes that train together. None: the values of
+        `torch.distributed` if it is initialized, otherwise one process.
 
     Raises
     ------
@@ -93,7 +93,7 @@ class StoreDataset(IterableDataset[dr.Batch]):
         Raises
         ------
         NotEnoughData
-            No step can be sampled, or none of the share.
+            No id can be drawn from the store, or from this worker's share.
         """
         rank, world_size = self._rank, self._world_size
         if (worker := get_worker_info()) is not None:
@@ -110,7 +110,7 @@ class MapDataset(Dataset[Any]):
     `Batch`. It is gathered at once, which is many times faster: ``DataLoader(dataset, batch_size=None,
     sampler=BatchSampler(RandomSampler(dataset), 256, drop_last=False))``.
 
-    Later steps are not in it. Reading an item that was evicted meanwhile raises InvalidIndex.
+    Steps that are added later are not in the data set. Reading an item that was evicted meanwhile raises InvalidIndex.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class MapDataset(Dataset[Any]):
         """Return an item, or the batch of several numbers; IndexError for a number out of range."""
         if isinstance(number, int | np.integer):
             if not -len(self) <= number < len(self):
-                raise IndexError(f"item {number} of {len(self)}")
+                raise IndexError(f"item {number} of {len(self)} does not exist")
             return self.__getitems__([int(number)])[0]
         return self._gather(self.ids[number if isinstance(number, slice) else np.asarray(number)])
 

@@ -34,7 +34,7 @@ UNBOUNDED = (1 << 31) - 1
 
 
 class ByReference(StorageCheckpointerBase):  # type: ignore[misc]
-    """Saves the store of a `StoreStorage` and the ids at its positions. The steps are in the store."""
+    """Saves the uuid of a storage's store and the id at each position. The steps themselves are in the store."""
 
     def dumps(self, storage: "StoreStorage", path: PathLike) -> None:
         """Save the state."""
@@ -69,8 +69,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     ----------
     store : Store or path
         A store that is open with mode "a", or a path. If the path has no store, the first item makes one, with all of
-        its keys in the schema. An existing store takes the keys of its schema; extra fields are keys at the root, or
-        paths.
+        its keys in the schema. An existing store takes the keys that its schema has. An extra field is a key at
+        the root, which may be nested.
     capacity : int or None
         Capacity of a new store; None: unbounded.
     durability : float or str
@@ -113,10 +113,10 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         self._kept: Kept = []
         self._close = closes(self, self._kept)
         self._writers = TrajectoryWriters(self._kept, self._durability)
-        self._ids: Ints = np.zeros(0, np.int64)  # by position; with room for more
+        self._ids: Ints = np.zeros(0, np.int64)  # the id at each position, with room for more
         self._size = self._next = 0
         self._buffers: list[ReplayBuffer] = []
-        # Positions that the buffers' samplers do not know yet, while their cursors are not at `_next`.
+        # Positions of steps to announce to the buffers' samplers. None: announced, and the buffers' cursors are set.
         self._untold: Ints | None = None
 
     def _attach_sampler(self, store: dr.Store) -> None:
@@ -128,11 +128,11 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         """Close the writers, and the store if a path was given. Closing twice is fine."""
         self._close()
 
-    # --- without public names in TorchRL --------------------------------------------------------------------------
+    # --- private names of TorchRL ------------------------------------------------------------------------------------
 
     # A plain subclass of `Storage` needs a `collate_fn` for each buffer. TorchRL has defaults only for its own
-    # storages, so this is a `TensorStorage`. Other storages have no public way to announce added steps to samplers,
-    # and none to be emptied: TorchRL's own storages do that by these names.
+    # storages, so this is a `TensorStorage`. TorchRL has no public method that announces added steps to samplers, or
+    # that empties a storage, so this class uses the private methods of TorchRL's own storages.
 
     def _tell_samplers(self, newest: int | None = None) -> None:
         """Announce changed steps to samplers; `newest` is the position of an added step."""
@@ -141,7 +141,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         self._bump_mutation_revision()
 
     def _empty(self) -> None:
-        """Forget all steps: they are evicted from the store."""
+        """Forget all steps, and evict them from the store."""
         if self._store is not None:
             self._writers.close()
             self._store.refresh()
@@ -152,24 +152,24 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     # --- positions ---------------------------------------------------------------------------------------------------
 
     def attach(self, buffer: Any) -> None:
-        """Attach a buffer."""
+        """Attach a buffer, whose cursor will follow the newest step."""
         super().attach(buffer)
         if isinstance(buffer, ReplayBuffer) and buffer not in self._buffers:
             self._buffers.append(buffer)
 
     def _place(self, ids: Ints) -> Ints:
-        """Place ids at the next positions, and return these."""
+        """Assign ids to the next positions, and return these positions."""
         limit = self._capacity or UNBOUNDED
         positions = (self._next + np.arange(len(ids))) % limit
         wanted = min(self._size + len(ids), limit)
         if wanted > len(self._ids):
             self._ids = np.resize(self._ids, min(max(wanted, 2 * len(self._ids), 1024), limit))
-        self._ids[positions] = ids  # the newest id of a repeated position
+        self._ids[positions] = ids  # a position that is repeated gets the newest id
         self._size, self._next = wanted, int(self._next + len(ids)) % limit
         return positions
 
     def _set_cursors(self) -> None:
-        """Set the cursors of the buffers after the newest step, and announce unknown steps to their samplers."""
+        """Set the buffers' cursors to the position after the newest step, and announce new steps to their samplers."""
         untold, self._untold = self._untold, None
         for buffer in self._buffers:
             state = buffer.writer.state_dict()
@@ -181,13 +181,13 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
     @property
     def checkpointer(self) -> StorageCheckpointerBase:
-        """The object that saves the state."""
+        """The object that saves and loads the state; the default saves no steps, since they are in the store."""
         return super().checkpointer
 
     @checkpointer.setter
     def checkpointer(self, value: StorageCheckpointerBase | None) -> None:
         TensorStorage.checkpointer.fset(self, ByReference() if value is None else value)
-        # A buffer sets it after its writer.
+        # A buffer sets its storage's checkpointer after its writer, so the writer's cursor can be set now.
         self._set_cursors()
 
     def __len__(self) -> int:
@@ -238,7 +238,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         finally:
             placed = self._place(np.array(ids, np.int64))
             self._tell_samplers(int(placed[-1]) if len(placed) else None)
-            if self._untold is not None or not whole:  # else the buffer's cursor follows these steps
+            if self._untold is not None or not whole:  # otherwise the buffer moves its own cursor
                 self._untold = placed if self._untold is None else np.concatenate([self._untold, placed])
         if self._untold is not None:
             self._set_cursors()
@@ -294,14 +294,14 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         ids = np.asarray(self._ids[: len(self)][_as_numpy(index)])
         found = self._sampler.gather(ids.reshape(-1)).to_tensordict()
         found = found.exclude("index", "priority_weight")  # TorchRL's samplers add their own
-        # At the root they tell whether the episode had ended before the step.
+        # At the root these flags tell whether the episode had ended before the step, which is never true.
         found.update(dict(zip(FLAGS, torch.zeros(3, *found["next", "done"].shape, dtype=torch.bool), strict=True)))
         return found if ids.ndim == 1 else found.reshape(ids.shape)
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the store and the ids by position. The steps are durable then."""
+        """Make the steps durable; return the uuid of the store, the id at each position, and the next position."""
         self._writers.flush()
         return {
             "uuid": None if self._store is None else self._store.uuid,
@@ -310,7 +310,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the steps at their positions, followed by the steps that the store got since.
+        """Restore the steps at their positions, followed by the steps that were added since.
 
         Raises
         ------
@@ -351,7 +351,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
 
 def _schema_of(item: TensorDictBase) -> dr.Schema:
-    """Return the schema of items like this one."""
+    """Return the schema for items with the keys of this one; SchemaError if it has no observation or action."""
     values: dict[Key, Any] = {}
     for key, value in item.items(include_nested=True, leaves_only=True):
         values[key if isinstance(key, tuple) else (key,)] = value
@@ -408,7 +408,7 @@ def _value(items: TensorDictBase, key: Key) -> torch.Tensor:
 
 
 def _values(tree: Any, items: TensorDictBase, key: Key) -> Any:
-    """Return the values of a part of the schema, nested as it is."""
+    """Return the values of a part of the schema, nested like that part."""
     if isinstance(tree, dr.Field):
         return _value(items, key)
     parts = tree.items() if isinstance(tree, Mapping) else ((str(i), part) for i, part in enumerate(tree))
@@ -428,7 +428,7 @@ def _column(items: TensorDictBase, key: Key) -> NDArray[Any]:
 
 
 def _ends(items: TensorDictBase) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which items terminate their episodes, and which truncate them; "done" alone means terminated."""
+    """Return masks of the items that terminate and that truncate their episodes; "done" alone means terminated."""
     keys = {name: ("next", name) for name in FLAGS if ("next", name) in items.keys(True)}
     flags = {name: as_flags(_column(items, key), name) for name, key in keys.items()}
     if not flags:

@@ -6,14 +6,14 @@ folders are read and written without TorchRL.
 
 An import follows these rules:
 
-- Rows are in the order of time. In a full storage, ``writer/metadata.json`` says which row is the oldest. If only the
-  storage was saved, all its rows are steps, even rows that were never written.
+- Rows are in the order of time. In a full storage, ``writer/metadata.json`` says which row is the oldest. If there are
+  only the files of the storage without such metadata, all rows are steps, even rows that were never written.
 - The keys "index", "priority", "_weight" and "priority_weight" are left out. ``skip`` leaves out further keys, such as
   a key that a store cannot hold.
-- If "done" comes with only one of "terminated" and "truncated", the rest of "done" is the other one.
+- If only one of "terminated" and "truncated" exists, a step that is done without this flag has the other flag.
 
-An export writes a storage of one axis with trajectory ids. Episodes that were cut are truncated, except the last one of
-all. An episode without a final observation repeats its last one.
+An export writes a storage of one axis with trajectory ids. Episodes that were cut become truncated, except the last
+episode. An episode without a final observation repeats its last observation.
 """
 
 import json
@@ -83,15 +83,16 @@ def import_dataset(
     """Import a folder of TorchRL into a new store, or resume an interrupted import.
 
     A key both at the root and below "next" is an observation; other keys at the root are extra fields. A single
-    observation with the key "observation" is not put into a dict. Rows with ``("collector", "traj_ids")`` are ordered
-    by it. Without it, each place along the axes after the first is a lane. An episode ends after a step that is done,
-    or whose next observation is not the observation of the next row. So environments that wrote to one axis in turn
-    give episodes that are cut at each turn.
+    observation with the key "observation" is not put into a dict. Rows with the key ``("collector", "traj_ids")`` are
+    ordered by it. Without this key, each index along the axes after the first is a lane, the stream of an environment.
+    An episode ends after a step that is done, or whose next observation is not the observation of the next row. If
+    several environments wrote to one axis in turn, their episodes are therefore cut at each turn.
 
     Parameters
     ----------
     source : path
-        The folder that ``dumps`` wrote, or its ``storage``, or any saved tensordict: then all rows are steps, in order.
+        The folder that ``dumps`` wrote, or its ``storage``, or any saved tensordict, whose rows are
+        then all steps, in order.
     path : path
         The store. Nothing may be there, except an interrupted import of this folder.
     progress : callable, optional
@@ -234,7 +235,7 @@ class _Transitions:
         return {_TERMINATED: flags.get(_TERMINATED, done & ~truncated), _TRUNCATED: truncated}
 
     def _find_names(self, obs: Sequence[str] | None) -> dict[str, str]:
-        """Return the keys, at the root or below "next", by the default paths of their leaves."""
+        """Return the key of each leaf, at the root or below "next", by the leaf's default path."""
         left_out = {*_FLAGS, *_BOOKKEEPING}
         keys = [key for key in self._leaves if key.split("/")[0] not in (_NEXT, "collector") and key not in left_out]
         chosen = self._choose_obs(keys, obs)
@@ -256,7 +257,7 @@ class _Transitions:
         return chosen
 
     def _split(self, lanes: int) -> None:
-        """Find the episodes; rows with trajectory ids become one lane, ordered by id."""
+        """Set `pieces` and `cut`; rows with trajectory ids become one lane, ordered by id."""
         trajectories = self._leaves.get(_TRAJECTORY)
         if trajectories is not None and trajectories.ndim == 2:
             flat = (self._order[:, None] * lanes + np.arange(lanes)).reshape(-1)
@@ -287,7 +288,7 @@ class _Transitions:
         return leaves_of(values, self._folder, "; skip leaves keys out")
 
     def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
-        """Return the wanted leaves of an episode, and its rewards."""
+        """Return the episode of a piece, with the wanted leaves."""
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         steps: Leaves = {}
         for path, key in self.names.items():
@@ -385,7 +386,7 @@ def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, A
 
 
 def _keys(schema: Schema) -> dict[str, str]:
-    """Return the keys of leaves by path; SchemaError for a key that is taken."""
+    """Return the key of each leaf by path; SchemaError for a key that TorchRL or another leaf uses."""
     found: dict[str, str] = {}
     for path in schema.step_leaves:
         part, _, name = path.partition("/")
@@ -407,8 +408,8 @@ def _not_held(schema: Schema) -> dict[str, str]:
     _keys(schema)
     no_place = "a transition has no place for it"
     return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
-        PRIORITY: "samplers of TorchRL keep their own",
-        CUT: "cut episodes are truncated there",
+        PRIORITY: "samplers of TorchRL keep their own priorities",
+        CUT: "cut episodes become truncated",
         NO_FINAL_OBS: "without a final observation, the last one is repeated",
         NOTES: no_place,
         SCHEMA: "only shapes and dtypes are kept",
@@ -424,7 +425,7 @@ def _write(capacity: int, batch_size: int, plan: Plan, episodes: Iterable[Episod
 
 
 class _Folder:
-    """Writes a folder."""
+    """Writes episodes to the folder of an export."""
 
     def __init__(self, plan: Plan, capacity: int, batch_size: int) -> None:
         self._plan, self._capacity, self._batch_size = plan, capacity, batch_size

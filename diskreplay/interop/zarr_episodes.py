@@ -6,9 +6,9 @@ in further arrays, which other readers of the format ignore: ``data/reward``, an
 episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
 
 An export also writes extra fields and initial priorities to ``data``. It writes ``terminated``, ``truncated``, final
-observations and episode fields to ``meta``, and the schema to the attribute ``diskreplay``. Its arrays are packed by
-Blosc, as in diffusion_policy. An import names rows after the last episode in `Imported.not_kept`. It reads images that
-a codec of another library packed, such as JPEG XL, if this library is installed and registered.
+observations and episode fields to ``meta``, and the schema to the attribute ``diskreplay``. Its arrays are compressed
+by Blosc, as in diffusion_policy. An import names rows after the last episode in `Imported.not_kept`. An import reads
+images that a codec of another library compressed, such as JPEG XL, if this library is installed and registered.
 """
 
 import math
@@ -56,7 +56,8 @@ _HAS_FINAL, _HAS_FIELDS, _FINAL = "has_final_obs", "has_fields", "final_"
 _CHUNK_BYTES, _BLOCK_BYTES = 2 << 20, 32 << 20
 _PRIORITIES = Field((), "float64")
 _DOCUMENTS = (".zarray", ".zattrs", ".zgroup", "zarr.json")
-_MOST_CONSTANT = 64 << 30  # bytes of an array that takes almost no space on disk, since chunks of zeros may be omitted
+# The most bytes of an array that takes almost no space on disk, since chunks of zeros may be omitted.
+_MOST_CONSTANT = 64 << 30
 
 Rows = Mapping[str, NDArray[Any]]
 Ended = Literal["terminated", "truncated", "cut"]
@@ -148,13 +149,13 @@ def export_dataset(
     zarr_format : int
         The version of zarr: 2, which diffusion_policy reads, or 3.
     **options
-        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`. An array has the name of its leaf
-        below the part: ``rename={"obs/image": "img"}`` makes ``data/img``.
+        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`. The name of an array is the path
+        of its leaf below the part: ``rename={"obs/image": "img"}`` makes ``data/img``.
 
     Raises
     ------
     SchemaError
-        Two leaves would have the same name.
+        Two leaves would have the same name, or one the name ``priority``.
     StoreExists
         Something is at ``path``.
     """
@@ -182,7 +183,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
             else:
                 documents, store = Documents(file, None, stored), LocalStore(file, read_only=True)
             chunks = _BoundedStore(file, store)
-            # Consolidated metadata may differ from the documents of the arrays, which are checked.
+            # Only the arrays' own documents are checked, and consolidated metadata may differ from them.
             root = zarr.open_group(chunks, mode="r", use_consolidated=False)
         except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):
@@ -192,7 +193,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
 
 
 class _BoundedStore(WrapperStore[Any]):
-    """A store of zarr whose chunks unpack to the declared size at most.
+    """A store of zarr that refuses chunks which would unpack to more than their declared size.
 
     Attributes
     ----------
@@ -248,7 +249,7 @@ class _Group:
 
 
 class _Layout(NamedTuple):
-    """The attribute of a root group: the schema, and the names of arrays by the paths of leaves."""
+    """The root group's attribute ``diskreplay``: the schema, the name of the array for each leaf, and metadata."""
 
     schema: Schema
     names: Mapping[str, str]
@@ -275,7 +276,7 @@ class _DataSet:
     Attributes
     ----------
     schema : Schema or None
-        The schema, if an export of this module noted it.
+        The schema, if the data set is an export of this module, which stores it.
     leaves : dict of str to Field
         The fields by default path.
     names : dict of str to str
@@ -283,7 +284,7 @@ class _DataSet:
     left_out : list of str
         The arrays that the caller skips.
     not_kept : list of str
-        Rows that belong to no episode.
+        A text that names the rows after the last episode, if there are any.
     bounds : list of (int, int)
         The first row of each episode, and the row after its last one.
     metadata : dict
@@ -354,7 +355,7 @@ class _DataSet:
         return [_TERMINATED, _TRUNCATED, _HAS_FINAL, _HAS_FIELDS, *map(_meta_name, fields), *finals]
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the wanted leaves of the episodes from number ``first`` on."""
+        """Yield the episodes from number ``first`` on, with the wanted leaves."""
         row_bytes = sum(column.row_bytes for column in self._columns.values())
         columns = {path: each for path, each in self._columns.items() if path in {*wanted, PRIORITY}}
         lacking = {_meta_name(path) for path in self.leaves if is_part(path, FIELDS) and path not in wanted}
@@ -402,7 +403,11 @@ class _Column:
         return self.shape[0]
 
     def read(self, start: int, stop: int, stops: NDArray[np.int64]) -> NDArray[Any]:
-        """Return rows. A block of rows is read for later calls; it ends at one of ``stops``, where a call does."""
+        """Return the rows from ``start`` to before ``stop``.
+
+        A larger block of rows is read for later calls. The block ends at one of ``stops``, the ends of episodes, so
+        that no later call needs rows of two blocks.
+        """
         if start < self._start or stop > self._start + len(self._rows):
             first = start - start % self._chunk
             whole = int(np.searchsorted(stops, first + self._block_rows, "right")) - 1
@@ -418,7 +423,7 @@ class _Column:
 
 
 def _names(schema: Schema) -> dict[str, str]:
-    """Return the names of arrays by the paths of leaves; SchemaError if two have the same name."""
+    """Return the name of the array for each leaf; SchemaError if two have the same name or one is ``priority``."""
     found = {path: path.partition("/")[2].replace("/", ".") or path for path in schema.step_leaves}
     for path, name in found.items():
         if list(found.values()).count(name) > 1 or name == PRIORITY:

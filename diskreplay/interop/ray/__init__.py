@@ -1,4 +1,7 @@
-"""One replay over the stores of many machines, on Ray: shards own the stores, and a sampler draws from all."""
+"""One replay over the stores of many machines, on Ray.
+
+A shard is an actor that opens the store of one machine. A sampler draws batches from all shards.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,7 +21,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on use: most modules below need no Ray, and are tested without it.
+    # Imported on use: most modules of this package need no Ray, and are tested without it.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with dr.MissingExtra.raised_for("a store over many machines", "ray"):

@@ -1,4 +1,9 @@
-"""Batches from all shards that answer: divided by mass, requested together, completed without silent shards."""
+"""Batches from all shards that answer.
+
+A batch is divided among the shards by their masses: their numbers of drawable ids, or the sums of the ids' priorities.
+A round is several batches that are requested together, in one message to each shard. If a shard does not answer, other
+shards complete its part of a batch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +23,7 @@ Ints = NDArray[np.int64]
 
 
 def split_batch(rng: np.random.Generator, size: int, masses: Floats) -> Ints:
-    """Divide a batch among shards, (shards,): one multinomial draw by their masses.
+    """Return the number of items from each shard in a batch, (shards,): one multinomial draw by their masses.
 
     Masses are finite, at least 0, and not all 0.
     """
@@ -27,11 +32,11 @@ def split_batch(rng: np.random.Generator, size: int, masses: Floats) -> Ints:
 
 
 def chances(within: Floats, mass: float, total: float) -> Floats:
-    """Return the probability of items of one shard, (n,).
+    """Return the probability of each item of one shard among the items of all shards, (n,).
 
     `within` is the probability of each item in its shard: p divided by the shard's mass at its draw. `mass` / `total`
     is the probability of the shard, by the masses that the trainer divided the batch with. So the result is exact, even
-    with old masses.
+    if these masses are old.
     """
     found: Floats = within * (mass / total)
     return found
@@ -48,14 +53,14 @@ def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
     return found
 
 
-# An older mass is requested, unless a batch reports it.
+# In seconds. A shard's mass is requested again when it is older, unless an answer with a batch has reported it.
 MASS_AGE_S = 0.1
 _PAUSE_S = 0.01
 _ATTEMPTS = 100  # each failure means that a shard was lost or emptied during the draw
 
 
 class Given(NamedTuple):
-    """One shard's part of a batch; `mass` is the mass that the batch was divided by."""
+    """One shard's part of a batch; `mass` is the mass of the shard when the batch was divided."""
 
     shard: int
     mass: float
@@ -63,7 +68,7 @@ class Given(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A batch of all shards; `total` is the sum of the masses that it was divided by."""
+    """A batch of all shards; `total` is the sum of the masses when the batch was divided."""
 
     given: list[Given]
     total: float
@@ -73,7 +78,8 @@ class Drawn(NamedTuple):
 class Round:
     """Some batches, requested from each shard in one message.
 
-    `counts`, (batches, shards), are the numbers of items, drawn by `masses`.
+    `counts`, (batches, shards), are the numbers of items, drawn by `masses`. `asked` has the open requests by shard,
+    and `parts` the answers. `next` is the number of the next batch to deliver.
     """
 
     masses: NDArray[np.float64]
@@ -101,7 +107,7 @@ class DrawRounds:
         self.seconds_waiting = 0.0
 
     def poll(self) -> None:
-        """Take arrived answers, join shards again, and request old masses."""
+        """Take the answers that arrived, try to join missing shards again, and request masses that are too old."""
         now = monotonic()
         for link in self.links:
             link.poll(self.target, self._deadline_s)
@@ -109,7 +115,7 @@ class DrawRounds:
                 link.ask_mass()
 
     def refresh(self) -> None:
-        """Ask all shards for their masses, and wait."""
+        """Request the masses of all shards, and wait for the answers, `deadline_s` at most."""
         self.poll()
         for link in self.links:
             if link.lost is None:
@@ -121,14 +127,18 @@ class DrawRounds:
                 link.poll(self.target, self._deadline_s)
 
     def begin(self, sizes: Sequence[int]) -> Round:
-        """Divide batches of these sizes, and request their parts."""
+        """Divide batches of these sizes among the shards, request their parts, and return the round."""
         masses = self._masses()
         found = Round(masses, np.stack([split_batch(self.rng, size, masses) for size in sizes]))
         self._ask(found)
         return found
 
     def _masses(self) -> NDArray[np.float64]:
-        """Return the mass of each shard that answers, not all 0, or raise NotEnoughData."""
+        """Return the mass of each shard, 0 if it is missing.
+
+        Raises NotEnoughData if the shards that answer have no drawable ids, and ReplayError if no shard answers for
+        `patience_s`.
+        """
         until = monotonic() + self._patience_s
         while True:
             masses = np.array([link.mass for link in self.links])
@@ -155,7 +165,7 @@ class DrawRounds:
                 found.asked[shard] = link.ask(found.counts[:, shard].tolist())
 
     def drop(self, found: Round) -> None:
-        """Take the answers to a round that is not needed any more."""
+        """Take the answers to a round whose batches are not needed."""
         self._collect(found)
 
     def _collect(self, found: Round) -> None:
@@ -198,7 +208,10 @@ class DrawRounds:
         raise dr.ReplayError(f"shards were lost faster than a batch could be drawn, {_ATTEMPTS} times")
 
     def _completed(self, found: Round, at: int) -> Drawn | None:
-        """Return a batch of a round, completed for silent shards. None: draw the whole batch again."""
+        """Return batch number `at` of a round, with the parts of silent shards drawn from other shards.
+
+        None: the other shards could not complete it, so the whole batch must be drawn again.
+        """
         given = self._given(found, at)
         gave = {one.shard for one in given}
         wanted = set(np.flatnonzero(found.counts[at]).tolist())
@@ -221,7 +234,7 @@ class DrawRounds:
         return Drawn(sorted(given, key=lambda one: one.shard), float(masses.sum()))
 
     def _given(self, found: Round, at: int) -> list[Given]:
-        """Return the shards' parts of a batch of a round. Incomplete parts are left out."""
+        """Return the shards' parts of batch number `at` of a round, without the shards that gave no part."""
         given = []
         for shard in np.flatnonzero(found.counts[at]).tolist():
             part = self._part(found, at, shard)
@@ -245,7 +258,7 @@ class DrawRounds:
         return whole.cut(start, start + int(found.counts[at, shard]))
 
     def _read(self, shard: int, part: Part | None) -> Part | None:
-        """Return a part with its fields, read here if the shard gave only ids."""
+        """Return a part with its fields, which are read here if the shard gave only ids; None if an id was evicted."""
         local = self.links[shard].local
         if part is None or part.leaves is not None or local is None:
             return part
@@ -256,7 +269,7 @@ class DrawRounds:
         return part._replace(form=form, leaves=leaves)
 
     def to_batch(self, drawn: Drawn, beta: float | None, told: Sequence[str], *, pinned: bool) -> dr.Batch:
-        """Return a batch of the shards' parts, with weights for `beta` and the fields `told` of `TOLD`."""
+        """Return a batch of the shards' parts, with importance weights for `beta`, and the fields `told` of `TOLD`."""
         given, sizes = drawn.given, [len(one.part.ids) for one in drawn.given]
         probability = np.concatenate(
             [
@@ -275,7 +288,7 @@ class DrawRounds:
         return dr.Batch(fields, ("sharded", *self.target.view.kind))
 
     def _totals(self, given: Sequence[Given], size: int) -> dict[str, NDArray[Any]]:
-        """Return N and the sum of priorities over all answering shards, as fields of a batch."""
+        """Return the number of ids and the sum of priorities in all shards that answer, as fields of a batch."""
         parts = {one.shard: (one.part.mass, one.part.population) for one in given}
         known = [parts.get(link.shard, (link.mass, link.population)) for link in self.links]
         total = sum(mass for mass, _ in known) if self.target.distribution.weighted else np.nan

@@ -1,4 +1,4 @@
-"""Messages between trainers and shards, and the form in which batches travel."""
+"""Messages between trainers and shards, and conversion of batches to the arrays that messages carry."""
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import count, groupby
@@ -16,10 +16,10 @@ _DRAWN = ("index", "weight")
 
 
 class Form(NamedTuple):
-    """The structure of fields: `numbered` are the fields, with the number of its array in place of each leaf.
+    """The structure of a batch's fields. `numbered` has the nested fields, with a number in the place of each array.
 
-    `later`, {later: earlier}, names leaves that equal another leaf one step later, such as next_obs of windows. Both
-    are one array with one more step, in the place of the earlier leaf.
+    `later`, {later: earlier}, has the numbers of pairs of arrays whose windows differ by one step, such as next_obs and
+    obs. A pair is sent as one array with windows of one more step, under the number of the earlier array.
     """
 
     numbered: dict[str, Any]
@@ -52,7 +52,7 @@ def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
 
 
 def put_together(form: Form, parts: Sequence[Sequence[Array]], pinned: bool) -> dict[str, Any]:
-    """Return the fields of a batch of these parts, one after the other. Each array is copied once.
+    """Return the fields of a batch that joins these parts in order. Each array is copied once.
 
     `pinned`: copy into pinned memory, the fastest source for a CUDA device. torch caches freed pinned memory.
     """
@@ -80,13 +80,13 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 TOLD = ("probability", "population", "priority_sum")
-"""Fields of batches about the draw. The trainer combines the values of all shards."""
+"""Fields of a batch that describe its draw. The trainer computes them from the values of all shards."""
 
 
 class Target(NamedTuple):
-    """View, distribution and fields of one name's sampler; for `fields` and `where` see `Sampler`.
+    """View, distribution and fields of the sampler of one name; for `fields` and `where` see `Sampler`.
 
-    View and distribution have no common public class.
+    `view` and `distribution` are Any, since views and distributions have no common public class.
     """
 
     view: Any
@@ -96,7 +96,7 @@ class Target(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A shard's answer to a join: its store and node, and the run and version of its sampler."""
+    """A shard's answer to a join: its store and node, and the run and version of its sampler; see `SharedSampler`."""
 
     uuid: str
     schema: dr.Schema
@@ -108,7 +108,7 @@ class Joined(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Ids of one kind in one shard, and their errors, (n,) or (n, length)."""
+    """Ids of one kind in one shard, and their TD errors, (n,) or (n, length)."""
 
     ids: Ints
     errors: Floats
@@ -116,7 +116,7 @@ class Update(NamedTuple):
 
 
 def joined_updates(updates: Sequence[Update]) -> list[Update]:
-    """Return the same updates with consecutive ones of one kind and length joined."""
+    """Return the updates in order, with consecutive updates of the same kind and window length joined."""
     found: list[Update] = []
     alike = groupby(updates, key=lambda update: (update.kind, update.errors.shape[1:]))
     for (kind, _), group in alike:
@@ -141,8 +141,9 @@ class Request(NamedTuple):
 class Part(NamedTuple):
     """A shard's part of a batch. `within` is the probability of each id in the shard, None if all are equal.
 
-    `mass` and `population` are the shard's at the draw. `leaves` are the arrays of the fields without index and weight,
-    and `form` is their structure. Both are None for a request of ids only.
+    At the draw, `population` is the shard's number of drawable ids, and `mass` is the same number or the sum of the
+    ids' priorities. `leaves` are the arrays of the fields without index and weight, and `form` is their structure. Both
+    are None for a request of ids only.
     """
 
     ids: Ints
@@ -154,7 +155,7 @@ class Part(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """The number of bytes in the part's arrays."""
         arrays = [self.ids, *([] if self.within is None else [self.within]), *(self.leaves or [])]
         return sum(array.nbytes for array in arrays)
 
@@ -170,7 +171,7 @@ class Part(NamedTuple):
 class Reply(NamedTuple):
     """A shard's answer to a request: the parts of all batches, one after the other, and its mass and population.
 
-    `part` is None if no id was asked for or could be drawn. `skipped` counts ids of updates.
+    `part` is None if no id was requested or could be drawn. `skipped` is the number of updated ids that were skipped.
     """
 
     part: Part | None

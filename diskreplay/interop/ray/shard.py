@@ -22,8 +22,8 @@ _logger = logging.getLogger("diskreplay")
 class PrioritySaver:
     """Saves updated priorities every `every_s` seconds, in a thread that the first sampler starts.
 
-    Samplers and stores are used meanwhile. A failure is logged, and raised by the next call of `follow` or `close`.
-    Draws continue.
+    Other threads use the samplers and the store meanwhile. A failure does not stop draws: it is logged, and raised by
+    the next call of `follow` or `close`.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -34,9 +34,10 @@ class PrioritySaver:
         self._failed: Exception | None = None
 
     def follow(self, store: dr.Store, saved: str, shared: SharedSampler) -> None:
-        """Load the saved priorities of a name if they belong to the sampler's run, else delete them; then save there.
+        """Begin to save the priorities of a sampler in the store, under the name ``saved``.
 
-        A note in the store names the run.
+        If priorities are saved under this name already, they are loaded if they belong to the sampler's run, and
+        deleted otherwise. A note in the store has the run.
         """
         self._raise()
         if saved in self._followed:
@@ -100,11 +101,11 @@ class JoinNeeded(dr.ReplayError):
 
 
 class Shard:
-    """Draws from its store for trainers, one call at a time. `ShardActor` is the same class as an actor.
+    """Draws from its store for trainers, one call at a time. `ShardActor` is the same class as an actor of Ray.
 
     It holds one `SharedSampler` per name, so all trainers that use the name share its priorities. They are saved in the
     store, as `samplers/ray-NAME`, about `save_s` seconds after an update at the latest. An actor that dies loses only
-    the later updates.
+    the updates after the last save.
     """
 
     def __init__(self, path: str, save_s: float = 10.0, node: str = "") -> None:
@@ -143,7 +144,7 @@ class Shard:
         return self._store
 
     def draw(self, request: Request) -> Reply:
-        """Take updates, then draw the parts."""
+        """Apply the request's updates, then draw and return its parts."""
         shared = self._of(request.name, request.version)
         skipped = sum(shared.update(update) for update in request.updates)
         try:
@@ -162,15 +163,15 @@ class Shard:
         shared = self._of(name)
         version = shared.set_target(target)
         self._follow(self._opened(), name, shared)
-        self._saver.save()  # a restarted shard loads priorities of the new kind of ids
+        self._saver.save()  # so that a restarted shard loads priorities of the new kind of ids
         return version
 
     def with_sampler(self, name: str, function: Callable[[dr.Sampler], _Found]) -> _Found:
-        """Return the result of a function of the sampler of this name."""
+        """Return ``function(sampler)`` for the sampler of this name."""
         return function(self._of(name).sampler)
 
     def with_store(self, function: Callable[[dr.Store], _Found]) -> _Found:
-        """Return the result of a function of the store."""
+        """Return ``function(store)`` after a refresh of the store."""
         store = self._opened()
         store.refresh()
         return function(store)

@@ -5,7 +5,7 @@ from typing import Any, Protocol, Self
 
 import diskreplay as dr
 
-_START_S = 120.0  # a new process first imports torch
+_START_S = 120.0  # to wait for an answer: a new process first imports torch
 
 
 class Lost(Exception):
@@ -20,7 +20,7 @@ class Calls(Protocol):
         ...
 
     def answer(self, ref: Any, timeout_s: float) -> Any:
-        """Return the result of a call, or raise its error; Lost without an answer."""
+        """Return the result of a call, or raise its error; Lost if no answer comes within `timeout_s`."""
         ...
 
     def node(self) -> str:
@@ -29,7 +29,7 @@ class Calls(Protocol):
 
 
 class ShardGroup:
-    """Shards by number: path and address of each, and its actor."""
+    """The shards by number, each with a path, the address of its node, and an actor."""
 
     calls: Calls
 
@@ -39,7 +39,7 @@ class ShardGroup:
         self._actors = [self.make_actor(shard) for shard in range(len(self._places))]
 
     def make_actor(self, shard: int) -> Any:
-        """Return the actor of a shard, a new one if there is none."""
+        """Return the actor of a shard; make it if it does not exist."""
         raise NotImplementedError(f"{type(self).__name__} must define make_actor")
 
     def actor(self, shard: int) -> Any:
@@ -51,7 +51,7 @@ class ShardGroup:
     def renew(self, shard: int) -> None:
         """Get the actor of a shard again; the old one may be dead."""
         found = self.make_actor(shard)
-        # Keep the first handle of the same actor: Ray ends an actor with it, whatever other handles exist.
+        # Keep the first handle of the same actor: Ray ends the actor when this handle is gone, even if others exist.
         if found != self._actors[shard]:
             self._actors[shard] = found
 
@@ -67,17 +67,17 @@ class ShardGroup:
 
     @property
     def schema(self) -> dr.Schema:
-        """The schema of the stores. The first call asks a shard."""
+        """The schema of the stores; a shard is called for it once."""
         if self._schema is None:
             (self._schema,) = self._asked(lambda store: store.schema, [0])
         return self._schema
 
     def __len__(self) -> int:
-        """Return the number of steps in all shards; it asks each of them."""
+        """Return the number of steps in all shards, by a call to each shard."""
         return sum(self._asked(len, range(self.num_shards)))
 
     def __bool__(self) -> bool:
-        """Return True, also without steps."""
+        """Return True, even if there are no steps."""
         return True
 
     def info(self) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ class ShardGroup:
         return self._asked(lambda store: store.info(), range(self.num_shards))
 
     def _asked(self, function: Any, shards: Sequence[int]) -> list[Any]:
-        """Return the results of a function of the stores of some shards; ReplayError if one does not answer."""
+        """Return ``function(store)`` for the store of each given shard; ReplayError if one does not answer."""
         refs = [self.actor(shard).with_store.remote(function) for shard in shards]
         try:
             return [self.calls.answer(ref, _START_S) for ref in refs]
@@ -96,7 +96,7 @@ class ShardGroup:
         return f"{type(self).__name__}({[f'{address}:{path}' for path, address in self._places]})"
 
     def close(self) -> None:
-        """Release the shards."""
+        """Release the actors of the shards."""
         self._actors.clear()
 
     def __enter__(self) -> Self:

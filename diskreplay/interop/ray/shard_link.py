@@ -15,9 +15,10 @@ from diskreplay.interop.ray.shared_sampler import SharedSampler
 
 
 class LocalShard:
-    """Reads a store without its actor. The actor holds the priorities for all trainers, and draws ids by them.
+    """Reads the store of a shard on the trainer's own node, without the shard's actor.
 
-    `draws` tells whether ids are drawn here: uniform draws need no actor.
+    `draws` is True if ids are drawn here, uniformly. Ids are drawn by priorities only in the actor, which keeps the
+    priorities for all trainers.
     """
 
     def __init__(self, store: dr.Store, target: Target, seed: int) -> None:
@@ -26,7 +27,7 @@ class LocalShard:
 
     @classmethod
     def opened(cls, path: str, uuid: str, target: Target, seed: int) -> Self | None:
-        """Open the store at a path; None if it has another UUID."""
+        """Open the store at a path; None if it cannot be opened or has another UUID."""
         try:
             store = dr.open(path)
         except (OSError, dr.ReplayError):
@@ -72,7 +73,7 @@ _Found = TypeVar("_Found")
 
 
 class Asked(NamedTuple):
-    """A request to a shard: its time, and the number of errors that were sent with it."""
+    """A request to a shard: the reference to its answer, its time, and the number of ids whose errors it updates."""
 
     ref: Any
     sent: float
@@ -83,7 +84,8 @@ class ShardLink:
     """One trainer's link to one shard. Not thread-safe: a sampler uses it under its lock.
 
     `mass` and `population` are the shard's last report, 0 while it is missing. `local` reads its store directly on the
-    trainer's node. `lost` is the reason why the shard is missing, None while it answers.
+    trainer's node. `lost` is the reason why the shard is missing, None while it answers. A ping is a request for no
+    items, which sends updates and reports the mass.
     """
 
     def __init__(self, group: ShardGroup, shard: int, name: str, run: str, seed: int, direct: bool) -> None:
@@ -106,12 +108,12 @@ class ShardLink:
     # --- joining -----------------------------------------------------------------------------------------------------
 
     def begin_join(self, target: Target) -> None:
-        """Ask the shard to join; `end_join` gets the answer."""
+        """Send a join to the shard; `end_join` takes the answer."""
         self._joining = self._actor.join.remote(self._name, target, self._run, self._seed)
         self.messages += 1
 
     def end_join(self, target: Target, timeout_s: float) -> None:
-        """Wait for the answer; raise the shard's error, or Lost without an answer."""
+        """Wait for the answer to a join; raises the shard's error, or Lost if no answer comes in time."""
         joining, self._joining = self._joining, None
         joined: Joined = self._calls.answer(joining, timeout_s)
         if self.joined is not None and self.joined.uuid != joined.uuid:
@@ -122,7 +124,7 @@ class ShardLink:
         self.hear(joined.mass, joined.population)
 
     def poll(self, target: Target, deadline_s: float) -> None:
-        """Take the answers that arrived, and try to join a missing shard again. It never waits."""
+        """Take the answers that arrived, and try to join a missing shard again, without waiting."""
         while self._pings and self._is_there(self._pings[0].ref):
             self.take(self._pings.popleft())
         now = monotonic()
@@ -154,7 +156,7 @@ class ShardLink:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, sizes: list[int]) -> Asked:
-        """Ask for parts of these sizes, and send the waiting updates."""
+        """Request parts of these sizes, and send the waiting updates; return the open request."""
         assert self.joined is not None
         updates, self._pending = joined_updates(self._pending), []
         now = monotonic()
@@ -166,27 +168,27 @@ class ShardLink:
         return Asked(self._actor.draw.remote(request), now, updated)
 
     def ask_mass(self) -> None:
-        """Ask for the mass only, unless a ping is open; `poll` takes the answer."""
+        """Send a ping for the mass, unless one is open; `poll` takes the answer."""
         if self.local is not None and self.local.draws:
             self.hear(*self.local.mass())
         elif not self._pings:
             self.send_updates()
 
     def send_updates(self) -> None:
-        """Send the waiting updates; `poll` takes the answer."""
+        """Send the waiting updates by a ping; `poll` takes the answer."""
         self._pings.append(self.ask([]))
 
     def hear(self, mass: float, population: int) -> None:
-        """Take note of the shard's mass and population."""
+        """Record the mass and population that the shard reported."""
         self.mass, self.population, self.heard = mass, population, monotonic()
 
     @property
     def pinged(self) -> bool:
-        """Whether a ping is open."""
+        """Whether a ping has no answer yet."""
         return bool(self._pings)
 
     def take(self, asked: Asked) -> Reply | None:
-        """Return the answer that arrived; None if the shard is lost."""
+        """Return the answer to a request, and record the shard's mass; None if the shard is lost."""
         try:
             reply: Reply = self._calls.answer(asked.ref, _FETCH_S)
         except Lost as error:
@@ -207,7 +209,7 @@ class ShardLink:
         return found
 
     def set_target(self, target: Target) -> None:
-        """Change the view or distribution. A missing shard gets them when it joins."""
+        """Change the view or distribution. A missing shard gets the new target when it joins."""
         if self.local is not None:
             self.local.set_target(target)
         if self.lost is None and self.joined is not None:
@@ -215,12 +217,12 @@ class ShardLink:
             self.joined = self.joined._replace(version=version)
 
     def with_sampler(self, function: Callable[[dr.Sampler], _Found]) -> _Found:
-        """Return the result of a function of the shard's sampler; ReplayError if the shard does not answer."""
+        """Return ``function(sampler)``, called in the shard; ReplayError if the shard does not answer."""
         found: _Found = self._waited(self._actor.with_sampler.remote(self._name, function))
         return found
 
     def with_store(self, function: Callable[[dr.Store], _Found]) -> _Found:
-        """Return the result of a function of the shard's store; ReplayError if the shard does not answer."""
+        """Return ``function(store)``, called in the shard; ReplayError if the shard does not answer."""
         found: _Found = self._waited(self._actor.with_store.remote(function))
         return found
 
@@ -253,7 +255,7 @@ class ShardLink:
     # --- updates -----------------------------------------------------------------------------------------------------
 
     def update(self, update: Update) -> None:
-        """Keep errors of ids of this shard for the next request."""
+        """Keep an update of this shard for the next request; count it as lost if the shard is missing."""
         if self.lost is not None:
             self.updates_lost += len(update.ids)
             return

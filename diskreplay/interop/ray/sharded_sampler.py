@@ -31,19 +31,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 class ShardedSampler(IterableDataset[dr.Batch]):
     """Draws batches from the stores of many nodes, as `Sampler` does from one.
 
-    One multinomial draw by the masses of the shards, their numbers of ids or sums of priorities, divides a batch among
-    them. Each shard reports the probability of each item at the draw, so weights are exact even with old masses. The
-    index of a batch is (B, 2) int64: the number of the shard and the id.
+    A batch is divided among the shards by one multinomial draw with their masses: their numbers of ids, or the sums of
+    the ids' priorities. Each shard reports the probability of each item at the draw, so importance weights are exact
+    even if the masses are old. The index of a batch is (B, 2) int64: the number of the shard and the id.
 
-    All trainers with the same `name` share one set of priorities, which the shards keep: ranks of DDP, and several
-    learners. Each draws from all ids, independently of the others.
+    All trainers with the same `name`, such as ranks of DDP or several learners, share one set of priorities, which the
+    shards keep. Each trainer draws from all ids, independently of the others.
 
     The store on this process' node is read directly, without the shard's actor. Only ids that are drawn by priorities
     come from the actor.
 
-    A shard that does not answer within `deadline_s` leaves the draw, and training continues with the others. The
-    shard takes part again when it answers, with its store and its saved priorities. `stats()["missing"]` names missing
-    shards.
+    A shard that does not answer within `deadline_s` is left out, and training continues with the other shards. The
+    shard is drawn from again when it answers, with its store and its saved priorities. `stats()["missing"]` names
+    missing shards.
 
     Any thread may call any method; calls run one after the other.
 
@@ -61,7 +61,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         Device of batches; None: CPU.
     prefetch : int
         Number of batches in one message to each shard, sent while earlier batches are delivered. So a batch is drawn
-        `prefetch` to 2 · prefetch - 1 batches before its delivery. 0: when it is asked for.
+        `prefetch` to 2 · prefetch - 1 batches before its delivery. 0: each batch is drawn when it is requested.
     seed : int or None
         Makes the draws of a single trainer a function of the seed, the calls and the answers of the shards.
     fields, where
@@ -85,13 +85,13 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     Notes
     -----
-    The mass of a shard is the number of its ids or, with `Prioritized`, the sum of their priorities. A trainer knows
-    the mass of each shard's last answer, and asks again when that is older than 0.1 s. Each shard reports the
+    The mass of a shard is the number of its ids or, with `Prioritized`, the sum of their priorities. A trainer uses the
+    mass in each shard's last answer, and requests a new one when that is older than 0.1 s. Each shard reports the
     probability p of an item and its mass at the draw. The probability of the item is p times the shard's share of the
     masses that the trainer drew with. Weights are computed from it, so they are exact. Uniform draws have weights of 1;
-    until the next answer, ids of a shard that grew have the probability of its former size.
+    until the next answer, a shard that grew is drawn from as often as before.
 
-    New ids begin with the largest priority of their shard. Updates travel with the next request for a batch, or alone
+    New ids begin with the largest priority of their shard. Updates are sent with the next request for a batch, or alone
     after `update_age_s`. `sample` sends nothing while it waits, so no update waits longer than `update_age_s` +
     `deadline_s`; `stats()["oldest_update_s"]` is the longest wait. `update_priorities` returns how many ids earlier
     calls skipped.
@@ -159,7 +159,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     @property
     def view(self) -> Any:
-        """The view. Setting it changes it for all trainers of this name; they must set it, too."""
+        """The view. Setting it changes the shards' sampler of this name, so all its trainers must set the same view."""
         return self._target.view
 
     @view.setter
@@ -168,7 +168,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     @property
     def distribution(self) -> Any:
-        """The distribution; it is set like `view`. Priorities stay."""
+        """The distribution. It is set like `view`, and priorities are kept."""
         return self._target.distribution
 
     @distribution.setter
@@ -215,7 +215,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return batch
 
     def _next(self) -> Drawn:
-        """Return the next batch; ask for the following ones first."""
+        """Request the following batches, then return the next one."""
         while len(self._queue) < self._most_rounds:
             try:
                 self._queue.append(self._rounds.begin([self._batch_size] * self._per_round))
@@ -284,7 +284,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     def update_priorities(self, index: Any, td_error: Any, kind: tuple[Any, ...] | None = None) -> int:
         """Set the priorities of items from their temporal-difference errors, in the shards; see `Sampler`.
 
-        They are sent with the next request for a batch, or after `update_age_s`. Nothing is sent if it raises.
+        The errors are sent with the next request for a batch, or after `update_age_s`. Nothing is sent if this raises.
 
         Returns
         -------
@@ -315,14 +315,14 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return self._skipped - before
 
     def _flush(self) -> None:
-        """Send updates that waited long enough."""
+        """Send updates that waited half of `update_age_s` or longer, until the sampler is closed."""
         while not self._end.wait(self._update_age_s / 2):
             with self._lock:
                 self._send_updates(self._update_age_s / 2)
 
     @property
     def sampleable(self) -> int:
-        """The number of drawable ids in the shards that answer. Each is asked."""
+        """The number of drawable ids in the shards that answer, by a call to each shard."""
         with self._lock:
             self._check_open()
             self._rounds.refresh()
@@ -376,7 +376,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         ValueError
             `state` is not a state, or has another number of shards, or a shard refuses its part. Nothing changes.
         ReplayError
-            A shard does not answer. The others do not change.
+            A shard does not answer. The other shards do not change.
         """
         if not isinstance(state, Mapping) or not {"rng", "batches", "shards"} <= state.keys():
             raise ValueError(f"this is not a state of a sharded sampler, but {type(state).__name__}")
@@ -407,7 +407,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         except BaseException:
             self._rounds.rng, self._batches, self._queue = before
             for link, state in begun:
-                with suppress(dr.ReplayError):  # it is lost, and the others are not
+                with suppress(dr.ReplayError):  # this shard is lost; restore the others
                     link.with_sampler(partial(_load_state, state=state))
             self._rounds.refresh()
             raise
@@ -434,11 +434,11 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         """Return counts and rates of the sampler, and the missing shards.
 
         Delivered `batches`, and `batches_per_second` since the first request. `seconds_waiting` for shards. `bytes` and
-        `messages` between shards and this trainer. `redrawn`: items that other shards gave for a silent one.
-        `updates_sent`, `updates_lost` (shards that did not answer) and `updates_skipped` count ids; `oldest_update_s`
-        is the longest wait of an update. `population` and `priority_sum` are sums over the shards that answer.
-        `missing` has the numbers of the other shards. `shards` has path, address, mass and population of each shard,
-        and for a missing one the reason and the seconds since.
+        `messages` between shards and this trainer. `redrawn`: items that other shards gave for shards that did not
+        answer. `updates_sent`, `updates_lost` (shards that did not answer) and `updates_skipped` count ids;
+        `oldest_update_s` is the longest wait of an update. `population` and `priority_sum` are sums over the shards
+        that answer. `missing` has the numbers of the other shards. `shards` has path, address, mass and population of
+        each shard, and for a missing one the reason and the seconds since.
         """
         with self._lock:
             links, elapsed = self._links, perf_counter() - self._started
@@ -460,7 +460,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             }
 
     def close(self) -> None:
-        """Send the waiting updates, and close local stores. The shards stay."""
+        """Send the waiting updates, and close local stores. The shards continue."""
         self._end.set()
         if self._flusher is not None:
             self._flusher.join()
@@ -488,7 +488,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
 
 def _join(links: Sequence[ShardLink], target: Target) -> None:
-    """Join all shards that answer; ReplayError if none does, ValueError if their schemas differ."""
+    """Join all shards that answer; ReplayError if no shard answers, ValueError if their schemas differ."""
     for link in links:
         link.begin_join(target)
     until = monotonic() + _START_S

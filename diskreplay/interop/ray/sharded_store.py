@@ -1,4 +1,4 @@
-"""Stores on many nodes as one: the places of shards, and their actors on Ray."""
+"""Stores on many nodes as one: the paths and nodes of shards, and their actors on Ray."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class RayCalls:
         return list(ready)
 
     def answer(self, ref: Any, timeout_s: float) -> Any:
-        """Return the result of a call, or raise its error; Lost without an answer."""
+        """Return the result of a call, or raise its error; Lost if no answer comes within `timeout_s`."""
         try:
             return ray.get(ref, timeout=timeout_s)
         except RayTaskError as error:
@@ -43,7 +43,7 @@ _SLICE = 0.001  # the part of a node's resource that an actor takes: small enoug
 
 
 class ShardActor(Shard):
-    """A shard that knows its node."""
+    """A shard as an actor of Ray, with the id of its node."""
 
     def __init__(self, path: str, save_s: float) -> None:
         super().__init__(path, save_s, ray.get_runtime_context().get_node_id())
@@ -52,8 +52,8 @@ class ShardActor(Shard):
 def shard_actor(path: str, address: str, save_s: float) -> Any:
     """Return the actor of a store on a node; make it if it does not exist.
 
-    It is pinned to the address of the node, not to its id: a machine that comes back has another id. When it dies, Ray
-    restarts it as soon as a node has this address. It ends with the process that made it.
+    The actor is pinned to the address of the node, not to its id: a machine that comes back has another id. When the
+    actor dies, Ray restarts it as soon as a node has this address. The actor ends with the process that made it.
     """
     made = ray.remote(ShardActor).options(
         name=f"shard {address} {path}",
@@ -68,13 +68,13 @@ def shard_actor(path: str, address: str, save_s: float) -> Any:
 
 
 def start_ray() -> None:
-    """Connect to Ray, or start it here, if that was not done before."""
+    """Call `ray.init` if this process is not connected to Ray."""
     if not ray.is_initialized():
         ray.init()
 
 
 def addresses(alive: bool = True) -> list[str]:
-    """Return the addresses of the living nodes, or of all nodes ever, in order."""
+    """Return the sorted addresses of the living nodes, or with ``alive=False`` also of nodes that have died."""
     return sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] or not alive})
 
 
@@ -95,16 +95,17 @@ class ShardedStore(ShardGroup):
     path and node share the actor. Collectors use `dr.open(path, "a")` on their node as always, and need neither Ray nor
     this class. The stores must exist and have one schema.
 
-    `ray.init` is called if it was not. A ShardedStore can be pickled; the copy has the same shards.
+    `ray.init` is called if this process is not connected to Ray. A ShardedStore can be pickled; the copy has the same
+    shards.
 
     Parameters
     ----------
     path : path or sequence of paths
-        One path: the path of a store on each node. Several: one shard each, on the node at the same place of `nodes`,
-        or all on this process' node.
+        One path: the path of a store on each node. Several paths: one shard for each, on the node at the same
+        position in `nodes`, or all on this process' node.
     nodes : sequence of str or None
         Addresses of nodes, "NodeManagerAddress" in `ray.nodes()`. None: all living nodes for one path, this process'
-        node for several.
+        node for several paths.
     save_s : float
         Seconds between an update of priorities and their saving in the store of the shard. A shard that dies resumes
         with the last saved priorities.
@@ -130,7 +131,7 @@ class ShardedStore(ShardGroup):
         super().__init__(places, RayCalls())
 
     def make_actor(self, shard: int) -> Any:
-        """Return the actor of a shard, a new one if there is none."""
+        """Return the actor of a shard; make it if it does not exist."""
         path, address = self._places[shard]
         return shard_actor(path, address, self._save_s)
 

@@ -1,4 +1,4 @@
-"""The sampler of one name in one shard. All trainers share it."""
+"""The sampler of one name in one shard, which all trainers with this name share."""
 
 import re
 import secrets
@@ -21,8 +21,8 @@ class SharedSampler:
     One `Sampler` gathers, and draws uniformly. `prioritized` draws ids by priorities and gathers nothing, since
     trainers on the same node need only ids. It is None until a target has priorities, and then keeps them.
 
-    `run` is the trainer's run, `version` counts changes of view and distribution, and `updates` counts updates of
-    priorities.
+    `run` is a random text of the first trainer, so that a later run does not continue with the saved priorities of an
+    earlier one. `version` counts changes of view and distribution, and `updates` counts updates of priorities.
     """
 
     def __init__(self, store: dr.Store, target: Target, run: str, seed: int) -> None:
@@ -44,7 +44,7 @@ class SharedSampler:
 
     @property
     def sampler(self) -> dr.Sampler:
-        """The sampler that draws."""
+        """The sampler that draws by the current distribution."""
         return self.prioritized if self.prioritized is not None and self._weighted else self._gathering
 
     @property

@@ -1,4 +1,4 @@
-"""The views and distributions that a `ShardedSampler` supports, and why it has no others."""
+"""The views and distributions that a `ShardedSampler` supports, and the reasons why it refuses others."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from diskreplay.interop.ray.messages import TOLD
 
 _VIEWS = {
     dr.Rollouts: "each lane gives its steps once, in order, to one trainer: read each node's store by a Sampler",
-    dr.Episodes: "a batch is as long as its longest episode, and a shard knows its own part only: draw dr.Sequences",
+    dr.Episodes: "a batch is as long as its longest episode, and a shard has only its own part: draw dr.Sequences",
 }
 _DISTRIBUTIONS = {
-    dr.Recency: "an age counts the newer steps of all shards, and a shard knows its own only",
+    dr.Recency: "an age counts the newer steps of all shards, and a shard has only its own steps",
     dr.Sweep: "a sweep counts the ids of one trainer, and after a shard's restart ids would come twice: "
     "sweep each shard's store by a Sampler on its node",
-    dr.Stratified: "groups have equal shares over all shards, and a shard knows its own only",
+    dr.Stratified: "groups have equal shares over all shards, and a shard has only its own groups",
     dr.Mixture: "a shard has one mass, and a mixture draws by several: use one ShardedSampler for each, and dr.Mixture "
     "in one store",
 }
@@ -46,7 +46,8 @@ def _check_distribution(distribution: Any) -> None:
             raise ValueError(f"{distribution} cannot draw from shards: {reason}")
     if type(distribution) not in (dr.Uniform, dr.Prioritized):
         raise ValueError(
-            f"distribution must be Uniform() or Prioritized(), not {distribution!r}: by others no shard knows its mass"
+            f"distribution must be Uniform() or Prioritized(), not {distribution!r}: "
+            "no shard can compute its mass for other distributions"
         )
     if isinstance(distribution, dr.Prioritized) and distribution.normalize != "batch":
         raise ValueError(
