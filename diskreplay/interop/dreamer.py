@@ -311,7 +311,7 @@ def _arrays(file: Path, names: Sequence[str] | None = None) -> Rows:
     """Return the arrays of a file with these names, if the file has them. ``names=None`` returns all arrays."""
     found = read_npz(file, None if names is None else names.__contains__)
     if scalars := [key for key, rows in found.items() if not rows.ndim]:
-        raise FormatError(f"{file} has no rows of {scalars[0]!r}")
+        raise FormatError(f"{file}: {scalars[0]!r} is a single value, not an array of rows")
     return found
 
 

@@ -34,7 +34,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
     Each step is appended with its next observation, so it can be sampled at once. ``reset`` in the middle of an episode
     and ``close`` cut the episode at its last observation. After an error of the environment, ``discard_episode`` drops
-    the episode, and ``reset`` keeps it. Observations are copied: an environment may use its arrays again. With
+    the episode, and ``reset`` keeps its steps. Observations are copied: an environment may use its arrays again. With
     ``gymnasium.wrappers.Autoreset`` inside or around, the step that only resets is not recorded.
 
     Concurrency: as the environment, one thread at a time. A copy, by pickle or ``copy.deepcopy``, has its own writer.
@@ -235,8 +235,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     a warning is issued for the first such episode.
 
     ``reset`` in the middle of an episode and ``close`` cut open episodes at their last observation. After an error of
-    the environments, ``discard_episode`` drops them, and ``reset`` keeps them. Observations are copied: the
-    environments may use their arrays again.
+    the environments, ``discard_episode`` drops open episodes, and ``reset`` keeps their steps. Observations are copied:
+    the environments may use their arrays again.
 
     Concurrency: as the environments, one thread at a time. A copy, by pickle or ``copy.deepcopy``, has its own writer.
 
@@ -414,7 +414,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         obs, reward, terminated, truncated = fetched(*result[:4])
         info = result[4]
         terminated, truncated = as_numpy(terminated), as_numpy(truncated)
-        ended = terminated.astype(bool) | truncated.astype(bool)  # the writer refuses other values
+        ended = terminated.astype(bool) | truncated.astype(bool)  # the writer refuses values that are not flags
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
         # With NEXT_STEP the call resets the idle lanes; a live lane may begin an episode after a discarded one.

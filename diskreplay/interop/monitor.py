@@ -190,7 +190,7 @@ def to_tensorboard(
         into the store.
     staleness : str or sequence of str
         Extra fields, such as the version of the policy that acted. The histogram ``sampler/staleness/NAME`` has, for
-        each step of the batch, the newest value less the step's value. The newest value is in the last step of the
+        each step of the batch, the newest value minus the step's value. The newest value is in the last step of the
         youngest episode; if the batch has a larger value, that value counts.
     prefix : str or None
         The first part of each name, which tells sources of a run apart; None is "store" or "sampler".

@@ -421,7 +421,7 @@ class _OneFile(_Arrays):
         return list(map(slice, bounds[:-1], bounds[1:]))
 
     def source(self) -> Source:
-        """Return the data set."""
+        """Return the data set as a `Source`."""
 
         def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
             for number, part in enumerate(self._bounds[first:], first):
@@ -481,7 +481,7 @@ class _Files(_Arrays):
                 )
 
     def source(self) -> Source:
-        """Return the data set."""
+        """Return the data set as a `Source`."""
 
         def read(first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
             names = {path: path.removeprefix(f"{FIELDS}/") for path in self._fields if path in wanted}

@@ -276,7 +276,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         """
         check_open(self, self._close)
         if "store" not in state:
-            raise ValueError(f"the state holds the steps themselves, as {type(self).__name__}.get_state does not")
+            raise ValueError(f"the state holds the steps themselves: pass a state from {type(self).__name__}.get_state")
         uuid = None if self._store is None else self._store.uuid
         if state["store"] not in (None, uuid):
             raise dr.StoreNotFound(f"the state is of the store {state['store']}, and that at {self._path} is {uuid}")

@@ -102,7 +102,7 @@ def import_dataset(
 
     Episodes are in the order of their numbers. An episode is terminated if the last of its ``dones`` is true, otherwise
     truncated. Attributes of a demonstration that are numbers, such as ``success``, are episode fields; texts are notes.
-    Each list in ``mask`` is a boolean episode field, such as ``mask_train``.
+    Each list in ``mask`` becomes a boolean episode field, such as ``mask_train``: whether the list names the episode.
 
     Parameters
     ----------
@@ -364,7 +364,7 @@ class _Demos:
         return found
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the wanted leaves of the demonstrations from number ``first`` on."""
+        """Yield the demonstrations as episodes, from number ``first`` on, with the wanted leaves."""
         names = {path: name for path, name in self.names.items() if path in wanted}
         for key in self.keys[first:]:
             yield self._episode(key, _open(self._data, key), names)

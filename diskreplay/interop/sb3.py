@@ -95,8 +95,8 @@ class DiskReplayBuffer(ReplayBuffer):
 
     Give it to DQN, SAC or TD3 as ``replay_buffer_class=DiskReplayBuffer, replay_buffer_kwargs={"path": "run.replay"}``;
     for Dict observations there is `DiskDictReplayBuffer`. CleanRL's scripts take it in place of the `ReplayBuffer` that
-    they import. As in Stable-Baselines3, numpy's global generator draws positions, and a position holds the same step.
-    With equal seeds, batches and networks equal the ones with its own buffer, bit for bit.
+    they import. As in Stable-Baselines3, numpy's global generator draws positions, and a position holds the same step
+    as in the library's own buffer. With equal seeds, batches and networks are therefore equal, bit for bit.
 
     Observations and actions are only in the store, each observation once. Memory holds the id, the reward and the flags
     of each position, 20 bytes a position. An existing store is continued: its newest steps fill the buffer. So a run
@@ -264,7 +264,7 @@ class DiskReplayBuffer(ReplayBuffer):
 
     @property
     def store(self) -> dr.Store | None:
-        """The store that holds the steps, None before the first one; it is closed with the buffer."""
+        """The store that holds the steps, or None before the first step. It is closed with the buffer."""
         return self._store
 
     def close(self) -> None:

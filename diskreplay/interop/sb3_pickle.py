@@ -6,15 +6,15 @@ asks for anything else.
 The features are ``observations`` or ``observations/KEY``, ``actions`` and ``rewards``. An import follows these rules:
 
 - The steps of each environment are in the order of time, the oldest first.
-- Episodes are in the order of their first steps. Equal first steps are in the order of environments.
+- Episodes are in the order of their first steps. Episodes that begin at the same row are in the order of environments.
 - With ``optimize_memory_usage``, the buffer overwrote the observation after the last step of each episode. These
   episodes have no final observation. A full buffer also lacks the step whose observation it overwrote last.
 - The infos of a ``HerReplayBuffer`` are left out.
 
-An export of an imported store restores the class, the environments and the settings of the buffer. ``HerReplayBuffer``
-takes observations with goals. Rewards and actions of float64 become float32. An episode that was cut becomes truncated.
-The last episode of each environment stays cut, except in a ``HerReplayBuffer``. An episode without a final observation
-repeats its last observation.
+An export of an imported store restores the class, the number of environments and the settings of the buffer.
+``HerReplayBuffer`` takes observations with goals. Rewards and actions of float64 become float32. An episode that was
+cut becomes truncated. The last episode of each environment stays cut, except in a ``HerReplayBuffer``. An episode
+without a final observation repeats its last observation.
 """
 
 import pickle
@@ -180,8 +180,8 @@ def export_dataset(
         Only return the result; write nothing.
     n_envs : int, optional
         The number of environments of the buffer. Each episode is added to the environment with the fewest steps, and
-        all must end with the same number of steps. None: the number in the buffer that the store was imported from, or
-        1.
+        all environments must end with the same number of steps. None: the number in the buffer that the store was
+        imported from, or 1.
     buffer_class : str, optional
         "ReplayBuffer", "NStepReplayBuffer", "DictReplayBuffer" or "HerReplayBuffer". None: the class of the buffer that
         the store was imported from, or "DictReplayBuffer" for observations in a dict and otherwise "ReplayBuffer".

@@ -142,7 +142,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         return self._writer
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Forget all steps. They stay in the store; open episodes are cut."""
+        """Forget all steps, which stay in the store, and cut open episodes."""
         super().reset(keep_statistics)
         if self._writer is not None:
             self._writer.end_episode()
@@ -257,7 +257,7 @@ class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     stack_num, ignore_obs_next, sample_avail, random_seed
         As for Tianshou's `ReplayBuffer`.
     save_only_last_obs : bool
-        Store only the last frame of a stacked observation; `stack_num` stacks them again.
+        Store only the last frame of a stacked observation; `stack_num` stacks frames again.
     durability : float or str
         As for `Store.writer`.
 

@@ -21,8 +21,8 @@ PathLike = str | os.PathLike[str]
 class StoreDataset(IterableDataset[dr.Batch]):
     """Batches of a store, drawn in the worker processes of a loader: ``DataLoader(dataset, batch_size=None)``.
 
-    Each worker of each rank draws its own share of the ids with a `Sampler`. Shares are disjoint, of equal size, and
-    have all ids together, also while the store grows (see `Sampler`, `rank`). New steps are drawn as they come. The
+    Each worker of each rank draws its own share of the ids with a `Sampler`. Shares are disjoint, cover all ids, and
+    have about the same size, also while the store grows (see `Sampler`, `rank`). New steps are drawn as they come. The
     data set ends when its distribution ends: a `Sweep` of one pass draws every id once over all workers and ranks.
 
     The trainer cannot update priorities, since they are in the workers. For prioritized replay use a `Sampler`, which
@@ -153,7 +153,7 @@ class MapDataset(Dataset[Any]):
         return len(self.ids)
 
     def __getitem__(self, number: Any) -> Any:
-        """Return an item, or the batch of several numbers; IndexError for a number out of range."""
+        """Return the item with a number, or the batch of several items; IndexError for a number out of range."""
         if isinstance(number, int | np.integer):
             if not -len(self) <= number < len(self):
                 raise IndexError(f"item {number} of {len(self)} does not exist")

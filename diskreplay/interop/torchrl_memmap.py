@@ -91,8 +91,8 @@ def import_dataset(
     Parameters
     ----------
     source : path
-        The folder that ``dumps`` wrote, or its ``storage``, or any saved tensordict, whose rows are
-        then all steps, in order.
+        The folder that ``dumps`` wrote, or its ``storage``, or any saved tensordict. All rows of a saved tensordict are
+        steps, in order.
     path : path
         The store. Nothing may be there, except an interrupted import of this folder.
     progress : callable, optional
@@ -316,10 +316,10 @@ def _order(folder: Path, root: Path, rows: int, lanes: int) -> Ints:
     written = _read_json(folder / _WRITER / "metadata.json", missing={})
     length, cursor = stored.get("len", rows * lanes), written.get("cursor", 0)
     if type(length) is not int or type(cursor) is not int:
-        raise FormatError(f"{folder} claims {length!r:.40} rows and to be at row {cursor!r:.40} of {rows}")
+        raise FormatError(f"{folder} claims {length!r:.40} rows and a cursor at row {cursor!r:.40}, of {rows} rows")
     filled = length // max(1, lanes)
     if not 0 <= filled <= rows or not 0 <= cursor <= rows:
-        raise FormatError(f"{folder} claims {filled} rows and to be at row {cursor} of {rows}")
+        raise FormatError(f"{folder} claims {filled} rows and a cursor at row {cursor}, of {rows} rows")
     return ring_order(rows, cursor % rows, True) if filled == rows else ring_order(rows, filled, False)
 
 

@@ -155,7 +155,7 @@ def export_dataset(
     Raises
     ------
     SchemaError
-        Two leaves would have the same name, or one the name ``priority``.
+        Two leaves would have the same name, or one would have the name ``priority``.
     StoreExists
         Something is at ``path``.
     """
@@ -313,7 +313,7 @@ class _DataSet:
         self._meta = {name: self._column(f"meta/{name}", f"meta/{name}", len(stops)) for name in names}
 
     def _read_stops(self) -> list[int]:
-        """Return the row after the last one of each episode."""
+        """Return, for each episode, the number of the row after its last row."""
         counts = self._root.array("meta/episode_ends")
         check_claim(counts.size * counts.dtype.itemsize, self._root.stored, f"{self._file}: meta/episode_ends")
         ends = np.asarray(counts[...])

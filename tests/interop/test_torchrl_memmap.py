@@ -230,9 +230,15 @@ def change(folder: Path, file: str, **values: Any) -> None:
         (lambda f: change(f, "storage/meta.json", shape=None), "does not tell the shape of a tensordict$"),
         (lambda f: change(f, "storage/meta.json", shape=[7]), "has the shape .*, and the tensordict \\(7,\\)$"),
         (lambda f: change(f, "storage/meta.json", **{"../x": {"type": "TensorDict"}}), "'../x' cannot be a key$"),
-        (lambda f: change(f, "storage/storage_metadata.json", len=100), "claims 100 rows and to be at row 0 of 4$"),
-        (lambda f: change(f, "storage/storage_metadata.json", len="4"), "claims '4' rows and to be at row 0 of 4$"),
-        (lambda f: change(f, "writer/metadata.json", cursor=-1), "claims 4 rows and to be at row -1 of 4$"),
+        (
+            lambda f: change(f, "storage/storage_metadata.json", len=100),
+            "claims 100 rows and a cursor at row 0, of 4 rows$",
+        ),
+        (
+            lambda f: change(f, "storage/storage_metadata.json", len="4"),
+            "claims '4' rows and a cursor at row 0, of 4 rows$",
+        ),
+        (lambda f: change(f, "writer/metadata.json", cursor=-1), "claims 4 rows and a cursor at row -1, of 4 rows$"),
         (lambda f: change(f, "storage/storage_metadata.json", is_pytree=True), "has a pytree and no tensordict"),
     ],
 )

@@ -34,9 +34,9 @@ def split_batch(rng: np.random.Generator, size: int, masses: Floats) -> Ints:
 def chances(within: Floats, mass: float, total: float) -> Floats:
     """Return the probability of each item of one shard among the items of all shards, (n,).
 
-    `within` is the probability of each item in its shard: p divided by the shard's mass at its draw. `mass` / `total`
-    is the probability of the shard, by the masses that the trainer divided the batch with. So the result is exact, even
-    if these masses are old.
+    `within` is the probability of each item in its shard: its priority divided by the shard's mass at the draw. `mass`
+    / `total` is the probability of the shard, by the masses that the trainer divided the batch with. So the result is
+    exact, even if these masses are old.
     """
     found: Floats = within * (mass / total)
     return found
@@ -45,7 +45,7 @@ def chances(within: Floats, mass: float, total: float) -> Floats:
 def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
     """Return (N · P(i)) ** -beta, divided by the largest weight of the batch (Schaul et al. 2016, section 3.4).
 
-    N cancels out. `drawn` are the P(i), all above 0.
+    N, the number of ids, cancels out. `drawn` are the P(i), all above 0.
     """
     if not len(drawn):
         return np.zeros(0, np.float32)

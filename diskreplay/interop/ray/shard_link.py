@@ -241,7 +241,7 @@ class ShardLink:
             ) from None
 
     def stats(self) -> dict[str, Any]:
-        """Return path, address, mass and population; for a missing shard also the reason and the seconds since."""
+        """Return path, address, mass and population, and for a missing shard the reason and the seconds since then."""
         path, address = self.place
         found = {
             "path": path,

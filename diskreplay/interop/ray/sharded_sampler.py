@@ -69,7 +69,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     name : str
         Name of the priorities: letters, digits, dots, dashes and underscores.
     direct : bool
-        Whether to read a store on this node directly.
+        Whether to read a store on this node directly, without the shard's actor.
     deadline_s : float
         Seconds that a shard may take to answer.
     update_age_s : float
@@ -250,7 +250,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         Raises
         ------
         InvalidIndex
-            A shard or an id never existed, was evicted, or cannot be sampled with this view.
+            A shard or an id does not exist, an id was evicted, or it cannot be sampled with this view.
         ReplayError
             A shard does not answer.
         """
@@ -433,12 +433,16 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     def stats(self) -> dict[str, Any]:
         """Return counts and rates of the sampler, and the missing shards.
 
-        Delivered `batches`, and `batches_per_second` since the first request. `seconds_waiting` for shards. `bytes` and
-        `messages` between shards and this trainer. `redrawn`: items that other shards gave for shards that did not
-        answer. `updates_sent`, `updates_lost` (shards that did not answer) and `updates_skipped` count ids;
-        `oldest_update_s` is the longest wait of an update. `population` and `priority_sum` are sums over the shards
-        that answer. `missing` has the numbers of the other shards. `shards` has path, address, mass and population of
-        each shard, and for a missing one the reason and the seconds since.
+        - `batches`: the number of delivered batches. `batches_per_second`: their rate since the first request.
+        - `seconds_waiting`: the time that this trainer waited for shards.
+        - `bytes`, `messages`: the numbers of bytes and messages between shards and this trainer.
+        - `redrawn`: the number of items that other shards gave in place of shards that did not answer.
+        - `updates_sent`, `updates_lost`, `updates_skipped`: the numbers of ids whose priorities were sent, were lost
+          because a shard did not answer, and were skipped by a shard. `oldest_update_s`: the longest wait of an update.
+        - `population`, `priority_sum`: sums over the shards that answer.
+        - `missing`: the numbers of the shards that do not answer.
+        - `shards`: path, address, mass and population of each shard, and for a missing shard also the reason and the
+          seconds since it was lost.
         """
         with self._lock:
             links, elapsed = self._links, perf_counter() - self._started

@@ -75,7 +75,7 @@ class SharedSampler:
         if self.prioritized is None:
             return
         self.prioritized.load(saved)
-        # Trainers already had batches from the saved random state: use another one.
+        # Trainers already had batches from the saved random state: skip a random number of draws.
         if self.prioritized.sampleable:
             for _ in range(1 + secrets.randbelow(_SKIPPED_DRAWS)):
                 self.prioritized.sample(1)
@@ -97,7 +97,7 @@ class SharedSampler:
         return (self.sampler.stats()["priority_sum"] if self._weighted and count else float(count)), count
 
     def draw(self, sizes: Sequence[int], ids_only: bool) -> Part:
-        """Draw parts of these sizes together; NotEnoughData if no id can be drawn."""
+        """Draw the parts of batches, of these sizes, as one part; NotEnoughData if no id can be drawn."""
         for _ in range(_ATTEMPTS):
             batch = self.sampler.sample(sum(sizes))
             try:
