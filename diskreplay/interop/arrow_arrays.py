@@ -121,4 +121,4 @@ def _part(part: "Array", shape: Shape, name: str) -> NDArray[Any]:
 
 def _check_complete(part: "Array", name: str) -> None:
     if part.null_count:
-        raise FormatError(f"the column {name} lacks {part.null_count} values")
+        raise FormatError(f"the column {name} has {part.null_count} null values")

@@ -57,5 +57,5 @@ def _check_fit(path: str, values: np.ndarray, bounds: np.iinfo) -> None:
     if len(outside):
         raise ValueError(
             f"field {path!r} has {outside[0]}, which does not fit into {bounds.dtype}: call "
-            'jax.config.update("jax_enable_x64", True) at the start of the program, or leave the field out by `fields`'
+            'jax.config.update("jax_enable_x64", True) at the start of the program, or leave the field out of `fields`'
         )

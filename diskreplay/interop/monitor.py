@@ -171,10 +171,14 @@ def to_tensorboard(
     Each number of `Store.info` or `Sampler.stats` is a scalar, such as ``store/steps_hidden`` and
     ``sampler/replay_ratio``. None and NaN are left out; segments and writers are counted by their state.
 
-    A `Sampler` also has histograms of the last batch that it delivered: ``sampler/age``, the number of steps in the
-    store that are newer than each step; ``sampler/priority``, if ids are drawn by priorities; and staleness. A sequence
-    counts by its first step. The histograms draw nothing and change no count. They are left out before the first batch,
-    and if a step of the batch was evicted meanwhile.
+    A `Sampler` also has histograms of the last batch that it delivered:
+
+    - ``sampler/age``: for each step, the number of steps in the store that are newer.
+    - ``sampler/priority``: the priorities, if ids are drawn by priorities.
+    - ``sampler/staleness/NAME``: see `staleness`.
+
+    Only the first step of a sequence counts. The histograms draw nothing and change no count. They are left out before
+    the first batch, and if a step of the batch was evicted meanwhile.
 
     A call for a sampler takes milliseconds, and a call for a store looks at all its files: call this every few
     seconds, not for each batch.

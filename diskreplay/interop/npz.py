@@ -123,7 +123,7 @@ def import_dataset(
             arrays = _OneFile(folder, choice, starts, indices, flags) if is_file else _Files(folder, choice, flags)
         return import_into(path, arrays.source(), choice, progress)
     if terminated is not None or truncated is not None:
-        raise SchemaError(f"terminated and truncated are for files of others, and {folder} has none")
+        raise SchemaError(f"terminated and truncated are for files of other programs, and {folder} has none")
     if not Description.is_in(folder):
         _raise_not_found(folder)
     with foreign(folder):

@@ -279,7 +279,9 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             raise ValueError(f"the state holds the steps themselves: pass a state from {type(self).__name__}.get_state")
         uuid = None if self._store is None else self._store.uuid
         if state["store"] not in (None, uuid):
-            raise dr.StoreNotFound(f"the state is of the store {state['store']}, and that at {self._path} is {uuid}")
+            raise dr.StoreNotFound(
+                f"the state is of the store {state['store']}, and the store at {self._path} is {uuid}"
+            )
         episodes: deque[StoredEpisode] = deque()
         if self._store is not None:
             ids = np.concatenate([np.zeros(0, np.int64), *(each["ids"] for each in state["episodes"])])

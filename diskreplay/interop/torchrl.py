@@ -320,7 +320,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         uuid = None if self._store is None else self._store.uuid
         if state_dict["uuid"] not in (None, uuid):
             raise dr.StoreNotFound(
-                f"the state is of the store {state_dict['uuid']}, and that at {self._path} is {uuid}"
+                f"the state is of the store {state_dict['uuid']}, and the store at {self._path} is {uuid}"
             )
         ids, self._size, self._next = state_dict["ids"].numpy().copy(), 0, 0
         if self._store is not None:
@@ -384,11 +384,11 @@ def _stacked(data: Any) -> TensorDictBase:
     if isinstance(data, list) and data and is_tensor_collection(data[0]):
         data = lazy_stack(data)
     if not is_tensor_collection(data):
-        raise dr.SchemaError(f"items are TensorDicts, not {type(data).__name__}")
+        raise dr.SchemaError(f"items must be TensorDicts, not {type(data).__name__}")
     items: TensorDictBase = data if isinstance(data, TensorDictBase) else data.to_tensordict()
     if items.ndim > 1:
         raise dr.SchemaError(
-            f"items are single steps, and these have the shape {tuple(items.shape[1:])}: extend(data.reshape(-1))"
+            f"items must be single steps, and these have the shape {tuple(items.shape[1:])}: extend(data.reshape(-1))"
         )
     return (items if items.ndim else items.unsqueeze(0)).cpu()
 

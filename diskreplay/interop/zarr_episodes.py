@@ -1,7 +1,7 @@
 """Data sets in the layout of diffusion_policy's ReplayBuffer: zarr arrays of all steps, and the ends of episodes.
 
 ``data/NAME`` are arrays ``(steps, ...)``. ``meta/episode_ends`` has the number of steps up to the end of each episode.
-The format has no place for rewards, the kinds of ends, or an observation after the last action. An export keeps these
+The format has no place for rewards, how episodes ended, or an observation after the last action. An export keeps these
 in further arrays, which other readers of the format ignore: ``data/reward``, and arrays in ``meta`` with one row an
 episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
 
@@ -212,7 +212,7 @@ class _BoundedStore(WrapperStore[Any]):
         is_chunk = layout is not None and byte_range is None and not key.endswith(_DOCUMENTS)
         if found is not None and layout is not None and is_chunk and not layout.may_unpack(_bytes_of(found)):
             raise FormatError(
-                f"{self._file}: the chunk {key} is cut, or unpacks to more than {layout.chunk_nbytes} bytes"
+                f"{self._file}: the chunk {key} is incomplete, or unpacks to more than {layout.chunk_nbytes} bytes"
             )
         return found
 

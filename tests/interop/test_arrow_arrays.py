@@ -36,8 +36,8 @@ def test_a_part_of_a_column_is_its_own_rows() -> None:
     ("column", "said"),
     [
         (pa.array(["a"]), "the column x has values of the type string, which cannot become an array"),
-        (pa.array([1, None]), "the column x lacks 1 values"),
-        (pa.array([[1], None], pa.list_(pa.int8(), 1)), "the column x lacks 1 values"),
+        (pa.array([1, None]), "the column x has 1 null values"),
+        (pa.array([[1], None], pa.list_(pa.int8(), 1)), "the column x has 1 null values"),
         (pa.array([[1, 2], [3]]), "the column x has values of the type list.*, which cannot become an array"),
     ],
 )
@@ -62,5 +62,5 @@ def test_a_list_that_is_null_is_missing_and_one_with_a_number_is_not() -> None:
     column = pa.chunked_array([pa.array([[1, 2], None, [None, None], [3, None]], pa.list_(pa.int8(), 2))])
     rows, there = without_missing(column)
     assert there.tolist() == [True, False, False, True]
-    with pytest.raises(dr.FormatError, match="^the column x lacks 1 values$"):
+    with pytest.raises(dr.FormatError, match="^the column x has 1 null values$"):
         from_arrow(rows, "x")

@@ -174,7 +174,7 @@ large = torch.tensor([1, 2**40])
 said = message(obs={"a": large})
 assert said == (
     "field 'obs/a' has 1099511627776, which does not fit into int32: call "
-    'jax.config.update("jax_enable_x64", True) at the start of the program, or leave the field out by `fields`'
+    'jax.config.update("jax_enable_x64", True) at the start of the program, or leave the field out of `fields`'
 ), said
 assert "has -2147483649, which does not fit" in message(a=torch.tensor([-(2**31) - 1]))
 assert message(a=torch.tensor([-(2**31), 2**31 - 1])) is None

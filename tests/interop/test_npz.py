@@ -209,7 +209,9 @@ def test_arrays_that_end_episodes_have_the_names_that_options_give(tmp_path: Pat
             import_dataset(tmp_path / place, tmp_path / "refused", terminated="end")
     make_store(tmp_path / "store", "vectors")
     export_dataset(tmp_path / "store", tmp_path / "own")
-    with pytest.raises(dr.SchemaError, match="terminated and truncated are for files of others, and .*own has none"):
+    with pytest.raises(
+        dr.SchemaError, match="terminated and truncated are for files of other programs, and .*own has none"
+    ):
         import_dataset(tmp_path / "own", tmp_path / "refused", truncated="late")
     assert not (tmp_path / "refused").exists()
 

@@ -299,7 +299,7 @@ def test_a_state_of_another_store_or_of_no_store_is_refused(made, tmp_path):
     ours, other = made(DiskEpisodeReplayBuffer), made(DiskEpisodeReplayBuffer, path=tmp_path / "other")
     for buffer in (ours, other):
         buffer.add(Stream().chunks(5))
-    with pytest.raises(dr.StoreNotFound, match=f"the state is of the store {other.store.uuid}, and that at "):
+    with pytest.raises(dr.StoreNotFound, match=f"the state is of the store {other.store.uuid}, and the store at "):
         ours.set_state(other.get_state())
     theirs = EpisodeReplayBuffer(100)
     theirs.add(Stream().chunks(5))

@@ -151,7 +151,9 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_chunk_and_a_damaged_attribute_are_named(tmp_path: Path) -> None:
     write(tmp_path / "set", [10], **push_t())
     (tmp_path / "set/data/state/1.0").write_bytes(b"damaged")
-    with pytest.raises(dr.FormatError, match="set: the chunk data/state/1.0 is cut, or unpacks to more than 80 bytes$"):
+    with pytest.raises(
+        dr.FormatError, match="set: the chunk data/state/1.0 is incomplete, or unpacks to more than 80 bytes$"
+    ):
         import_dataset(tmp_path / "set", tmp_path / "store")
     make_store(tmp_path / "some", "vectors")
     export_dataset(tmp_path / "some", tmp_path / "own")
@@ -167,7 +169,9 @@ def test_a_chunk_of_blosc_that_ends_early_is_not_read_beyond_its_end(tmp_path: P
     whole = chunk.read_bytes()
     for length in range(len(whole)):
         chunk.write_bytes(whole[:length])
-        with pytest.raises(dr.FormatError, match="the chunk data/action/1.0 is cut, or unpacks to more than 32 bytes"):
+        with pytest.raises(
+            dr.FormatError, match="the chunk data/action/1.0 is incomplete, or unpacks to more than 32 bytes"
+        ):
             import_dataset(tmp_path / "set", tmp_path / "store")
 
 
@@ -313,7 +317,9 @@ def test_a_chunk_that_unpacks_to_more_than_it_may_is_not_unpacked(tmp_path: Path
         chunk.write_bytes(bomb)
     tracemalloc.start()
     try:
-        with pytest.raises(dr.FormatError, match="the chunk data/state/..0 is cut, or unpacks to more than 80 bytes"):
+        with pytest.raises(
+            dr.FormatError, match="the chunk data/state/..0 is incomplete, or unpacks to more than 80 bytes"
+        ):
             import_dataset(folder, tmp_path / "store")
         assert tracemalloc.get_traced_memory()[1] < 48 << 20
     finally:

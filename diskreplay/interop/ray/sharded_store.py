@@ -155,7 +155,7 @@ def _places(path: Any, nodes: Sequence[str] | None) -> list[tuple[str, str]]:
     else:
         raise ValueError(f"path must be a path or a sequence of paths, not {path!r}")
     if len(paths) != len(nodes):
-        raise ValueError(f"{len(paths)} paths need as many nodes, not {len(nodes)}")
+        raise ValueError(f"{len(paths)} paths need the same number of nodes, not {len(nodes)}")
     if not 0 < len(paths) <= _MOST_SHARDS:
         raise ValueError(f"there must be 1 to {_MOST_SHARDS} shards, not {len(paths)}")
     found = [(os.path.abspath(one), node) for one, node in zip(paths, nodes, strict=True)]

@@ -71,7 +71,7 @@ class SharedSampler:
         return self.version
 
     def load(self, saved: str) -> None:
-        """Load the priorities that were saved under a name; StoreNotFound if there are none."""
+        """Load the priorities that were saved under a name; StoreNotFound if the store has no such name."""
         if self.prioritized is None:
             return
         self.prioritized.load(saved)
