@@ -116,7 +116,7 @@ def import_dataset(
     source : path
         The HDF5 file.
     path : path
-        The store. Nothing may be there, except an interrupted import of this file.
+        The store. Nothing may exist at this path, except an interrupted import of this file.
     max_episode_steps : int, optional
         The number of steps after which episodes were truncated, for old files without ``timeouts``. D4RL
         itself takes this number from the environment. None: episodes end at ``terminals`` only.
@@ -175,7 +175,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The HDF5 file. Nothing may be there.
+        The HDF5 file. Nothing may exist at this path.
     hdf5_compression : str or None
         The compression of the arrays: "gzip", as in D4RL's own files, "lzf", or None, which is many times faster.
     progress : callable, optional
@@ -190,7 +190,7 @@ def export_dataset(
     StoreExists
         Something is at ``path``.
     SchemaError
-        ``hdf5_compression`` is another value.
+        ``hdf5_compression`` is not one of these values.
     """
     check_option("hdf5_compression", hdf5_compression, _COMPRESSIONS)
     made = partial(_format, hdf5_compression)

@@ -91,7 +91,7 @@ def import_dataset(
     source : path
         The folder.
     path : path
-        The store. Nothing may be there, except an interrupted import of this folder.
+        The store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
@@ -145,7 +145,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder. Nothing may be there.
+        The folder. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool

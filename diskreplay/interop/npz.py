@@ -95,7 +95,7 @@ def import_dataset(
         The names of the arrays that are true at the last step of an episode: for episodes that terminated, and for
         episodes that a limit truncated. The default is the first usual name that the data set has.
     path : path
-        The store. Nothing may be there, except an interrupted import of this folder.
+        The store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
@@ -155,7 +155,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder. Nothing may be there.
+        The folder. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool

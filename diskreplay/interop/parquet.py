@@ -83,7 +83,7 @@ def import_dataset(
     source : path
         The folder that `export_dataset` wrote.
     path : path
-        The store. Nothing may be there, except an interrupted import of this folder.
+        The store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
@@ -133,7 +133,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder. Nothing may be there.
+        The folder. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
@@ -148,7 +148,7 @@ def export_dataset(
     StoreExists
         Something is at ``path``.
     SchemaError
-        ``compression`` is another value.
+        ``compression`` is not one of these values.
     """
     kind = "none" if compression is None else compression
     check_option("compression", kind, _COMPRESSIONS)

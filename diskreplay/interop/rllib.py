@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 
 class Chunk(NamedTuple):
-    """The appended part of an episode: arrays of T steps and T + 1 observations, nested as the schema."""
+    """The part of an episode to append: arrays of T steps and T + 1 observations, nested as in the schema."""
 
     obs: Any
     action: Any
@@ -298,7 +298,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
 
 
 def _arrays(values: Any) -> Any:
-    """Return the values of an episode as arrays, nested as a single value is."""
+    """Return the values of an episode as arrays, nested like a single value."""
     if not isinstance(values, list):
         return values
     if isinstance(values[0], dict):
@@ -320,7 +320,7 @@ def _info_field(episode: Any, name: str) -> Array:
 class DiskEpisodeReplayBuffer(InStore):
     """An `EpisodeReplayBuffer` of RLlib whose steps are in a store.
 
-    DQN, SAC and others take it by ``config.training(replay_buffer_config={"type": DiskEpisodeReplayBuffer, "path":
+    Give it to DQN, SAC and others by ``config.training(replay_buffer_config={"type": DiskEpisodeReplayBuffer, "path":
     "run.replay"})``. RLlib's own code draws the samples. With equal seeds, samples and networks equal the ones with
     RLlib's own buffer, bit for bit. The id and the reward of each step, and RLlib's bookkeeping, are in memory: 100 to
     160 bytes a step.

@@ -26,8 +26,8 @@ Ids = array  # of int64
 class StepReader:
     """Reads steps by their ids.
 
-    A window is a run of steps with all their fields. The reader keeps the last two windows, since the columns of an
-    episode read the same window one after the other.
+    A window is consecutive steps of an episode with all their fields. The reader keeps the last two windows, since the
+    columns of an episode read the same window one after the other.
     """
 
     def __init__(self, store: dr.Store, info_fields: tuple[str, ...], kept: Kept) -> None:
@@ -161,7 +161,7 @@ class Observations(Column):
 
 
 class Rewards(Column):
-    """Rewards. They are in memory."""
+    """Rewards, which are in memory."""
 
     __slots__ = ()
 
@@ -186,7 +186,7 @@ class Infos(Column):
 
 
 def _columns(kind: Callable[..., Column], steps: Steps, tree: Any, path: Path) -> Any:
-    """Return columns, nested as a part of the schema is."""
+    """Return columns, nested like a part of the schema."""
     if isinstance(tree, dr.Field):
         return kind(steps, tree, path)
     parts = {name: _columns(kind, steps, part, (*path, name)) for name, part in _parts(tree)}

@@ -109,7 +109,7 @@ def import_dataset(
     source : path
         The HDF5 file.
     path : path
-        The store. Nothing may be there, except an interrupted import of this file.
+        The store. Nothing may exist at this path, except an interrupted import of this file.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
@@ -175,7 +175,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The HDF5 file. Nothing may be there.
+        The HDF5 file. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
@@ -463,7 +463,7 @@ def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
 def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, Shape]]:
     """Return the arrays of each demonstration, sorted, with their shapes.
 
-    Demonstrations with links are missing, since their arrays have other names: `_datasets` finds these arrays.
+    Demonstrations with links are left out, since their arrays have other names: `_datasets` finds these arrays.
     """
     found, linked = dict[str, dict[str, Shape]](), set[str]()
     for name, shape in sorted(shapes.items()):

@@ -116,7 +116,7 @@ def import_dataset(
     source : path
         The file.
     path : path
-        The store. Nothing may be there, except an interrupted import of this file.
+        The store. Nothing may exist at this path, except an interrupted import of this file.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
@@ -173,7 +173,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The file. Nothing may be there.
+        The file. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
@@ -446,7 +446,7 @@ def _maker(
 
 
 def _empty(maker: _Maker, schema: Schema, steps: int) -> Any:
-    """Return a full buffer of ``steps`` steps."""
+    """Return a buffer for ``steps`` steps that is marked as full, before its steps are written."""
     with MissingExtra.raised_for("a replay buffer of Stable-Baselines3", "sb3"):
         from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
         from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer

@@ -154,7 +154,7 @@ class StepValues:
     def of_episodes(self, lanes: np.ndarray) -> list[tuple[np.ndarray, dict[str, Any]]]:
         """Return ``(mask of lanes, values)`` for each group of these lanes whose episodes have the same fields set.
 
-        Values are nested as the schema is, with a leading axis of lanes for a vector.
+        Values are nested like the schema, with a leading axis of lanes for a vector.
         """
         groups: dict[tuple[str, ...], np.ndarray] = {}
         for lane in np.flatnonzero(lanes).tolist():

@@ -189,7 +189,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         found = {key: get(index, key, nothing, stack_num=1) for key in (*KEYS, *self._set_keys)}
         return {key: value for key, value in found.items() if value is not nothing}
 
-    # --- methods that would change steps ------------------------------------------------------------------------------
+    # --- methods that would change steps -----------------------------------------------------------------------------
 
     def set_array_at_key(self, seq: Array, key: str, index: Any = None, default_value: float | None = None) -> None:
         """Set the values of a key that is in memory; ReadOnlyError for a key that is in the store."""

@@ -327,7 +327,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             there = self._sampler.ids()
             newest = np.flatnonzero(there == (ids[int(state_dict["next"]) - 1] if len(ids) else -1))
             since = there[int(newest[0]) + 1 :] if len(newest) else there
-            # New steps take the positions of overwritten ones. If more steps are gone, positions are assigned afresh.
+            # Steps that were added since take the positions of the evicted ones. If still more are gone, all steps get
+            # new positions.
             if len(newest) and np.isin(ids, there).sum() >= len(ids) - len(since):
                 self._place(ids)
                 self._next = int(state_dict["next"])

@@ -94,7 +94,7 @@ def import_dataset(
         The folder that ``dumps`` wrote, or its ``storage``, or any saved tensordict. All rows of a saved tensordict are
         steps, in order.
     path : path
-        The store. Nothing may be there, except an interrupted import of this folder.
+        The store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     **options
@@ -150,7 +150,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder. Nothing may be there.
+        The folder. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool

@@ -82,7 +82,7 @@ def import_dataset(
     source : path
         The data set, of zarr version 2 or 3: a folder, or a ``.zip`` of one.
     path : path
-        The store. Nothing may be there, except an interrupted import of this data set.
+        The store. Nothing may exist at this path, except an interrupted import of this data set.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     ended : str
@@ -141,7 +141,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The data set: a folder, or a file if it ends in ``.zip``. Nothing may be there.
+        The data set: a folder, or a file if it ends in ``.zip``. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool

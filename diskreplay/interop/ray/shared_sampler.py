@@ -97,7 +97,7 @@ class SharedSampler:
         return (self.sampler.stats()["priority_sum"] if self._weighted and count else float(count)), count
 
     def draw(self, sizes: Sequence[int], ids_only: bool) -> Part:
-        """Draw the parts of batches, of these sizes, as one part; NotEnoughData if no id can be drawn."""
+        """Draw parts of these sizes for several batches, joined as one part; NotEnoughData if no id can be drawn."""
         for _ in range(_ATTEMPTS):
             batch = self.sampler.sample(sum(sizes))
             try:
