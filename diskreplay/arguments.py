@@ -1,4 +1,4 @@
-"""Checks of the arguments of stores, and of predicates."""
+"""Checks of the arguments of a store, such as its limits, and of functions that select episodes."""
 
 import sys
 from typing import Any
@@ -11,7 +11,7 @@ from diskreplay.segments.shards import zstd
 
 
 def check_count(name: str, value: Any, least: int, most: int | None) -> None:
-    """Raise ValueError for anything but a whole number in its bounds, or None."""
+    """Raise ValueError unless ``value`` is None, or a whole number from ``least`` to ``most`` (None: no maximum)."""
     if value is None:
         return
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
@@ -21,7 +21,7 @@ def check_count(name: str, value: Any, least: int, most: int | None) -> None:
 
 
 def check_seconds(name: str, value: Any) -> None:
-    """Raise ValueError for anything but a finite number above 0, or None."""
+    """Raise ValueError unless ``value`` is None, or a finite number of seconds above 0."""
     if value is None:
         return
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
@@ -31,7 +31,7 @@ def check_seconds(name: str, value: Any) -> None:
 
 
 def check_where(where: object) -> None:
-    """Raise ValueError for a predicate that is not callable, such as an expression of the command line."""
+    """Raise ValueError if ``where`` is not callable: only the command line takes expressions as text."""
     if not callable(where):
         example = ", such as lambda episode: episode.total_reward > 20"
         raise ValueError(f"where must be a function of an episode{example}, not {where!r:.80}")
@@ -63,5 +63,5 @@ def compression_level(value: Any) -> int | None:
 
 
 def as_int(value: Any) -> int | None:
-    """Return a whole number as a Python int."""
+    """Return a whole number as a Python int; None stays None."""
     return None if value is None else int(value)

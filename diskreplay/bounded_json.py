@@ -1,4 +1,4 @@
-"""JSON of files and saved states; it is refused, before it is parsed, if it is nested too deeply."""
+"""A parser of JSON in files and saved states, which refuses a document that is nested too deeply before parsing it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Closing of the resources that an object has opened: on request, when it is garbage, or at the interpreter's end."""
+"""Closes the resources of an object: on request, when it is garbage collected, or when the interpreter ends."""
 
 import os
 import shutil
@@ -20,11 +20,11 @@ Closing: TypeAlias = "weakref.finalize[Any, Any]"
 
 
 def closes(owner: object, kept: Kept, folder: str | None = None) -> Closing:
-    """Return a finalizer that closes all objects in ``kept``, last one first, when called or when the owner is gone.
+    """Return a finalizer that closes the objects in ``kept``, last first, when called or when the owner is collected.
 
-    Each is closed even if another one fails; the first error is raised at the end. ``folder`` is a temporary folder
-    with the store. It is removed first, as a deleted store need not be sealed; errors that follow from that are
-    ignored.
+    Every object is closed even if another one fails; the first error is raised at the end. ``folder`` is a temporary
+    folder that contains the store. It is deleted before the objects are closed, because the segments of a deleted store
+    need not be sealed. With a ``folder``, errors of closing are ignored.
     """
     return weakref.finalize(owner, _close, kept, folder, os.getpid())
 

@@ -1,4 +1,4 @@
-"""Copies of tensors on CUDA devices to the CPU: the copies of a call start together, and it waits once."""
+"""Copies of tensors from CUDA devices to the CPU: a call starts all its copies, then waits once for all of them."""
 
 from collections.abc import Iterable
 from types import NoneType
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# Torch keeps the pinned memory of a copy for later copies. A larger tensor is copied to memory that is released.
+# Torch keeps pinned memory for later copies. Larger tensors are copied to memory that is not pinned, and is freed.
 MOST_PINNED_BYTES = 256 << 20
 
 _NEVER_ON_DEVICE = frozenset({np.ndarray, bool, int, float, NoneType})
@@ -20,7 +20,7 @@ def fetched(*values: Any) -> tuple[Any, ...]:
     """
     if not _are_on_device(values):
         return values
-    import torch  # already loaded by the tensors' maker; a writer of arrays needs none
+    import torch  # already loaded if there are tensors; a process that writes only arrays never loads it
 
     devices = set()
 

@@ -12,12 +12,12 @@ ReplayError
 ├── Closed          ValueError         a store, sampler or buffer that was closed
 │   └── WriterClosed                   an append after close, or from a forked child
 ├── RateLimited     TimeoutError       a limiter did not let the call through in time
-├── BufferFull      BufferError        a step for a rollout buffer that is full
-├── SegmentGone     LookupError        evicted or set aside since the snapshot was taken
+├── BufferFull      BufferError        a step was added to a full rollout buffer
+├── SegmentGone     LookupError        a segment was evicted or quarantined since the snapshot was taken
 ├── InvalidIndex    IndexError         an id that never existed
-└── MissingExtra    ImportError        a library that an extra of this package installs
+└── MissingExtra    ImportError        a library is missing that an extra of this package installs
 
-DamagedSegmentWarning, a RuntimeWarning, is issued for a store that is used without an unreadable segment.
+DamagedSegmentWarning, a RuntimeWarning, is issued if a segment of a store cannot be read, or is in quarantine.
 """
 
 import sys
@@ -27,7 +27,7 @@ from contextlib import contextmanager
 
 from diskreplay.folders import shown
 
-# Modules that a warning is never attributed to: ours, and decorators and imports between two of ours.
+# Warnings are never attributed to modules of this package, or to decorators and imports between two of them.
 _INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib", "importlib")
 
 
@@ -212,7 +212,7 @@ class RateLimited(ReplayError, TimeoutError):
 
 
 class BufferFull(ReplayError, BufferError):
-    """A rollout buffer has all its steps; `clear` it before the next.
+    """The rollout buffer is full; call its method `clear` before adding the next step.
 
     Examples
     --------
@@ -227,7 +227,7 @@ class BufferFull(ReplayError, BufferError):
 
 
 class SegmentGone(ReplayError, LookupError):
-    """A segment was evicted or set aside after the snapshot was taken, and the requested rows were not mapped yet.
+    """A segment was evicted or quarantined after the snapshot was taken, before the requested rows were mapped.
 
     Examples
     --------
@@ -275,9 +275,11 @@ class MissingExtra(ReplayError, ImportError):
     @classmethod
     @contextmanager
     def raised_for(cls, purpose: str, extra: str) -> Iterator[None]:
-        """Raise this error if an import in the block fails: ``purpose`` needs the libraries of ``extra``.
+        """Raise this error if an import in the block fails.
 
-        A library may fail with any error, such as a ValueError if it was built with another version of NumPy.
+        ``purpose`` says, for the message, what needs the import; ``extra`` is the extra of this package that installs
+        the library. A library may fail with any error, such as a ValueError if it was built with another version of
+        NumPy.
         """
         try:
             yield

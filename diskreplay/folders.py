@@ -1,8 +1,8 @@
-"""Folders that are held open: files below them are found whatever happens to the folder's path.
+"""Folders that are kept open by a descriptor: files below such a folder are found even if its path changes.
 
 `/proc/self/fd/N` is the folder that descriptor N was opened on, even after it was renamed, and after another folder has
-taken its old path. Reads and writes below it reach that very folder, or fail. Such paths mean nothing to users: `shown`
-and `show_paths` replace them by the path given for the folder.
+taken its old path. Reads and writes below that path reach this very folder, or fail. Users do not know such paths, so
+`shown` and `show_paths` replace them by the path that the user gave for the folder.
 """
 
 import os
@@ -22,7 +22,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 class OpenFolder:
-    """A folder held by a descriptor, which is closed when the last reference to this object is gone.
+    """A folder that a descriptor keeps open until the last reference to this object is gone.
 
     Code that keeps a path below `path` must also keep this object: the number of a closed descriptor is reused for the
     next opened file.
@@ -33,9 +33,8 @@ class OpenFolder:
     ----------
     path : Path
         The folder by its descriptor; paths below it are used to open files.
-        |4
-        name : Path
-            The given path of the folder, for messages.
+    name : Path
+        The given path of the folder, for messages.
 
     Raises
     ------
@@ -61,13 +60,13 @@ class OpenFolder:
 
     @classmethod
     def of(cls, place: "OpenFolder | os.PathLike[str] | str") -> "OpenFolder":
-        """Return an open folder unchanged; open a closed one, or the one at a path."""
+        """Return ``place`` if it is an open folder; else open the folder, by its name or path, and return it."""
         if isinstance(place, OpenFolder):
             return place if place.fd >= 0 else cls(place.name)
         return cls(Path(place).absolute())
 
     def is_at(self, path: os.PathLike[str] | str) -> bool | None:
-        """Return whether a path leads to this folder; None if it leads nowhere."""
+        """Return whether a path leads to this folder; None if nothing is at the path."""
         try:
             status = os.stat(path)
         except OSError:
@@ -103,14 +102,15 @@ BY_PATH = Lookup()
 
 
 class LookupBelow(Lookup):
-    """Finds files below a folder by its descriptor, in a third of the time; others by their paths. For one thread.
+    """Finds files below one folder relative to its descriptor, which takes a third of the time. Not thread-safe.
 
-    Errors name whole paths: after an error, the whole path is tried once.
+    Files elsewhere are found by their whole paths. A lookup that fails is repeated with the whole path, so that the
+    error names it.
 
     Raises
     ------
     OSError
-        On entering: the path has no folder, or a link to one.
+        On entering the context: ``folder`` is not a folder, or is a symbolic link.
     """
 
     def __init__(self, folder: str) -> None:
@@ -154,7 +154,7 @@ class LookupBelow(Lookup):
 
 
 def close_when_collected(owner: object, fd: int) -> None:
-    """Close a descriptor when the last reference to its owner is gone; at the end of the process the system does."""
+    """Close a descriptor when the last reference to its owner is gone; the system closes it when the process ends."""
     weakref.finalize(owner, _close, fd).atexit = False
 
 
@@ -193,7 +193,8 @@ def is_folder(path: os.PathLike[str] | str) -> bool:
 def is_deleted(fd: int) -> bool:
     """Return whether the file or folder that a descriptor is open on was deleted.
 
-    Not every file system counts the links of folders; but the kernel marks the name of a deleted one.
+    Some file systems do not count the links of folders. So the name in /proc is checked too: for a deleted folder, the
+    kernel appends " (deleted)" to it.
     """
     try:
         status = os.fstat(fd)
@@ -212,7 +213,7 @@ def is_deleted(fd: int) -> bool:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder; the first system error is raised unchanged, while `shutil.copytree` hides its number."""
+    """Copy a folder; the first OSError is raised with its errno, which `shutil.copytree` would hide."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -225,7 +226,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def shown(text: os.PathLike[str] | str) -> str:
-    """Return a text, or a path, with the paths of open folders replaced by the given ones."""
+    """Return a text or path, with paths by descriptor replaced by the paths that the user gave for the folders."""
     text = os.fspath(text)
     return _BELOW.sub(_given, text) if _DESCRIPTORS in text else text
 
@@ -254,7 +255,7 @@ def show_paths(error: _Error) -> _Error:
 
 
 class shown_paths(ContextDecorator):
-    """A context or decorator: errors that leave it name paths as the user gave them."""
+    """A context manager or decorator: errors raised in the block name paths as the user gave them."""
 
     def __enter__(self) -> None:
         """Do nothing."""

@@ -1,7 +1,7 @@
 """Flags of rows, and the layout of ids: the numbers that the format, the kernels and the views share.
 
 An id is ``segment << POSITION_BITS | position``. In a segment with ``lanes`` lanes, the position is ``row * lanes +
-lane``. `done` has a byte of flags for each row; docs/format.md defines each.
+lane``. The array `done` has a byte of flags for each row; docs/format.md defines each flag.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 POSITION_BITS = 35
 POSITION_MASK = (1 << POSITION_BITS) - 1
 
-# Bits of one row of `done` (CF flags).
+# Bits of one row of `done`.
 TERMINATED = 1
 TRUNCATED = 2
 FIRST = 4
@@ -26,13 +26,15 @@ END_MARKER = 32
 EPISODE_VALUES = 64
 DISCARDED = 128
 NO_STEP = OBSERVATION_ONLY | END_MARKER
-# The only rows with DISCARDED. The first is the end marker of an episode that its writer discarded. The second is a
-# part without a step, after a cut for the episode's length.
+# The flags of the only two kinds of rows with DISCARDED. DISCARD: the end marker of an episode that its writer
+# discarded. DISCARD_BEFORE: a part without a step. Its episode was cut for its length, then discarded, so the parts
+# before it are discarded too.
 DISCARD = END_MARKER | DISCARDED
 DISCARD_BEFORE = FIRST | CUT | DISCARD
 
 # The bits of an episode's end are TERMINATED, TRUNCATED, OBSERVATION_ONLY (it has a final observation), CUT,
-# EPISODE_VALUES, DISCARDED, and two more: it continues an episode that was cut for its length; it is open.
+# EPISODE_VALUES, DISCARDED, and two more. CONTINUES: the episode continues one that was cut for its length. OPEN: it
+# has not ended.
 CONTINUES = FIRST
 OPEN = 256
 
@@ -42,9 +44,9 @@ EPISODE_COLUMNS = 6
 
 
 def is_end_with_values(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return by its flags whether the row after an episode's last step holds the episode's values.
+    """Return, by the flags of rows after the last steps of episodes, whether each holds the values of its episode.
 
-    It does if it belongs to that episode, as its final observation or its end marker, and was published with the
+    A row holds them if it is the final observation or the end marker of that episode, and was published with the
     values.
     """
     found: NDArray[np.bool_] = (flags & (EPISODE_VALUES | FIRST)) == EPISODE_VALUES
@@ -55,9 +57,9 @@ class EpisodeTable:
     """Episodes, one per line: (n, 6) int64.
 
     ``first`` is the id of the first step, and ``stride`` the difference between the ids of successive steps. ``steps``
-    and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has bits. ``time`` is the
-    publishing time of the first step, in nanoseconds since the epoch; it is 0 in a store without limits. These are
-    views of ``lines``.
+    and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has the bits of the episode's end,
+    defined above. ``time`` is the publishing time of the first step, in nanoseconds since the epoch; it is 0 in a store
+    without limits. All six are views of the columns of ``lines``.
     """
 
     __slots__ = ("lines",)
@@ -129,10 +131,11 @@ class EpisodeTable:
 
 
 def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints, Ints, Ints, Ints]:
-    """Return whether the segment of each id exists, its index from ``origin`` on, its lanes, the lane and the row.
+    """Return for each id whether its segment exists, the segment's index in ``lanes`` and lanes, and the lane and row.
 
-    ``lanes`` has the lanes of the segments from number ``origin`` on, 0 for one that is gone. For an id without a
-    segment, the lanes are 1 and the rest is arbitrary. The index is still valid, unless there are no segments at all.
+    ``lanes`` has the number of lanes of each segment from number ``origin`` on; 0 for a deleted segment. If the segment
+    of an id does not exist, its lanes are returned as 1, and its index, lane and row are arbitrary. The index is valid
+    even then, unless ``lanes`` is empty.
     """
     slot = (ids >> POSITION_BITS) - origin
     known = (slot >= 0) & (slot < len(lanes))
@@ -145,7 +148,7 @@ def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints
 
 
 def row_keys(ids: Ints, lanes: Ints, lane: Ints, row: Ints) -> Ints:
-    """Return numbers that order ids by segment, lane and row, and grow by one from row to row.
+    """Return numbers that order ids by segment, lane and row, and grow by one from row to row of a lane.
 
     ``lanes`` has the number of lanes of the segment of each id.
     """

@@ -15,7 +15,7 @@ NOTHING = Html("")
 
 
 def clean(text: object) -> str:
-    """Escape unprintable characters: names come from the store, and a terminal obeys escape sequences."""
+    """Return a text with unprintable characters escaped: names in a store could hold a terminal's escape sequences."""
     said = str(text)
     if said.isprintable():
         return said
@@ -34,7 +34,11 @@ def element(tag: str, /, *content: Html, **attributes: object) -> Html:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0) -> Html:
-    """Return a table; a column whose header begins with > has numbers, aligned to the right. ``total`` rows exist."""
+    """Return a table of rows of cells; a header that begins with ">" marks a column of numbers, aligned to the right.
+
+    ``total`` is the number of existing rows: if it is larger than the number of ``rows``, the caption says how many are
+    not shown.
+    """
     names = [header.removeprefix(">") for header in headers]
     sides = [
         {"style": "text-align:right" if header != name else "text-align:left"}

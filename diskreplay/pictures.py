@@ -15,7 +15,7 @@ _VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # the best one first
 
 
 def is_image(leaf: Field) -> bool:
-    """Return whether a field may hold images: it has two or three axes, and is not a vector."""
+    """Return whether a field may hold images: it has two or three axes, and at least two are longer than 1."""
     return len(leaf.shape) in (2, 3) and sorted(leaf.shape)[-2] > 1
 
 
@@ -36,7 +36,7 @@ def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return the numbers of ``count`` frames, or of ``most`` at equal distances, including the first and the last."""
+    """Return the indexes of all ``count`` frames, or of ``most`` at equal distances that include the first and last."""
     found: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int)).tolist()
     return found
 
@@ -102,7 +102,7 @@ def mp4(images: NDArray[np.uint8], fps: float) -> bytes:
     if codec is None:
         raise ReplayError(
             f"this PyAV has no encoder of {', '.join(_VIDEO_CODECS)}: install PyAV from its wheels "
-            '(pip install --force-reinstall "av"), or take a GIF'
+            '(pip install --force-reinstall "av"), or write a GIF instead'
         )
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:

@@ -1,18 +1,20 @@
-"""Threads that make calls for others, and stay consistent whenever a caller is interrupted.
+"""Threads that make calls for other threads, and stay consistent even if a caller is interrupted at any point.
 
 A signal handler may raise between any two lines of the main thread. Inside an executor of the standard library, that
-can leave two threads on one job, or a lock that is held forever. Here each step of the caller is one operation, or may
-be repeated:
+can leave two threads on one job, or a lock that is held forever. In this module, each step of the caller is a single
+operation, or may be repeated:
 
 - A job enters the queue by one operation. `Job.result` waits for a thread only if the job is in the queue.
-- The threads are created with their owner. Each can be started once, and another thread starts them:
-  `threading.Thread.start` waits under a lock, and an interrupt there would leave the lock held.
-- A job's only lock tells that the job is over, and a thread releases it.
+- The threads are created with their `Workers` object. A helper thread starts them, because `threading.Thread.start`
+  waits under a lock, which an interrupted caller would leave held. A thread starts only once, so the start may be
+  repeated.
+- The only lock of a job is held until the job is over, and it is a thread of `Workers` that releases it.
 
-A job references its call until the call is over, and with it the memory that the call writes to. So that memory is not
-reused before.
+Until a call is over, its job references the call, and with it the memory that the call writes to. So this memory is not
+reused too early.
 
-The module also calls functions in forked children, and has `computed_once` for values that need no lock.
+The module also has `fork_listeners`, to call functions in forked children, and `computed_once`, for cached values
+without a lock.
 """
 
 import atexit
@@ -29,16 +31,16 @@ T = TypeVar("T")
 
 
 def each_of(alive: weakref.WeakSet[Any]) -> list[Any]:
-    """Return the objects of a set that other threads may be adding to."""
+    """Return a list of the objects in a set, even if other threads change the set meanwhile."""
     while True:
         try:
             return list(alive)
-        except RuntimeError:  # the set changed meanwhile
+        except RuntimeError:  # the set changed while it was read
             continue
 
 
 def fork_listeners(notify: Callable[[Any], object]) -> weakref.WeakSet[Any]:
-    """Return a set; in every forked child, ``notify(object)`` is called for each object in it."""
+    """Return a new, empty set; in every forked child, ``notify(item)`` is called for each item that was added to it."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def notify_all() -> None:
@@ -50,10 +52,11 @@ def fork_listeners(notify: Callable[[Any], object]) -> weakref.WeakSet[Any]:
 
 
 class computed_once(Generic[T]):
-    """`functools.cached_property` of Python 3.12: the one of 3.11 has a lock for all objects of a class.
+    """A cached property without a lock, as `functools.cached_property` is since Python 3.12.
 
-    If a child is forked while another thread of its parent holds that lock, the child would wait forever. Without a
-    lock, two threads may compute the value of an object at the same time; both get a correct one.
+    In Python 3.11, the latter has one lock for all objects of a class. A child that is forked while another thread of
+    its parent holds that lock would wait forever. Without a lock, two threads may compute the value of an object at the
+    same time; both get a correct one.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -75,7 +78,7 @@ class computed_once(Generic[T]):
 
 
 class Job(Generic[T]):
-    """A call that a thread makes after `Workers.begin` has queued it. Any thread may ask for its result."""
+    """A call that a thread makes after `Workers.begin` has queued the job. Any thread may wait for its result."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call: Callable[[], T] | None = call
@@ -100,14 +103,14 @@ class Job(Generic[T]):
         return self._found
 
     def withdraw(self) -> None:
-        """Return when no thread is making the call, and none will; it may be repeated after an interrupt."""
+        """Withdraw the job, and wait until no thread is making the call; may be repeated after an interrupt."""
         self._is_withdrawn = True
         if self._is_begun:  # the thread sets it before it checks whether the job is withdrawn
             with self._over:
                 pass
 
     def _make(self, is_wanted: bool) -> None:
-        """Make the call, in a thread, unless it is withdrawn or not wanted any more."""
+        """Make the call, in a thread, unless the job was withdrawn or ``is_wanted`` is False."""
         self._is_begun = True
         try:
             if not is_wanted:
@@ -122,7 +125,7 @@ class Job(Generic[T]):
 
 
 class _Line:
-    """The queue that threads share with their owner, and keep after the owner is gone; None ends a thread."""
+    """The queue of jobs that threads share with their `Workers`, and keep after it is gone; None ends a thread."""
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
@@ -133,9 +136,9 @@ class _Line:
 class Workers:
     """Threads that make the calls of one queue of jobs, in order. They start with the first job.
 
-    They end by `close`, soon after the last reference is gone, or when the interpreter ends. A forked child gets its
-    own. If no thread can make a job, as the system has no room for one or they have ended, the caller of its `result`
-    makes it.
+    The threads end after `close`, soon after the last reference to this object is gone, or when the interpreter ends. A
+    forked child gets threads of its own. If no thread can make a call, because the system has no room for a thread or
+    all have ended, the caller of `Job.result` makes it.
 
     Concurrency: any thread may begin jobs; one thread closes.
     """
@@ -168,7 +171,7 @@ class Workers:
         return self._is_started and not self._line.is_closed
 
     def close(self) -> None:
-        """End the threads after the calls that they have begun; it may be repeated."""
+        """Wait for the calls that the threads have begun, and end the threads; may be repeated."""
         _dismiss(self._line, self._count)
         with self._line.starting:
             for thread in self._threads:
@@ -177,7 +180,7 @@ class Workers:
 
 
 def _start_all(threads: list[threading.Thread], line: _Line) -> None:
-    """Start threads, from a thread that a caller may have started twice: each of them starts only once."""
+    """Start the threads that have not started yet; runs in a helper thread, or in two if a caller was interrupted."""
     with line.starting:
         for thread in threads:
             with suppress(RuntimeError):  # it was already started, or the system has no room for it
@@ -205,6 +208,6 @@ _alive = fork_listeners(lambda workers: workers._renew())
 
 @atexit.register
 def _close_all() -> None:
-    """End all threads before the interpreter does: it would stop them anywhere, even inside other libraries."""
+    """End all threads before the interpreter ends: it would stop them at any point, even inside other libraries."""
     for workers in list(_alive):
         workers.close()
