@@ -1,9 +1,10 @@
 """The damage of a sealed segment: bad parts of its chunk files, and the rows and episodes that are lost with them.
 
-A block of any field that does not match its checksum damages all rows that overlap it, and the episodes of these rows
-are lost. In a compressed array, inner chunks that do not match their own checksums are damaged. Damaged initial
-priorities cost no step: they become zeros, which mean that none were given. Damaged flags hide where episodes begin.
-All rows are then lost from the start of the episode that reaches the damage up to the next known start after it.
+Chunk files are checked in blocks. If a block does not match its checksum, all rows with bytes in it are damaged, and
+the episodes of these rows are lost. In a compressed array, each inner chunk has its own checksum instead. Damaged
+initial priorities make no step lost: they become zeros, which mean that no priority was given. Damaged flags hide where
+episodes begin. All rows are then lost from the start of the episode that reaches the damaged flags up to the next known
+start after them.
 """
 
 import os
@@ -34,14 +35,14 @@ _ENDED = layout.TERMINATED | layout.TRUNCATED
 
 @dataclass
 class Damage:
-    """The damage of a segment, and the rest of it. A range is a first item and the one after the last.
+    """The damage of a segment. A range is (first item, item after the last).
 
-    ``parts`` has the damaged byte ranges of each chunk file, by name. ``lost`` has the lost rows by lane, including
-    those that were lost before; ``more`` has only the new ones. ``lost_values`` has, by lane, the positions of the
-    values of episodes in each lost range. ``flags`` has new flags by lane and row; all other lost rows get 0.
-    ``steps_kept`` and ``steps_lost`` divide the steps that the segment ever had; steps evicted by hand count as kept.
-    ``episodes`` counts the newly lost episodes; with damaged flags it is a lower bound. ``flags_damaged``: some flags
-    are unknown. ``resized``: a chunk file is too long.
+    ``parts`` has the damaged byte ranges of each chunk file, by name. ``lost`` has the lost ranges of rows by lane,
+    including rows that the segment already records as lost; ``more`` has only the newly lost rows. ``lost_values`` has,
+    by lane, the range of episode values that belongs to each lost range. ``flags`` has new flags by (lane, row); all
+    other lost rows get 0. ``steps_kept`` and ``steps_lost`` add up to all steps that the segment ever had; steps
+    evicted by hand count as kept. ``episodes`` counts the newly lost episodes; with damaged flags it is a lower bound.
+    ``flags_damaged``: some flags are unknown. ``resized``: a chunk file is too long.
     """
 
     parts: dict[str, list[Range]]
@@ -62,12 +63,13 @@ def find_damage(
     evicted: Sequence[tuple[int, int]],
     marked: NDArray[np.int64] | None = None,
 ) -> Damage:
-    """Return the damage of a sealed segment with these rows in each lane; nothing is changed.
+    """Return the damage of a sealed segment; nothing is changed.
 
-    ``evicted`` has position and steps of the episodes that were evicted by hand; in a pack, positions are its rows.
-    ``marked`` is given for a copy that has to prove its rows, and has the rows of each lane that marks prove. These are
-    intact, even inside a bad block. Other rows with damaged priorities are then lost too: the priorities may not have
-    been copied.
+    ``rows`` has the number of rows of each lane. ``evicted`` has (position of the first step, steps) of each episode
+    that was evicted by hand; in a pack, a position is a row. ``marked`` is given for a copied segment whose rows may
+    not all have been copied: it has the number of rows of each lane that marks prove. These rows are intact, even
+    inside a bad block. Other rows are then lost also if their priorities are damaged, as these may not have been
+    copied.
 
     Raises FormatError if a needed chunk has no checksum, or the tables of a pack are damaged.
     """
@@ -111,7 +113,7 @@ class _Search:
                 continue
             starts = self._starts(lane, count, holes)
             edges = [0, *(edge for range_ in before for edge in range_), *self._proven(lane, holes)]
-            if self._tables is not None:  # in a pack, each lane begins with an episode
+            if self._tables is not None:  # in a pack, each lane of a merged segment begins with an episode
                 edges += self._tables.first_rows.tolist()
             known = np.union1d(starts, np.array(edges, np.int64))
             lost = layout.merge_ranges([*before, *(_episodes_of(range_, known, count) for range_ in damaged[lane])])
@@ -163,7 +165,7 @@ class _Search:
             damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
 
     def _split(self, tables: PackTables, first: int, stop: int) -> Iterator[Range]:
-        """Yield the parts of some rows of a pack, each inside one lane of a segment or between two lanes."""
+        """Split a range of rows of a pack into parts, each inside one lane of a merged segment or between two lanes."""
         edges = np.union1d(tables.first_rows, tables.first_rows + tables.rows)
         inside = edges[(edges > first) & (edges < stop)].tolist()
         yield from pairwise([first, *inside, stop])
@@ -171,7 +173,7 @@ class _Search:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _parts(self, chunk: Chunk) -> list[Range]:
-        """Return the damaged bytes of a chunk file: whole blocks, without rows that marks prove."""
+        """Return the damaged byte ranges of a chunk file: whole blocks, without the bytes of rows that marks prove."""
         parts = self._bad_blocks(chunk)
         return layout.subtract_ranges(parts, list(self._marked_bytes(chunk))) if parts else parts
 
@@ -213,7 +215,7 @@ class _Search:
         return found
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
-        """Yield lane and rows that overlap parts of a chunk file; for an episode field, positions of values."""
+        """Yield (lane, range of rows) for the damaged parts of a chunk file; an episode field has values as rows."""
         if parts and chunk.array.path in self._info.compressed:
             for first, stop in InnerChunks(self._info, chunk.array.path).lost_rows():
                 if first < self._rows[0]:
@@ -230,7 +232,7 @@ class _Search:
     # --- flags -------------------------------------------------------------------------------------------------------
 
     def _pieces(self, lane: int, count: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield the first row and the flags of pieces of a lane; zeros for unreadable ones."""
+        """Yield (first row, flags) of successive parts of a lane's first ``count`` rows; unreadable flags are 0."""
         for chunk, inside, width in layout.split_range(0, count, self._per_chunk, _PIECE):
             data = self._read(chunk, lane * self._per_chunk + inside, width)
             yield chunk * self._per_chunk + inside, np.frombuffer(data.ljust(width, b"\0"), np.uint8)
@@ -255,7 +257,10 @@ class _Search:
         return starts
 
     def _discarded(self, lane: int, count: int, starts: NDArray[np.int64], unknown: list[Range]) -> Iterator[Range]:
-        """Yield the rows of discarded episodes with known flags: if lost, these would show earlier parts again."""
+        """Yield the range of rows of each discarded episode whose flags are all known.
+
+        These episodes must not be lost with their flags: earlier parts of them would then be shown again.
+        """
         for row, flags in self._pieces(lane, count):
             for stop in (np.flatnonzero(flags & layout.DISCARD == layout.DISCARD) + row).tolist():
                 first = int(starts[np.searchsorted(starts, stop, "right") - 1]) if len(starts) else stop
@@ -263,7 +268,7 @@ class _Search:
                     yield first, stop
 
     def _values_of(self, lane: int, holes: list[Range]) -> "_Values":
-        """Return the rows of a lane that have values, as far as flags are known."""
+        """Return the rows of a lane that have episode values, by the flags outside of ``holes``, the damaged flags."""
         parts = [
             np.flatnonzero(flags & layout.EPISODE_VALUES) + row for row, flags in self._pieces(lane, self._rows[lane])
         ]
@@ -277,7 +282,7 @@ class _Search:
         return _Values(rows, gone, int(self._extent.values[lane]), holes)
 
     def _count(self, lane: int, count: int, without: list[Range]) -> int:
-        """Count the steps of a lane outside of some rows."""
+        """Return the number of steps in the first ``count`` rows of a lane, outside of the ranges ``without``."""
         steps = 0
         for row, flags in self._pieces(lane, count):
             is_step = flags & NO_STEP == 0
@@ -287,13 +292,13 @@ class _Search:
         return steps
 
     def _proven(self, lane: int, unknown: list[Range]) -> Iterator[int]:
-        """Yield the first rows of unknown flags that certainly begin an episode: the episode before is complete."""
+        """Yield the first row of each range of unknown flags, if it certainly is the first row of an episode."""
         for first, _ in unknown:
             if first == 0:
                 continue
             before = self._flag(lane, first - 1)
-            # Only an episode that ended in a step, and without values there, may have one more row: its final
-            # observation.
+            # The episode before is complete if its last row has no step. It is also complete if that row has its last
+            # step and its values: no final observation follows then.
             is_whole = bool(before & NO_STEP or (before & _ENDED and before & layout.EPISODE_VALUES))
             if is_whole or (self._likely(lane, first) or 0) & layout.FIRST:
                 yield first
@@ -301,7 +306,8 @@ class _Search:
     def _likely(self, lane: int, row: int) -> int | None:
         """Return the original value of a damaged flag if just one byte of its block was changed, else None.
 
-        It decides whether the episode before it, whose rows are all intact, ended there. It is never shown.
+        The value only decides whether the episode before this row, whose rows are all intact, ended there. Readers
+        never get it.
         """
         chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
         block, nbytes = layout.BLOCK_ROWS, len(self._info.lanes) * self._per_chunk
@@ -318,7 +324,7 @@ class _Search:
     def _spare(
         self, damage: Damage, lane: int, lost: list[Range], episode: Range, unknown: list[Range]
     ) -> tuple[list[Range], list[Range]]:
-        """Take an evicted or discarded episode out of the lost rows: no reader shows it, and it stays an episode.
+        """Take an evicted or discarded episode out of the lost rows: readers do not show it, and it stays an episode.
 
         Return the remaining lost rows, and the episode's rows if their flags are replaced.
         """
@@ -336,10 +342,11 @@ class _Search:
 
 
 class _Values:
-    """The rows of a lane with values of episodes: known ``rows``, and (first row, values) of ranges ``gone`` before.
+    """The rows of a lane that have values of episodes, and the position of each row's values.
 
-    The rest of the ``total`` values is in rows with damaged flags, the ``holes``. Between several holes, it is unknown
-    which row a value belongs to.
+    ``rows`` are the rows with readable flags. ``gone`` has (first row, number of values) of each range of rows that was
+    lost before. The rest of the ``total`` values belongs to rows with damaged flags, whose ranges are the ``holes``.
+    From the first to the last of several holes, it is unknown which row a value belongs to.
     """
 
     def __init__(self, rows: NDArray[np.int64], gone: Sequence[Range], total: int, holes: Sequence[Range]) -> None:
@@ -357,7 +364,7 @@ class _Values:
         return [(row, row + 1) for row in self._rows[bad].tolist()]
 
     def _places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of values before each of some rows."""
+        """Return the position of each row's values: the number of values before it in the lane."""
         found = np.searchsorted(self._rows, rows)
         for first, count in self._gone:
             found[rows > first] += count
@@ -366,10 +373,11 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return the positions of the values of each lost range, and the ends of episodes that get a flag of values.
+        """Return the range of values of each lost range, and the end rows of the rewritten episodes that have values.
 
-        Values without a known row belong to a lost range with damaged flags, or to hidden episodes whose flags are
-        ``rewritten``. The latter also keep their known flags.
+        ``rewritten`` has the evicted and discarded episodes whose flags are replaced. A value without a known row
+        belongs to the first lost range with damaged flags, or else to a rewritten episode. Rewritten episodes with a
+        known flag of values keep it.
         """
         known = [self._rows[(self._rows >= first) & (self._rows < stop)] for first, stop in lost]
         counts = [
@@ -395,7 +403,7 @@ class _Values:
 
 
 def _by_lane(entries: Sequence[tuple[int, int]], lanes: int) -> dict[int, list[Range]]:
-    """Group positions, each with a number of rows, by lane, as ranges of rows."""
+    """Return ranges of rows by lane from (position, number of rows) pairs."""
     found: dict[int, list[Range]] = {}
     for position, rows in sorted(entries):
         row, lane = divmod(position, lanes)
@@ -412,7 +420,7 @@ def _sum_at(fd: int, at: int, nbytes: int) -> int:
 
 
 def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
-    """Return the rows of the episodes that contain some rows; ``starts`` includes row 0."""
+    """Return the range of all rows of the episodes in ``rows``; ``starts`` has row 0 and the first rows of episodes."""
     behind = int(np.searchsorted(starts, rows[1]))
     first = int(starts[np.searchsorted(starts, rows[0], "right") - 1])
     return first, int(starts[behind]) if behind < len(starts) else count
@@ -430,7 +438,8 @@ def _byte_changes() -> NDArray[np.uint32]:
 def single_error(data: bytes, crc: int) -> tuple[int, int] | None:
     """Return (position, new value) of the one byte whose change makes ``data`` match a checksum, or None.
 
-    None also if several bytes would. For 512 bytes with other damage, a byte is found by chance once in 30,000 times.
+    None also if there are several such bytes. If more than one of 512 bytes was changed, a byte is found by chance, and
+    wrongly, once in 30,000 times.
     """
     table = _byte_changes()
     wanted = np.uint32(crc32c(data) ^ crc)

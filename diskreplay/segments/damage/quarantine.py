@@ -1,8 +1,8 @@
-"""Quarantine: files and folders that are neither used nor deleted, each with a record of its origin and the reason.
+"""Quarantine: files and folders of a store that are neither used nor deleted, each with a record of its origin.
 
-`counters/quarantine/` has the tree of the store, so that an entry's path tells where it came from. It is inside the
-folder of an array, where no zarr reader looks. A record is durable before its entry is moved. A missing or damaged
-record is derived from the entry.
+`counters/quarantine/` repeats the folders of the store: the path of an entry in it is its original path. It is inside
+the folder of an array, where no zarr reader looks. A record is durable before its entry is moved. If a record is
+missing or damaged, its values are derived from the entry.
 """
 
 import json
@@ -32,7 +32,7 @@ QUARANTINE = f"{layout.COUNTERS}/quarantine"
 RECORD = ".record.json"  # the suffix of a record's name, after the name of its entry
 
 _SEGMENT = re.compile(rf"{layout.SEGMENTS}(?:\.[0-9]+)?/([0-9]{{8,9}})(?:\.[0-9]+)?")
-_PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # these identify a segment without a record
+_PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # a folder with 3 of these was a segment
 _TOP = (layout.SEGMENTS, layout.SAMPLERS, layout.LIMITERS, layout.COUNTERS, layout.EVICTIONS)
 _DEEPEST = 8  # the maximum depth of entries in a store's tree
 _MOST_BYTES = 1 << 16  # of a record
@@ -45,19 +45,20 @@ class Quarantined:
     Attributes
     ----------
     segment : int or None
-        The number of the segment; None: it is not a segment.
+        The number of the segment; None: the entry is not a segment.
     steps : int or None
-        The steps in it that are nowhere else in the store; None: unknown.
+        The number of steps in the entry that are nowhere else in the store; None: unknown.
     reason : str
-        Why it was set aside.
+        Why the entry was moved into quarantine.
     since : float
-        The time when it was set aside, in seconds since 1970.
+        The time when it was moved, in seconds since 1970.
     where : str
         Its present path, relative to the store.
     path : str
         Its original path, relative to the store.
     rebuilt : bool
-        Whether a rebuilt segment with its intact rows is in its place: its steps count as inserted there, not here.
+        Whether a segment rebuilt from the intact rows has taken its place. The steps of both then count as inserted in
+        the rebuilt segment, not in this entry.
     """
 
     segment: int | None
@@ -70,7 +71,7 @@ class Quarantined:
 
     @property
     def inserted(self) -> int:
-        """The steps that no other part of the store counts as inserted."""
+        """The number of steps in the entry that no other part of the store counts as inserted."""
         return 0 if self.rebuilt else self.steps or 0
 
 
@@ -82,10 +83,11 @@ def move_aside(
 ) -> str:
     """Move a file or folder of a store into quarantine; return its new path. The caller holds the store lock.
 
-    ``steps`` counts its steps that are nowhere else in the store; None: a segment's steps are counted. ``rebuilt``: a
-    rebuilt segment with its intact rows takes its place.
+    ``where`` is its path relative to the store. ``steps`` is the number of its steps that are nowhere else in the
+    store; None: the steps of a segment are counted from its files. ``rebuilt``: a segment rebuilt from the intact rows
+    takes its place.
     """
-    if where == QUARANTINE:  # a link or a file is in place of the folder
+    if where == QUARANTINE:  # a link or a file has the name of the quarantine's folder
         there = _free((root / where).with_name(".quarantine"))
         os.rename(root / where, there)
         return str(there.relative_to(root))
@@ -97,7 +99,8 @@ def move_aside(
 def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
     """Copy a segment unchanged into quarantine, unless a copy is there; return the path of the copy.
 
-    ``steps`` counts its steps that are about to leave its place; None: unknown. The caller holds the store lock.
+    ``steps`` is the number of steps that the segment itself is about to lose; None: unknown. The caller holds the store
+    lock.
     """
     for entry in read_quarantine(root):
         if entry.path == where and entry.reason == reason and entry.segment is not None:
@@ -115,7 +118,7 @@ def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | Non
     now = str(target.relative_to(root))
     record = {"segment": segment, "path": where, "steps": steps, "reason": reason, "since": time.time()}
     record |= {"rebuilt": True} if rebuilt else {}
-    with suppress(StorageFull):  # without its record, the entry still tells most of it
+    with suppress(StorageFull):  # most of the record can be derived from the entry
         write_atomic(_record_path(target), json.dumps(record).encode(), synced=True)
         sync_folder(target.parent)
     move(source, target)
@@ -125,7 +128,7 @@ def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | Non
 
 
 def note_change(root: Path) -> None:
-    """Tell readers that segments were set aside, brought back or replaced. The caller holds the store lock."""
+    """Notify readers that segments were quarantined, brought back or replaced. The caller holds the store lock."""
     with suppress(FormatError, OSError):  # a store with damaged counters has no readers
         _counters(root).count(layout.CHANGES)
 
@@ -135,7 +138,7 @@ def _counters(root: Path) -> StoreCounters:
 
 
 def _free_place(root: Path, where: str) -> Path:
-    """Make the folders above an entry in quarantine, never through a link, and return a free path."""
+    """Return a free path in quarantine for an entry, after making the folders above it; links are not followed."""
     top = root / QUARANTINE
     if os.path.lexists(top) and not is_folder(top):
         move_aside(root, QUARANTINE)
@@ -145,7 +148,7 @@ def _free_place(root: Path, where: str) -> Path:
     *above, name = where.split("/")
     for part in above:
         folder = folder / part
-        if not is_folder(folder) or os.path.lexists(_record_path(folder)):  # an entry: other entries stay out of it
+        if not is_folder(folder) or os.path.lexists(_record_path(folder)):  # no entry is put inside another one
             folder = _free(folder)
             _make_folder(folder)
     return _free(folder / name)
@@ -177,7 +180,7 @@ def _segment_of(where: str) -> int | None:
 
 
 def read_quarantine(root: Path) -> list[Quarantined]:
-    """Return the entries of the quarantine, by path; links are not followed, and a damaged record is derived again."""
+    """Return the entries of the quarantine, by path; links are not followed."""
     return _entries(root, "", _DEEPEST)[0]
 
 
@@ -244,10 +247,10 @@ def _is_segment(path: Path) -> bool:
 
 
 def remove_stale_records(root: Path) -> dict[int, int]:
-    """Remove the records of segments that are not in quarantine any more; return their numbers and steps.
+    """Remove the records of segments that have left the quarantine; return {number: steps only the record counted}.
 
-    A user moved these back or deleted them by hand, or a process died that restored one. The caller holds the store
-    lock.
+    A user moved these segments back or deleted them by hand, or a process died after it moved one back. The caller
+    holds the store lock.
     """
     folder, gone = root / QUARANTINE / layout.SEGMENTS, dict[int, int]()
     for name in _segment_names(root):
@@ -262,7 +265,7 @@ def remove_stale_records(root: Path) -> dict[int, int]:
 
 
 def quarantined_numbers(root: Path) -> list[int]:
-    """Return the numbers of the segments in quarantine, by their folder names: these are never used again."""
+    """Return the numbers of the segments in quarantine, by their folder names: new segments must not reuse them."""
     found = (_segment_of(f"{layout.SEGMENTS}/{name.removesuffix(RECORD)}") for name in _segment_names(root))
     return sorted({number for number in found if number is not None})
 
@@ -277,12 +280,13 @@ def _segment_names(root: Path) -> list[str]:
 
 
 def bring_back(root: Path, entry: Quarantined, members: Sequence[int]) -> None:
-    """Move a segment back to its place, which is free. The caller holds the store lock, and has verified the segment.
+    """Move a segment from quarantine back to its original place, which must be free.
 
-    ``members`` has the numbers of the segments in it if it is a pack.
+    The caller holds the store lock, and has verified the segment. If it is a pack, ``members`` has the numbers of the
+    segments that were merged into it.
 
-    A process that dies in between leaves a record without an entry. The next process that opens the store then treats
-    the segment as one that was moved back by hand.
+    A process that dies after the move leaves a record without an entry. The next process that opens the store then
+    treats the segment as one that was moved back by hand.
     """
     if entry.segment is None:
         raise ValueError(f"{entry.where} is not a segment")
@@ -303,7 +307,7 @@ def forget(root: Path, entry: Quarantined) -> None:
 
 
 def include_number(counters: StoreCounters, number: int) -> None:
-    """Make the counters include a segment that has returned. The caller holds the store lock."""
+    """Make the counters cover the number of a segment that was brought back. The caller holds the store lock."""
     words = counters.read()
     if number < words[layout.FIRST_LIVE]:
         counters.lower(layout.FIRST_LIVE, number)
@@ -312,12 +316,12 @@ def include_number(counters: StoreCounters, number: int) -> None:
 
 
 def take_out(root: Path, entry: Quarantined) -> str:
-    """Take a segment out of quarantine for good; return its new path.
+    """Move a segment out of quarantine to be deleted; return its new path.
 
     The caller holds the store lock, and deletes the folder after its release.
 
-    Its steps count as evicted then: the counts of limiters never decrease. As with an eviction, the name of the folder
-    to be deleted contains the count.
+    The steps of the segment then count as evicted, because the counts of limiters must not decrease. As with other
+    evictions, the new name of the folder contains the new count of evicted steps.
     """
     path = root / entry.where
     counters = _counters(root)
@@ -336,9 +340,10 @@ def take_out(root: Path, entry: Quarantined) -> str:
 
 
 def claimed_steps(segment: Path) -> int | None:
-    """Count the steps that a segment's counters claim, whatever its own document says; None: they cannot be counted.
+    """Return the number of steps in the rows that a segment's counters claim; None: they cannot be counted.
 
-    At most one step is counted per existing flag, so that a damaged counter claims no steps that never existed.
+    The segment's zarr.json is not read. At most one step is counted per existing flag, so that a damaged counter claims
+    no steps that never existed.
     """
     try:
         rows, chunks = _claimed_rows(segment), 1
@@ -356,7 +361,7 @@ def _claimed_rows(segment: Path) -> NDArray[np.int64]:
     error: Exception = ValueError("no counter")
     for name in (layout.COMMITTED, layout.DURABLE, layout.OBSERVED):
         try:
-            # One byte more than the maximum: the length read from a longer file is then no multiple of 8.
+            # One byte more than the maximum: if the file is longer, the length of the data is not a multiple of 8.
             data = read_regular(f"{segment}/{name}/c.0", None, 8 * layout.MAX_LANES + 1)
         except (OSError, FormatError) as reason:
             error = reason

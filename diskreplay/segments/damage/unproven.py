@@ -1,7 +1,7 @@
 """Unproven rows: rows that a segment's counters had claimed at a power loss or a copy, but that no mark proves.
 
-They may be intact, torn or missing. They do not count, and are not deleted: the sealed segment keeps them after its
-rows, and their number in its attributes.
+They may be intact, torn or missing. They do not count as rows of the segment, but are not deleted: its files keep them
+after the last row, and its attributes have their number.
 """
 
 import os
@@ -26,11 +26,11 @@ _BLOCK_BYTES = 1 << 20
 
 
 class Fate(Enum):
-    """The treatment of the segment of a dead writer; the values are the kinds of repair's actions."""
+    """How the segment of a dead writer is treated; the values are names of actions in the report of a repair."""
 
     SEALED = "sealed"
     SET_ASIDE = "quarantined"  # it has data, but lacks files, and no row of it is proven
-    COPIED = "copied"  # it lacks files, but some rows are proven: a full copy is also kept in quarantine
+    COPIED = "copied"  # it lacks files, but some rows are proven: it is sealed, and an unchanged copy is quarantined
     REMOVED = "removed"  # nothing was ever written to it
 
 
@@ -65,21 +65,23 @@ def _has_folders(info: SegmentInfo) -> bool:
 
 
 def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, Ints]:
-    """Set the counters of a segment to its proven rows; return these, and the rows that it had claimed.
+    """Set the counters of a segment to its proven rows; return the numbers of kept and of claimed rows by lane.
 
-    ``salvaged`` rows are kept in place of the proven ones. The call may be repeated after a crash at any point.
+    ``salvaged`` has the number of rows of each lane to keep even if fewer are proven. The call may be repeated after a
+    crash at any point.
     """
     proven = proven_rows(info)
     rows = proven if salvaged is None else np.maximum(proven, salvaged)
     claimed = np.maximum(rows, claimed_rows(info, rows))
     folder = f"{info.path}/{layout.DURABLE}"
     if (claimed > rows).any():
-        # The counters are about to be overwritten.
+        # The claimed rows are saved first, as the counters are about to be overwritten.
         write_file(f"{folder}/{_CLAIMED}", claimed.tobytes())
         sync_file(f"{folder}/{_CLAIMED}")
         sync_folder(folder)
     if read_as_sealed(info) is not None:
-        write_unsealed(info)  # once its chunks are protected, only this document tells it from a whole copy
+        # Once its chunks are write-protected, only this document distinguishes the segment from a whole copy.
+        write_unsealed(info)
     cut_marks(str(info.path), len(info.lanes), proven)
     for name in layout.LANE_COUNTERS:
         _restore_counter(f"{info.path}/{name}", rows)
@@ -87,7 +89,7 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
 
 
 def forget_claims(info: SegmentInfo, are_kept: bool) -> None:
-    """Remove the note of the rows that a segment had claimed, unless rows of these are kept."""
+    """Remove the file with the numbers of rows that a segment had claimed, unless unproven rows are kept."""
     if not are_kept and not shows_live_rows(info):
         (info.path / layout.DURABLE / _CLAIMED).unlink(missing_ok=True)
 
@@ -101,10 +103,10 @@ def _restore_counter(folder: str, rows: Ints) -> None:
 
 
 def claimed_rows(info: SegmentInfo, least: Ints) -> Ints:
-    """Return the rows of each lane that may hold steps, as far as they have files: at least ``least``.
+    """Return the number of rows of each lane that may hold steps and have files; it is at least ``least``.
 
-    They follow from the counters, and from flags beyond these: a page of a counter may be older than the rows it
-    counts.
+    It follows from the counters, and from the flags after the counted rows: a power loss may leave a counter older than
+    the rows.
     """
     lanes, folder = len(info.lanes), str(info.path)
     present = rows_with_files(info)
@@ -136,7 +138,7 @@ def rows_with_files(info: SegmentInfo) -> int:
                 chunk += 1
         (values if array.is_of_episodes else rows).append(chunk * info.chunk_rows[leaf])
     least = min(rows)
-    # There are at most as many values as rows, so flags are seldom read.
+    # Flags are read only if an episode field has files for fewer values than rows: most rows have no values.
     return rows_with_values(info, least, min(values)) if min(values, default=least) < least else least
 
 
@@ -160,7 +162,7 @@ def _is_written(path: str) -> bool:
 
 
 def _flagged_rows(info: SegmentInfo, most: int) -> Ints:
-    """Return the row after the last one of each lane that has a flag."""
+    """Return, for each lane, the number of its rows up to the last one with a nonzero flag, at most ``most``."""
     per_chunk, found = info.chunk_rows[layout.DONE], np.zeros(len(info.lanes), np.int64)
     for chunk in range(-(-most // per_chunk)):
         flags = info.map_numbers(layout.DONE, chunk) != 0
