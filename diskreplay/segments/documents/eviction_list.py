@@ -1,14 +1,15 @@
 """Episodes that were evicted by hand: an append-only array of entries, which a counter publishes.
 
-An entry is the id of an episode's first step and its number of steps. It is durable before the store's counter shows
-it. So a process or machine that dies leaves the episode either visible or hidden, never in part.
+An entry is the id of an episode's first step and its number of steps. An entry is durable before the store's counter
+shows it. So if a process or machine dies, the episode is either visible or hidden, never partially.
 
-Evictions by hand may be meant to free a full disk. So chunks for the next entries are always written ahead, as zeros.
+Evictions by hand must work on a full disk, which they may be meant to free. So chunks for the next entries are always
+written ahead, as zeros.
 
-Segments that retention evicts are moved next to the counters, so that no process sees one half deleted. The folder is
+Segments that retention evicts are moved next to the counters, so that no process sees a half-deleted one. The folder is
 renamed first, and the counter of evicted steps is set next. The new name contains the new value of the counter. If the
-process dies in between, the next opener sets the counter from it; other processes that count steps read the name. All
-this is done under the store lock. The files are deleted after its release.
+process dies in between, the next process that opens the store sets the counter from the name; until then, processes
+that count steps read the name. All this is done under the store lock. The files are deleted after its release.
 """
 
 import os
@@ -55,7 +56,7 @@ class EvictionEntries:
         return np.concatenate(parts)
 
     def steps_by_segment(self, count: int) -> dict[int, int]:
-        """Return the number of steps of each segment that the new entries evict; segments may be gone. See `new`."""
+        """Return {segment: evicted steps} for the entries that `new` returns; a segment may have been deleted."""
         steps: dict[int, int] = {}
         for first, evicted in self.new(count).tolist():
             number = first >> layout.POSITION_BITS
@@ -81,11 +82,11 @@ def evicted_in(root: Root, number: int) -> list[tuple[int, int]]:
 
 
 def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]], hidden_before: int) -> None:
-    """Append entries and publish them together. The caller holds the store lock.
+    """Append an entry for each episode and publish the entries together. The caller holds the store lock.
 
-    ``counters`` are writable. Each episode is the id of its first step and its number of steps. Steps published before
+    ``counters`` are writable. Each of ``episodes`` is (id of the first step, number of steps). Steps published before
     the time ``hidden_before`` are already hidden by the capacity. They stay hidden, although the capacity then has
-    fewer steps to count. Raises StorageFull if the disk has no room; nothing is hidden then.
+    fewer steps to count. Raises StorageFull if the disk has no room; no episode is hidden then.
     """
     start = int(counters.read()[layout.EVICTION_ENTRIES])
     stop = start + len(episodes)
@@ -99,7 +100,7 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
                 os.fdatasync(fd)
             entries = entries[count:]
         sync_folder(folder)
-    # First: it hides only steps that are hidden anyway, and without it the entries would bring steps back.
+    # Before the entries: these leave the capacity fewer steps to count, and hidden steps would be shown again.
     keep_hidden(counters, hidden_before)
     counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()
@@ -108,20 +109,20 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
 
 
 def keep_hidden(counters: StoreCounters, before: int) -> None:
-    """Keep all steps before a time hidden, durably: a capacity hides them, and would not with fewer steps to count."""
+    """Hide all steps before a time durably: a capacity hides them now, but would not with fewer steps to count."""
     if before > counters.peek(layout.FRONTIER):
         counters.set(layout.FRONTIER, min(before, layout.MOST_COUNTED))
         counters.sync()
 
 
 def has_reserve(root: Root, entries: int) -> bool:
-    """Return whether there is room for the next entries after ``entries``."""
+    """Return whether the disk already has the chunks for the next `ROWS` entries after the first ``entries``."""
     count = entries + ROWS
     return _rows(root)[0] >= count and os.path.exists(root.folder / layout.EVICTIONS / f"c.{-(-count // ROWS) - 1}.0")
 
 
 def reserve(root: Root, entries: int) -> None:
-    """Make room for at least a chunk of entries after ``entries``. The caller holds the store lock.
+    """Write chunks for at least the next `ROWS` entries after the first ``entries``. The caller holds the store lock.
 
     Raises StorageFull if the disk has no room. Raises FormatError if the chunk of the last existing entry is missing:
     the count is damaged, or the file is lost.
@@ -145,7 +146,7 @@ def _rows(root: Root) -> tuple[int, dict[str, Any]]:
 
 
 def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
-    """Make chunks for ``count`` entries, some of which may exist, and a shape that covers them."""
+    """Make the missing chunks for ``count`` entries, and a shape that covers them; ``entries`` are already counted."""
     if entries and not os.path.exists(last := f"{folder}/c.{(entries - 1) // ROWS}.0"):
         # A damaged count must not fill the disk with chunks.
         raise FormatError(f"{last} is missing where {entries} entries are counted; run diskreplay repair on the store")
@@ -153,7 +154,7 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
     chunks = -(-count // ROWS)
     rows, document = _rows(root)
     if rows < count:
-        # As with rows of segments, the shape covers every chunk; the counter tells which entries count.
+        # As with rows of segments, the shape covers whole chunks; the store's counter has the number of entries.
         write_atomic(path, dump({**document, "shape": [chunks * ROWS, 2]}), synced=True)
     # Only the last chunks can be missing.
     for chunk in range(chunks - 1, -1, -1):
@@ -184,15 +185,15 @@ def removed_path(counters_folder: Path, number: int, evicted: int) -> str:
 
 
 def discarded_path(path: str) -> str:
-    """Return the new path of a folder whose steps count nowhere, in the same parent folder."""
+    """Return a new path in the same parent folder, for a folder to be deleted without counting steps as evicted."""
     folder, name = os.path.split(path)
     return f"{folder}/{PREFIX}{name}-{os.getpid()}-{time.monotonic_ns()}"
 
 
 def evicted_by_removals(root: Root) -> int:
-    """Return the value that the counter of evicted steps must have, by the names of segments that are being deleted.
+    """Return the least value for the counter of evicted steps: the largest in the names of removed segments.
 
-    It is 0 if there are no such names, or the store was deleted.
+    It is 0 if no removed segments are left, or the store was deleted.
     """
     try:
         names = os.listdir(root.counters_folder)
@@ -206,8 +207,8 @@ def destroy(root: Root, gone: Sequence[str]) -> None:
     """Delete folders, without the store lock. Several processes may delete the same folder."""
     if not gone:
         return
-    # After a power loss, a segment must not be back in its place without some of its files. A disk that refuses to sync
-    # needs the room even more.
+    # The renames are synced first: after a power loss, a segment must not be back in its place without some of its
+    # files. If the sync fails, the folders are deleted all the same: a full disk needs the room.
     with suppress(OSError):
         sync_folder(root.segments_folder)
     for path in gone:

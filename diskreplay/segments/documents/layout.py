@@ -34,7 +34,7 @@ SEGMENTS = "segments"
 SAMPLERS = "samplers"
 DONE = "done"
 TIME = "time"  # the time at which each row was published: nanoseconds by the clock of the boot
-PRIORITY = "priority"  # each step's initial priority; 0: none was given. In segments of writers that give priorities
+PRIORITY = "priority"  # the initial priority of each step, 0: not given; only in segments of writers that give some
 COMMITTED = "committed"
 OBSERVED = "observed"
 DURABLE = "durable"
@@ -45,9 +45,9 @@ ROOT_COPY = f"{EVICTIONS}/document"  # a copy of the root's zarr.json
 METADATA = "zarr.json"
 MARKS = f"{DURABLE}/marks"  # the log of marks, next to the counter of durable rows
 LOCK = "lock"
-# The two tables of a pack, int64 arrays, and their columns: one for its segments, one for the lanes of these.
+# The two int64 tables of a pack: one has a line for each merged segment, the other for each lane of these segments.
 PACK_TABLES = MEMBERS, RUNS = "members", "runs"
-# The chunks of a pack have room for this many more rows: readers of flags read whole words.
+# The chunks of a pack have room for this many rows after the last one, because flags are read in words of 8 bytes.
 ROWS_BEHIND = 8
 TABLES_COPY = f"{DURABLE}/tables"  # a copy of both tables, concatenated
 INDEXES_COPY = f"{DURABLE}/indexes"  # a copy of the indexes of compressed arrays, concatenated
@@ -57,9 +57,10 @@ PACK_COLUMNS = MEMBER_COLUMNS, RUN_COLUMNS
 # The table of the episodes of a sealed segment: a group of arrays, with their dtypes by name.
 EPISODES = "episodes"
 EPISODE_COLUMNS = {"position": "<i8", "steps": "<i4", "end": "|u1", "time": "<i8", "total_reward": "<f8"}
-# A smaller segment has no table: its rows are read as fast, and the table's files would be a large part of its bytes.
+# A segment with fewer rows has no table: reading its rows is as fast, and the table would be a large part of its bytes.
 LEAST_TABLE_ROWS = 1 << 14
-# A larger segment has none either: it could be mostly holes, and deriving its table would be unbounded.
+# A segment with more rows has no table either: its files could be mostly holes, and a check of the table, which derives
+# it again, would take unbounded time.
 MOST_TABLE_ROWS = 1 << 25
 EPISODE_FOLDERS = EPISODES, *(f"{EPISODES}/{name}" for name in EPISODE_COLUMNS)
 COMPACTIONS = AUTO, MANUAL = "auto", "manual"  # whether writers merge segments in the background
@@ -70,8 +71,8 @@ EPISODE_TABLES = "episode-tables"  # a feature that the root requires
 DISCARDS = "discards"  # a feature that roots required before the format was released
 # Explains, after the root's path, why a root that does not require EPISODE_TABLES is refused.
 BEFORE_RELEASE = (
-    "was written before the format was released, and this release does not read it; the one that wrote it does: "
-    "export it there, and import it here"
+    "was written before the format was released, and this release does not read it: export it with the version that "
+    "wrote it, and import the export here"
 )
 NOTES = f"{COUNTERS}/notes"  # JSON documents that a store keeps for its users, NAME.json
 NOTE_SUFFIX = ".json"
@@ -85,7 +86,7 @@ EVICTION_ENTRIES = 4
 FRONTIER = 5  # steps that were published before this time, in nanoseconds since the epoch, are hidden
 RESERVED = 6  # segment numbers below it may have been used, even if a power loss took the counter of the next one
 CHANGES = 7  # how often a segment was set aside, brought back or replaced: readers then read all segments again
-BOOT = 8  # the boot and disk of the next number; 0: none yet
+BOOT = 8  # a hash of the boot in which segment numbers were last reserved; 0: none yet
 SEALED = 9  # how often segments were sealed, or got priorities: readers then check the segments that they follow
 COUNTER_WORDS = 16
 RESERVED_AT_ONCE = 64
@@ -106,11 +107,11 @@ SMALL_SEGMENT_BYTES = 1 << 20
 MAX_LANES = 1 << 20
 EVICTION_ROWS = 4096  # entries per chunk of evictions/
 LIMITER_SLOTS = 64
-# With more lanes than this, one step of all lanes stores to one page per lane, in every field. With few rows
-# per chunk, lanes share pages.
+# With more than CLOSE_LANES lanes, chunks have fewer rows (CLOSE_ROWS for all lanes, but LEAST_CLOSE_ROWS per lane), so
+# that lanes share pages. Otherwise one step of all lanes would store to a page per lane, in every field.
 CLOSE_LANES, CLOSE_ROWS, LEAST_CLOSE_ROWS = 512, 1 << 17, 16
-# Rows of at least this width are written by position, as their first touch through a mapping costs three times as much,
-# and read in random order. Narrower rows go through mappings.
+# Rows of at least this width are written by position, because the first touch of a page through a mapping costs three
+# times as much. Narrower rows are written through mappings.
 WIDE_ROW_BYTES = 4096
 
 # Replaces smaller initial priorities, such as 0: in the array, 0 means that none was given.
@@ -162,7 +163,10 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def join_ranges(firsts: Ints, stops: Ints) -> list[tuple[int, int]]:
-    """Join ranges whose firsts and stops are each in order, given as arrays: thousands of lanes in one call."""
+    """Return ranges in order, joined if they touch or overlap; ``firsts`` and ``stops`` are each in ascending order.
+
+    Empty ranges are left out. The arguments are arrays, because one call may have thousands of lanes.
+    """
     is_some = firsts < stops
     firsts, stops = firsts[is_some], stops[is_some]
     if not len(firsts):
@@ -180,7 +184,7 @@ def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[in
 
 
 def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
-    """Split a range by blocks of a length: the rows of a lane by chunks, or the rows of a chunk by lanes.
+    """Split a range at the multiples of a length: rows of a lane into chunks, or rows of a chunk into lanes.
 
     Yields parts as (number of the block, start within the block, length); the length is at most ``most``.
     """
@@ -192,9 +196,9 @@ def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES)
 
 
 def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, least_bytes: int) -> int:
-    """Return the rows of each lane in one chunk file of a field: a power of two near the byte target.
+    """Return the number of rows of each lane in a chunk file of a field: the largest power of two in ``chunk_bytes``.
 
-    They are at most ``most_rows``, or the rows that fit ``least_bytes`` if these are more.
+    It is at most ``most_rows``, or the number of rows that fit ``least_bytes`` if that is more.
     """
     row_of_lanes = max(1, lanes * row_bytes)
     of_least_bytes = floor_power_of_two(least_bytes // row_of_lanes)
@@ -202,9 +206,9 @@ def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, lea
 
 
 def value_chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> int:
-    """Return the rows of each lane in one chunk file of an episode field, so that few episodes take little room.
+    """Return the number of rows of each lane in a chunk file of an episode field: few, to take little room on disk.
 
-    Lanes end different numbers of episodes: lanes that end few leave their parts of a chunk empty.
+    With several lanes, the number is smaller still: lanes that end few episodes leave their parts of a chunk empty.
     """
     row_of_lanes = max(1, lanes * row_bytes)
     rows = min(floor_power_of_two(min(chunk_bytes, VALUE_CHUNK_BYTES) // row_of_lanes), max(1, most_rows))
@@ -221,7 +225,7 @@ def is_of_episodes(leaf: str) -> bool:
 def target_rows(
     lanes: int, step_bytes: int, capacity: int | None, capacity_bytes: int | None, segment_steps: int | str | None
 ) -> int:
-    """Return the rows of all lanes together at which a segment is full, and its writer begins the next one."""
+    """Return the number of rows in a full segment, of all lanes together; its writer then begins the next segment."""
     most = most_lane_rows(lanes) * lanes
     if isinstance(segment_steps, int):
         return min(segment_steps, most)
@@ -234,8 +238,8 @@ def target_rows(
 
 
 def most_lane_rows(lanes: int) -> int:
-    """Return the rows of one lane at which a segment is full, however few rows the other lanes have.
+    """Return the number of rows of one lane at which a segment is full, however few rows the other lanes have.
 
-    A position must fit its bits even if a lane gets many times that.
+    It is a 64th of the largest possible number: a position must fit its bits even if the lane gets many more rows.
     """
     return max(1, (POSITION_MASK // lanes) // 64)

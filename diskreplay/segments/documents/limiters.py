@@ -1,4 +1,4 @@
-"""The shared data of rate limiters: steps drawn, in an array of slots, and steps inserted, by the store's segments."""
+"""The counts of rate limiters: steps drawn are kept in an array of slots, steps inserted are counted in segments."""
 
 import os
 import re
@@ -31,7 +31,7 @@ from diskreplay.segments.segment import SegmentInfo
 SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-# A count is repeated this often, and after this pause, if it has decreased or a segment left meanwhile.
+# A count that has decreased, or during which a segment was deleted, is repeated: this often, after this pause.
 _ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
@@ -45,8 +45,8 @@ def is_name(name: object) -> bool:
 def open_slots(root: Root, name: str) -> Counters:
     """Open a limiter's slots, (64,) int64, for writing; missing slots are created as zeros.
 
-    Any process adds to a slot under the lock `slots_lock`; none ever subtracts. Raises StorageFull if the disk has no
-    room for them, FormatError if the folder is not a limiter's.
+    A process adds to a slot while it holds the lock at `slots_lock`; slots never decrease. Raises StorageFull if the
+    disk has no room for the slots, FormatError if the folder is not a limiter's.
     """
     folder = root.folder / layout.LIMITERS / name
     if folder.is_symlink():
@@ -85,7 +85,7 @@ def slots_lock(root: Root, name: str) -> str:
 
 
 def _create(root: Root, name: str) -> None:
-    """Make a limiter's array; it appears complete."""
+    """Make a limiter's array; other processes see it complete or not at all."""
     target, building = root.folder / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
     document = shaped(root.array_document(), [SLOTS], [SLOTS]) | {"dimension_names": ["slot"]}
     with held_lock(root.lock_path):  # the lock under which leftovers are removed
@@ -122,7 +122,7 @@ class SegmentCount(NamedTuple):
 
 
 RowsOf = Callable[[int], NDArray[np.int64] | None]
-"""Returns the rows of each lane of a segment that count, or None: all committed rows."""
+"""A function of a segment's number that returns how many rows of each lane count; None: all committed rows."""
 
 
 def _all_rows(number: int) -> None:
@@ -133,8 +133,7 @@ class StepCounter:
     """Counts the steps of a store, each row once: the cost of a call depends on the new rows. Not thread-safe.
 
     Steps count when they are committed, even if they are hidden by a capacity, evicted by hand or lost to damage. The
-    steps of a deleted segment are in the store's own counter. The steps of a segment that was set aside are in its
-    record.
+    steps of a deleted segment are in the store's own counter. The steps of a quarantined segment are in its record.
     """
 
     def __init__(self, root: Root) -> None:
@@ -159,15 +158,15 @@ class StepCounter:
     def read(self, look: Callable[[], RowsOf] = lambda: _all_rows) -> Inserted:
         """Count the new steps, and return the totals.
 
-        ``look`` returns a function that tells which rows count. It is called again if segments came or left meanwhile:
-        a snapshot from before a merge lacks the rows of the pack, and the merged segments are gone.
+        ``look`` returns a function that tells which rows count. It is called again if segments were made or deleted
+        meanwhile: a snapshot from before a merge lacks the rows of the pack, and the merged segments are gone.
         """
         for _ in range(_ATTEMPTS):
             raw = self._counters.raw()
             rows_of = self._rows_of = look()
             words = self._counters.read()
             if raw != self._raw:
-                # First: a segment that is moved away after this may still be among the segments that are read.
+                # Before the segments: one that is deleted between the two reads would otherwise be counted twice.
                 counted = int(words[layout.STEPS_EVICTED])
                 self._evicted = max(counted, evicted_by_removals(self._root))
                 is_rearranged = bool(words[layout.CHANGES] != self._changes)
@@ -192,7 +191,7 @@ class StepCounter:
         return Inserted(self._ever, max(0, held - sum(self._by_hand.values()) - sum(self._lost.values())))
 
     def by_segment(self) -> dict[int, int]:
-        """Return the steps ever committed to each existing segment, also in packs, as `read` last counted them."""
+        """Return {number: steps ever committed} of existing and merged segments, as `read` last counted them."""
         steps = {**self._sealed, **{number: segment.steps for number, segment in self._growing.items()}}
         for pack, members in self._packs.items():
             steps.pop(pack, None)
@@ -201,12 +200,12 @@ class StepCounter:
 
     @property
     def deleted(self) -> int:
-        """The steps of deleted segments, as `read` last counted them."""
+        """The number of steps in deleted segments, as `read` last counted them."""
         return self._evicted
 
     @property
     def aside(self) -> int:
-        """The steps in quarantine that no other part of the store counts, as `read` last counted them."""
+        """The number of steps in quarantine that no other part of the store counts, as `read` last counted them."""
         return self._aside
 
     def segments(self) -> dict[int, SegmentCount]:
@@ -222,7 +221,7 @@ class StepCounter:
         return found
 
     def writers(self) -> dict[int, int]:
-        """Return the writer of each segment that `by_segment` counts, except damaged ones."""
+        """Return {segment: writer} for the segments that `by_segment` counts, except damaged ones."""
         return dict(self._writers)
 
     def growing(self) -> list[SegmentInfo]:
@@ -230,7 +229,7 @@ class StepCounter:
         return [segment.info for segment in self._growing.values()]
 
     def _read_segments(self, end: int) -> None:
-        """Add new segments, and release sealed and deleted ones."""
+        """Read the new segments below number ``end`` and the unsealed ones, and forget the deleted ones."""
         for number in [n for n in self._sealed if not self._root.segment_path(n).exists()]:
             del self._sealed[number]
         new = segment_numbers(self._root, max(0, self._next), end)
@@ -251,7 +250,7 @@ class StepCounter:
                     self._growing[number] = _Growing(info)
             except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self._growing.pop(number, None)
-                if self._root.segment_path(number).exists():  # damaged: its steps were inserted
+                if self._root.segment_path(number).exists():  # damaged, but its steps were inserted
                     self._sealed[number] = claimed_steps(self._root.segment_path(number)) or 0
         self._forget_merged()
         there = {*self._sealed, *self._growing}
@@ -261,7 +260,7 @@ class StepCounter:
         self._next = end
 
     def _forget_merged(self) -> None:
-        """Release the segments and packs whose rows are in a later pack."""
+        """Forget the segments and packs whose rows are in a later pack."""
         self._packs = {number: members for number, members in self._packs.items() if number in self._sealed}
         for number in merged_into(self._packs):
             self._packs.pop(number, None)
@@ -288,16 +287,19 @@ class _Growing:
         self._flags: dict[int, NDArray[np.uint8]] = {}
 
     def count(self, rows: NDArray[np.int64] | None) -> int:
-        """Return its steps, after reading the flags of new rows; if a file of it is gone, no more are counted.
+        """Read the flags of new rows, and return the segment's number of steps; stop at a missing or damaged file.
 
-        ``rows`` are the maximum rows of each lane that count; None: all.
+        ``rows`` has the maximum number of rows of each lane to count; None: all committed rows.
         """
         with suppress(FormatError, OSError):
             self._read_new(rows)
         return self.steps
 
     def evicted(self) -> int:
-        """Return how many of these steps were evicted by hand. It is then a copy of a sealed segment."""
+        """Return the number of counted steps that were evicted by hand.
+
+        Only episodes of sealed segments are evicted. So it is 0 unless this is a copy made before the sealing.
+        """
         lanes = len(self._rows)
         entries = [
             (*divmod(position, lanes), steps) for position, steps in evicted_in(self.info.root, self.info.number)

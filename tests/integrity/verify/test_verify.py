@@ -630,8 +630,8 @@ def test_a_store_from_before_the_release_is_refused_by_name(tmp_path, store_path
     with_attributes(".", requires=requires)(path)
     files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     message = (
-        f"^{re.escape(str(path))} was written before the format was released, and this release does not read it; "
-        "the one that wrote it does: export it there, and import it here$"
+        f"^{re.escape(str(path))} was written before the format was released, and this release does not read it: "
+        "export it with the version that wrote it, and import the export here$"
     )
     for use in (verify, dr.open, lambda path: dr.open(path, "a"), repair):
         with pytest.raises((dr.FormatError, Refused), match=message):
