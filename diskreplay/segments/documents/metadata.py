@@ -1,8 +1,8 @@
 """The zarr metadata of stores and segments.
 
-zarr-python makes the documents of one segment per schema, when a store is created; the root's attributes keep them. A
-segment's own documents are copies with its shapes filled in. That is 15 times as fast as asking zarr-python again, and
-a collecting process never imports it.
+When a store is created, zarr-python makes the documents of one segment; the root's attributes keep them as templates.
+The documents of a new segment are copies of these with its shapes filled in. That is 15 times as fast as making them
+with zarr-python, and a collecting process need not import it.
 """
 
 import json
@@ -33,7 +33,7 @@ _CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
 _BLANK = "00000000"
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-# Arrays with rows that are not in the schema, one number per row; every segment has the first two.
+# Arrays of one number per row that are not in the schema. Every segment has the first two; some have priorities.
 _OWN_ARRAYS = {layout.DONE: Field((), "uint8"), layout.TIME: Field((), "int64")}
 _PRIORITY = {layout.PRIORITY: Field((), "float64")}
 
@@ -98,7 +98,7 @@ def _documents(stored: dict[str, Any]) -> dict[str, Document]:
 
 @dataclass(frozen=True)
 class RowArray:
-    """An array with rows, as segments of a store have it: a field of the schema, ``done``, ``time`` or ``priority``.
+    """An array with rows that the segments of a store have: a field of the schema, ``done``, ``time`` or ``priority``.
 
     ``is_of_episodes``: it belongs to an episode field, and has one row for each row with `EPISODE_VALUES`.
     """
@@ -121,11 +121,11 @@ class RowArray:
 
     @computed_once
     def _text(self) -> str:
-        """Its zarr.json with placeholders for the shapes; only processes that write one need it."""
+        """The array's zarr.json with placeholders for the shapes; only processes that write one need it."""
         return dump(shaped(self.template, _SHAPE, _CHUNK_SHAPE)).decode()
 
     def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
-        """Return its zarr.json for the shape ``(lanes, rows, *shape)`` and chunks of ``chunk_rows``."""
+        """Return the array's zarr.json for the shape ``(lanes, rows, *shape)`` and chunks of ``chunk_rows`` rows."""
         # The number of rows always has the same width, so that it can be overwritten in place.
         return _filled(
             self._text, (lanes, f"{rows:{layout.ROWS_WIDTH}}", *self.shape), (lanes, chunk_rows, *self.shape)
@@ -176,11 +176,11 @@ class Blueprint:
         return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
 
     def of(self, chunk_rows: Container[str]) -> "Blueprint":
-        """Return the blueprint of a segment that has these arrays."""
+        """Return the blueprint of a segment whose arrays are in ``chunk_rows``: with or without priorities."""
         return self.with_priority if layout.PRIORITY in chunk_rows else self
 
     def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
-        """Return the blueprint with the two tables of a pack, and with other codecs of some arrays."""
+        """Return the blueprint of a pack, with tables of ``members`` and ``runs`` lines, and ``codecs`` by array."""
         documents = {path: {**self._templates[path], "codecs": codec} for path, codec in codecs.items()}
         tables = {}
         for path, lines, names in zip(layout.PACK_TABLES, (members, runs), layout.PACK_COLUMNS, strict=True):
@@ -191,9 +191,10 @@ class Blueprint:
     def documents(
         self, lanes: int, chunk_rows: dict[str, int], rows: int | None, values: int = 1
     ) -> Iterator[tuple[str, bytes]]:
-        """Yield path and zarr.json of every folder below a segment, parents first, with ``rows`` or one chunk of rows.
+        """Yield (path, zarr.json) of every folder below a segment, parents first.
 
-        With ``rows``, arrays of episode fields have ``values`` rows.
+        The shapes of arrays have ``rows`` rows, or ``values`` for episode fields, but at most one chunk; without
+        ``rows``, all have one chunk.
         """
         for path in self.paths:
             array = self.arrays.get(path)
@@ -206,7 +207,7 @@ class Blueprint:
                 yield path, array.document(lanes, known, most)
 
     def episode_documents(self, count: int) -> Iterator[tuple[str, bytes]]:
-        """Yield path and zarr.json of every folder of the table of ``count`` episodes of a sealed segment."""
+        """Yield (path, zarr.json) of every folder of the table of ``count`` episodes of a sealed segment."""
         yield layout.EPISODES, dump(self._root)
         counter = {**self._templates[layout.COMMITTED], "dimension_names": ["episode"]}
         documents = {
@@ -220,7 +221,7 @@ class Blueprint:
             yield f"{layout.EPISODES}/{name}", dump(shaped(document, [count], [max(1, count)]))
 
     def segment_document(self, attributes: Document) -> bytes:
-        """Return a segment's own zarr.json."""
+        """Return the zarr.json of a segment's group, with these attributes and a checksum."""
         return seal_document(self._root, attributes)
 
 
@@ -240,7 +241,7 @@ def _filled(text: str, shape: tuple[int | str, ...], chunk_shape: tuple[int, ...
 def read_blueprint(templates: object, schema: Schema) -> Blueprint:
     """Return the blueprint of a store's segments from its root's ``segment_metadata``.
 
-    Raises FormatError if that has no zarr v3 metadata for an array of the schema, or cannot be written again.
+    Raises FormatError if the metadata of an array of the schema is missing, or cannot be written as JSON again.
     """
     if not isinstance(templates, dict) or not isinstance(templates.get(""), dict):
         raise FormatError("the root's segment_metadata is not a JSON object of groups and arrays")
@@ -250,7 +251,7 @@ def read_blueprint(templates: object, schema: Schema) -> Blueprint:
             raise FormatError(f"the root's segment_metadata has no array {path!r}; restore the root's zarr.json")
     usable = {path: document for path, document in templates.items() if _is_safe(path) and isinstance(document, dict)}
     try:
-        dump(usable)  # else only the next writer would find out
+        dump(usable)  # without this check, only the next writer would fail
         return Blueprint(usable, array_leaves(schema))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the root's segment_metadata is unusable ({error}); restore the root's zarr.json") from None
@@ -280,15 +281,19 @@ def seal_document(document: Document, attributes: Document) -> bytes:
 
 
 def read_document(path: Path | str) -> bytes:
-    """Return the bytes of a document; a link, or a file of an absurd size, is never read.
+    """Return the bytes of a document.
 
-    Raises FormatError if it is not a document, or the system's OSError: FileNotFoundError if it is missing.
+    Raises FormatError if the file is a link, not regular, or larger than `MAX_BYTES`, FileNotFoundError if it is
+    missing, and OSError if it cannot be read.
     """
     return read_identified(str(path), BY_PATH)[0]
 
 
 def identify(path: Path | str, lookup: Lookup | None = None) -> Identity:
-    """Return the identity of a file or folder, which a replacement does not share; zeros if it is missing."""
+    """Return inode, modification time (ns) and size of a file or folder, by which a replacement differs.
+
+    All three are 0 if it is missing.
+    """
     try:
         return _identity(os.lstat(path) if lookup is None else lookup.status(str(path)))
     except OSError:
@@ -300,10 +305,7 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def read_identified(path: str, lookup: Lookup) -> tuple[bytes, Identity]:
-    """Return the bytes of a document, and its identity as by `identify`.
-
-    Raises FormatError if it is not a document, or the system's OSError: FileNotFoundError if it is missing.
-    """
+    """Return the bytes of a document, and its identity as by `identify`; errors as for `read_document`."""
     with opened(path, None, lookup=lookup) as fd:
         status = os.fstat(fd)
         if status.st_size > MAX_BYTES:
@@ -314,7 +316,7 @@ def read_identified(path: str, lookup: Lookup) -> tuple[bytes, Identity]:
 def parse_document(data: bytes, path: Path | str) -> Document:
     """Parse the bytes of a JSON object.
 
-    Raises FormatError if they are not JSON, not an object, or absurdly large.
+    Raises FormatError if they are not JSON, not an object, or larger than `MAX_BYTES`.
     """
     try:
         if len(data) > MAX_BYTES:
@@ -333,7 +335,7 @@ def read_object(path: Path | str) -> Document:
 
 
 def read_verified(path: Path | str) -> Document:
-    """Return the attributes of a group that matches its own checksum; errors also as for `verify_document`."""
+    """Return the attributes in a group's document; errors as for `read_object` and `verify_document`."""
     data = read_document(path)
     verify_document(data, path)
     attributes = parse_document(data, path).get("attributes")
@@ -349,11 +351,11 @@ def shaped(document: Document, shape: object, chunks: object) -> Document:
 def verify_document(data: bytes, path: Path | str) -> None:
     """Check a document's own checksum.
 
-    Raises FormatError if it is missing or does not match.
+    Raises FormatError if the checksum is missing or does not match.
     """
     found = _CHECKSUM.search(data)
     if found is None or _CHECKSUM.search(data, found.end()):
-        raise FormatError(f"{path} has no checksum of itself; it was changed by something else, restore this file")
+        raise FormatError(f"{path} has no checksum of its own; another program changed it, restore this file")
     blank = data[: found.start(1)] + _BLANK.encode() + data[found.end(1) :]
     if crc32c(blank) != int(found[1], 16):
         raise FormatError(f"{path} does not fit its checksum; it was damaged, restore this file")
@@ -371,9 +373,9 @@ REQUIRED: Any = object()
 class Attribute(NamedTuple):
     """An attribute of a document: a line of the table that defines how the document is written and read.
 
-    ``check`` is the type of valid values, or returns whether a value from JSON is valid. ``make`` converts a value to
-    the one that `field`, or else the name, has in memory; ``write`` is its inverse. A missing attribute has its
-    ``default``. With ``may_lack``, a default value is not written.
+    ``check`` is the type of valid values, or returns whether a value from JSON is valid. ``field`` is the name of the
+    attribute in memory; if empty, it is ``name``. ``make`` converts a value from JSON to the value in memory; ``write``
+    is its inverse. A missing attribute has its ``default``. With ``may_lack``, a default value is not written.
     """
 
     name: str
@@ -427,7 +429,7 @@ def wholes(count: int | None = None, most: int | None = None) -> Check:
     def check(value: Any) -> bool:
         if type(value) is not list or (count is not None and len(value) != count):
             return False
-        # Without a call per item: there may be thousands of lanes.
+        # No call per item, because there may be thousands of lanes.
         if not value:
             return True
         return {*map(type, value)} == {int} and min(value) >= 0 and (most is None or max(value) <= most)
@@ -462,7 +464,7 @@ FEATURES = (layout.PACKS, layout.ZSTD, layout.EPISODE_TABLES)
 
 
 class UnknownFeature(FormatError):
-    """A later release wrote this. It is not damaged, but must not be used without the feature."""
+    """Another release wrote the document. It is not damaged, but this release must not use it."""
 
 
 def check_requires(attributes: Document, path: Path | str) -> None:

@@ -33,7 +33,7 @@ from diskreplay.segments.files.machine import check_platform
 
 Error = TypeVar("Error", bound=BaseException)
 
-# A scheme has at least two letters: a single one may be a folder.
+# A URL's scheme has at least two letters here: `s:/` may be a path in a folder named `s:`.
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
@@ -93,10 +93,10 @@ class Limits:
 class Root:
     """The facts about a store that every process needs before it reads a segment.
 
-    `path` is the path that the user gave, for messages. All files are opened below `folder`. It stays the same folder
-    as long as `home` is referenced, whatever happens at the path: a store that takes this one's place is never touched.
+    `path` is the path that the user gave, for messages. All files are opened below `folder`. As long as `home` is
+    referenced, that is the same folder, even if another store takes its place at `path`.
 
-    Everything is constant except `limits`, which `follow_limits` updates.
+    All attributes are constant except `limits`, which `follow_limits` updates.
     """
 
     path: Path
@@ -116,11 +116,11 @@ class Root:
 
     @property
     def folder(self) -> Path:
-        """The store's folder by its descriptor; keep `home` as long as any path below it."""
+        """The store's folder by its descriptor; reference `home` as long as any path below the folder is kept."""
         return self.home.path
 
     def follow_limits(self) -> None:
-        """Read the limits again after another process has counted a change: it may have changed them.
+        """Read the limits from the disk again, after another process has counted a change in the store's counters.
 
         If the document was damaged since, the limits stay as they are: the next process that opens the store raises an
         error.
@@ -145,7 +145,7 @@ class Root:
 
     @property
     def counters_folder(self) -> Path:
-        """The array of the store's counters; segments are also built and taken apart in its folder."""
+        """The folder of the store's counters. Segments are built in it, and moved into it before they are deleted."""
         return self.home.path / layout.COUNTERS
 
     @property
@@ -165,7 +165,7 @@ class Root:
     def check_still_there(self) -> None:
         """Check, in a few microseconds, that the store was not deleted or replaced since it was opened.
 
-        A store whose folder was renamed, on the same file system, is still there. Raises StoreNotFound if the store was
+        A store whose folder was renamed on the same file system is still there. Raises StoreNotFound if the store was
         deleted or moved to another file system, or another store is at its path.
         """
         gone = f"{self.path} (store {self.uuid}) was deleted, or moved to another file system, since it was opened"
@@ -176,7 +176,7 @@ class Root:
             raise StoreNotFound(gone if found is None else f"{self.path} is now store {found}, not {self.uuid}")
         if self.home.is_at(self.path) is not False or (found := _uuid_at(self.path)) is None:
             return
-        # If inodes change with each call, only the identity decides.
+        # On a file system whose inodes change with each call, the folder may be the same: only the uuid decides.
         if found != self.uuid or has_stable_inodes(self.file_system):
             raise StoreNotFound(
                 f"another store ({found}) is at {self.path} now; the one that was opened there ({self.uuid}) is "
@@ -184,7 +184,7 @@ class Root:
             )
 
     def check_owns(self, path: Path, store: str) -> None:
-        """Raise FormatError if a segment, of the store with the identity ``store``, does not belong to this store."""
+        """Raise FormatError if the segment at ``path`` has the uuid of another store: ``store``."""
         if store != self.uuid:
             owner = f"another store ({store!r:.80})"
             raise FormatError(f"{path} is a segment of {owner} and not of this one ({self.uuid}); move it away")
@@ -205,14 +205,14 @@ class Root:
     def explain(self, error: BaseException) -> None:
         """Make an error name the paths that users know; if the store is gone, raise StoreNotFound instead.
 
-        That is raised only for errors of the system and of this package.
+        StoreNotFound is raised only in place of an OSError or an error of this package.
         """
         show_paths(error)
         if isinstance(error, OSError | ReplayError) and not isinstance(error, StoreNotFound):
             self.check_still_there()
 
     def reason(self, error: Error) -> Error | StoreNotFound:
-        """Return the error to raise for an error: StoreNotFound if the store is gone, else the error itself."""
+        """Return StoreNotFound, caused by an error, if the store is gone; otherwise return the error itself."""
         try:
             self.explain(error)
         except StoreNotFound as gone:
@@ -262,9 +262,9 @@ def create_root(
     compression: int | None = None,
     compaction: str = layout.MANUAL,
 ) -> None:
-    """Make an empty store at ``path``, complete when its folder appears there.
+    """Make an empty store, which is complete when its folder appears at ``path``.
 
-    Raises StoreExists if something is already there.
+    Raises StoreExists if anything other than an empty folder is already there.
     """
     check_local(path)
     check_platform()
@@ -302,7 +302,7 @@ def create_root(
         make_lock(building / layout.COUNTERS / layout.LOCK)
         (building / layout.ROOT_COPY).write_bytes(own)
         sync_tree(building)
-        # An empty folder may be there (mkdtemp): rename replaces that, and nothing else.
+        # The path may have an empty folder (of mkdtemp). A rename replaces an empty folder, but nothing else.
         os.rename(building, path)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
@@ -328,7 +328,10 @@ def check_local(path: os.PathLike[str] | str) -> None:
 
 
 def open_home(place: OpenFolder | os.PathLike[str] | str) -> OpenFolder:
-    """Open the folder of a store, unless it is open; StoreNotFound if there is none; errors also of `check_local`."""
+    """Return the open folder of a store, and open it first if ``place`` is a path or a closed folder.
+
+    Raises StoreNotFound if the folder does not exist or cannot be opened. Errors for a path also as for `check_local`.
+    """
     if not isinstance(place, OpenFolder):
         check_local(place)
     try:
@@ -343,9 +346,9 @@ def _not_found(path: Path) -> StoreNotFound:
 
 
 def _advice(path: Path) -> str:
-    """Return advice for a path without a store: a store that has lost its document has a copy."""
+    """Return advice for a path without a store: a store that has lost its zarr.json has a copy of it."""
     if (path / layout.ROOT_COPY).is_file():
-        return f"it has a copy of a store's: `diskreplay repair {path} --dry-run` tells what can be restored"
+        return f"it has a copy of a store's zarr.json: `diskreplay repair {path} --dry-run` tells what can be restored"
     return "diskreplay.create makes a store"
 
 
@@ -353,14 +356,14 @@ def _advice(path: Path) -> str:
 def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     """Read and check the root of the store at ``path``, or in the folder ``home`` that was opened there.
 
-    Raises StoreNotFound if nothing, or something else, is there. Raises FormatError if the root is damaged, hostile, or
-    of a version that this release does not know.
+    Raises StoreNotFound if no store is there. Raises FormatError if the root is damaged, hostile, or of a version that
+    this release does not know.
     """
     check_platform()
     home = open_home(path) if home is None else home
     try:
         document_path = home.path / layout.METADATA
-        identity = metadata.identify(document_path)  # before reading: a document that replaces it later differs
+        identity = metadata.identify(document_path)  # before reading, so that a replacement after that is noticed
         data = metadata.read_document(document_path)
     except OSError as error:
         raise _not_found(path) from error

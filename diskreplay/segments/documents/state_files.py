@@ -56,12 +56,12 @@ ARRAY, CRC = "@array", "crc32c"
 
 _DTYPES = {"bool": "|b1", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
 _CRC_BYTES = 4
-_MOST_AXES, _MOST_BYTES = 32, 1 << 62  # of an array in any NumPy
+_MOST_AXES, _MOST_BYTES = 32, 1 << 62  # of an array that every version of NumPy can have
 _DIGITS = 18  # the maximum digits of a state's number
 _LONGEST = 100  # characters of an array's name, without the suffix that makes it unique
 
 DRAFT = "state-"
-"""The beginning of the names of folders, next to the counters, in which states are written; their lock is held."""
+"""The prefix of draft folders of states, next to the counters; the process that writes a state locks its draft."""
 _STATE, _GROUP = "state", "group"
 
 # Keys with another meaning in a document.
@@ -74,8 +74,8 @@ _Arrays = dict[str, tuple[bytes, NDArray[Any]]]  # by name: the document of an a
 def write_state(root: Root, name: str, tree: Tree) -> None:
     """Save a state under a name; concurrent readers, and readers after a crash, get the whole old or the whole new one.
 
-    The state is durable when this returns. Raises ValueError if the name is invalid or the tree holds another type.
-    Raises StorageFull if the disk has no room; the old state is untouched. Raises StoreNotFound if the store was
+    The state is durable when this returns. Raises ValueError if the name is invalid or a value of the tree cannot be
+    saved. Raises StorageFull if the disk has no room; the old state is untouched. Raises StoreNotFound if the store was
     deleted or replaced since it was opened.
     """
     _check_name(name)
@@ -98,7 +98,7 @@ def _write(root: Root, name: str, plain: Tree, arrays: _Arrays) -> None:
     lock: Lock | None = None
     try:
         with storage_errors(target):
-            with held_lock(root.lock_path):  # the next opener removes drafts whose lock is free, under this one
+            with held_lock(root.lock_path):  # other processes remove drafts whose lock is free, under this lock
                 building.mkdir()
                 lock = try_lock(building / layout.LOCK)
             _write_group(root, building / _STATE, plain, arrays)
@@ -118,7 +118,7 @@ def delete_state(root: Root, name: str) -> None:
     """
     with root.still_there():
         _check_saved(root, name)
-        # If this process dies, the next opener deletes the rest.
+        # If this process dies here, the next process that opens the store deletes the rest.
         gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}")
         folder = root.folder / layout.SAMPLERS / name
         with held_lock(root.lock_path):
@@ -136,7 +136,7 @@ def _check_saved(root: Root, name: str) -> None:
 
 
 def _place(root: Root, building: Path, target: Path) -> None:
-    """Make the state in `building` the current one, and remove the others; the caller holds the store lock."""
+    """Make the state in ``building`` the current one, and move older ones there; the caller holds the store lock."""
     if target.is_symlink():
         raise FormatError(f"{target} is a symbolic link; a store has none, restore the folder itself")
     old = _numbers(target)
@@ -162,9 +162,9 @@ def _place(root: Root, building: Path, target: Path) -> None:
 
 
 def take_stale(root: Root) -> list[str]:
-    """Take out states that are not current, left by a process that died; return their new paths.
+    """Move states that are not current, left by a process that died, out of their groups; return their new paths.
 
-    The caller holds the store lock, and deletes them after its release.
+    The caller holds the store lock, and deletes the moved states after its release.
     """
     taken: list[str] = []
     for name in state_names(root):
@@ -177,7 +177,7 @@ def take_stale(root: Root) -> list[str]:
                     os.rename(folder / str(number), gone)  # removed for every reader at once
                     taken.append(gone)
         except (OSError, FormatError):
-            continue  # the current state is unknown: `read_state` raises for the caller
+            continue  # the current state is unknown: `read_state` will raise the error
     return taken
 
 
@@ -194,7 +194,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, arrays: _Arrays) -> Tree:
-    """Return a tree with references in place of arrays, and add these to ``arrays`` by name."""
+    """Return a tree with references in place of arrays; the arrays are added to ``arrays`` by name."""
     where = "/".join(path) or "the top"
     if isinstance(tree, np.ndarray):
         if tree.dtype.name not in _DTYPES:
@@ -234,7 +234,7 @@ def _write_group(root: Root, folder: Path, plain: Tree, arrays: _Arrays) -> None
         if array.size:
             data = array.astype(_DTYPES[array.dtype.name], copy=False).tobytes()
             crc = crc32c(data).to_bytes(_CRC_BYTES, "little")
-            with open(folder / name / _chunk_name(array.shape), "wb") as file:  # it writes all data, or raises
+            with open(folder / name / _chunk_name(array.shape), "wb") as file:  # `file.write` writes all, or raises
                 file.write(data)
                 file.write(crc)
     write_file(str(folder / layout.METADATA), seal_document(_group(root), {"store": root.uuid, "state": plain}))
@@ -276,7 +276,7 @@ def read_plain(root: Root, name: str) -> Saved:
 def read_state(root: Root, name: str) -> Tree:
     """Return the state that was last saved under a name.
 
-    Raises StoreNotFound if there is none, FormatError if it is damaged.
+    Raises StoreNotFound if no state has this name, FormatError if the state is damaged.
     """
     return _read(root, name, _with_arrays)
 
@@ -329,7 +329,9 @@ def _with_arrays(tree: Tree, folder: Path) -> Tree:
 
 def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
     if not isinstance(name, str) or not re.fullmatch("[a-z0-9_][a-z0-9_.]{0,199}", name):
-        raise FormatError(f"{folder} names an array {str(name)[:80]!r}; delete the folder above and save again")
+        raise FormatError(
+            f"{folder} names an array {str(name)[:80]!r}, an invalid name; delete the folder above it and save again"
+        )
     path = folder / name / layout.METADATA
     text = read_document(path)
     if crc32c(text) != crc:
@@ -360,7 +362,7 @@ def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
 
 
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
-    """Return whether NumPy can have an array of this shape; it counts an empty axis as one row."""
+    """Return whether NumPy can have an array of this shape; in its limit of bytes, an empty axis counts as length 1."""
     return (
         isinstance(shape, list)
         and len(shape) <= _MOST_AXES
