@@ -75,7 +75,7 @@ def on_fuse(monkeypatch):
 def test_opening_on_a_network_file_system_warns_once_a_store(tmp_path, on_fuse):
     for name in ("one", "two"):
         path = tmp_path / name
-        words = f"{path} is on fuse. There, locks and mapped memory need not be seen by other machines"
+        words = f"{path} is on fuse. There, locks and writes to mapped memory may be invisible to other machines"
         with pytest.warns(RuntimeWarning, match=words) as caught:
             dr.create(path, serial_schema()).close()
         assert [warning.filename for warning in caught] == [__file__]

@@ -23,13 +23,13 @@ _RETRIES = 200
 
 
 class CountersByPosition:
-    """Counters that are read through a mapping and stored by position; otherwise like an array, ``(count,)`` int64.
+    """Counters that are read through a mapping and written by `pwrite`; otherwise like an array, ``(count,)`` int64.
 
-    A store may find the disk full. If the counters span several pages, it may fail after some of them. The others are
-    then owed: they are stored with the next ones, as the rows that they publish are written. ``late`` counters may
-    always be owed.
+    Writing may find the disk full. If the counters span several pages, it may fail after some of these. The remaining
+    counters are then owed: the next call of `store` writes them too, because the rows that they publish are already
+    written. With ``late``, counters may also be owed if none of them was written.
 
-    Concurrency: one process stores. The file is opened for each store, so nothing has to be closed.
+    Concurrency: one process writes. The file is opened for each write, so this object need not be closed.
     """
 
     def __init__(self, path: str, count: int, *, late: bool = False) -> None:
@@ -40,7 +40,7 @@ class CountersByPosition:
 
     @property
     def data(self) -> Self:
-        """Itself: like the data of an array, it stores number by number."""
+        """The object itself, so that ``counters.data[i] = number`` works as for an array."""
         return self
 
     def copy(self) -> NDArray[np.int64]:
@@ -60,9 +60,10 @@ class CountersByPosition:
         self.store(key, value, late=self._late)
 
     def store(self, key: Any, value: Any, *, late: bool) -> None:
-        """Store some counters, and any that are owed.
+        """Set the counters at ``key`` to ``value``, and write them with any counters that are owed.
 
-        Raises StorageFull if the disk has no room and the counters must not be late; then nothing was stored.
+        Raises StorageFull if the disk has no room for any of them and ``late`` is False; the counters are then as
+        before.
         """
         wanted = self._shown.copy() if self._owed is None else self._owed.copy()
         wanted[key] = value
@@ -93,7 +94,7 @@ Counters = NDArray[np.int64] | CountersByPosition
 
 
 def open_counters(path: str, count: int, *, late: bool = False) -> Counters:
-    """Open counters for storing: mapped if a store cannot find the disk full, else by position."""
+    """Open counters for storing: through a mapping if its file system keeps reserved blocks, else by `pwrite`."""
     if keeps_reservations(path):
         mapped: NDArray[np.int64] = map_file(path, count * 8, writable=True).array("<i8", (count,))
         return mapped
@@ -129,17 +130,17 @@ class StoreCounters:
     def read(self) -> NDArray[np.int64]:
         """Return the words, ``(COUNTER_WORDS,)`` int64.
 
-        Raises FormatError if words and their complements disagree in a way that no process leaves, not even a dying
-        one.
+        Raises FormatError if words and complements disagree in a way that not even a dying process leaves behind.
         """
         for attempt in range(_RETRIES):
             words = self._words.copy()
             values, before = words[: layout.COUNTER_WORDS], ~words[layout.COUNTER_WORDS :]
-            # It does not matter which of these two is newer: another boot only costs numbers.
+            # The word of the boot may differ from its complement: with a wrong boot, only some numbers are left out.
             before[layout.BOOT] = values[layout.BOOT]
             changed = np.flatnonzero(values != before)
-            # A process is between the two stores of one word, or died there: the word counts. The older first segment
-            # is as good, and no flipped bit can hide segments in it.
+            # If one word differs, a process is between its two stores, or died there. The word then counts, and not the
+            # complement. FIRST_LIVE is taken from its complement: the lower number is as good, and a flipped bit in the
+            # word must not hide segments.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)
@@ -160,11 +161,11 @@ class StoreCounters:
         return self._words.tobytes()
 
     def peek(self, word: int) -> int:
-        """Return one word without checking its complement; good enough for a hint."""
+        """Return one word without checking its complement, for callers that use it as a hint."""
         return int(self._words[word])
 
     def evicted_after(self, steps: int) -> int:
-        """Return the number of evicted steps after ``steps`` more; it stops at the word's maximum."""
+        """Return the number of evicted steps plus ``steps``, but at most the maximum of a word."""
         return min(int(self.read()[layout.STEPS_EVICTED]) + steps, layout.MOST_COUNTED)
 
     def set(self, word: int, value: int) -> None:
@@ -185,7 +186,7 @@ class StoreCounters:
         self.set(word, min(int(self.read()[word]) + 1, layout.MOST_COUNTED))
 
     def set_boot(self, value: int) -> None:
-        """Store the boot, and the file, in which numbers are given. The caller holds the store lock."""
+        """Store a hash of the boot in which segment numbers are reserved. The caller holds the store lock."""
         self._words[layout.BOOT] = value
         self._words[layout.COUNTER_WORDS + layout.BOOT] = ~value
 
@@ -201,7 +202,7 @@ class StoreCounters:
         self._words[word] = value
 
     def close(self) -> None:
-        """Unmap the file; the words keep their last values."""
+        """Unmap the file; this object keeps the last values of the words."""
         self._words = self._words.copy()
 
     def restore_complements(self) -> None:

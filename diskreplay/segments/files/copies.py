@@ -1,7 +1,7 @@
 """Copies of segments: support for copying tools, and detection of files that were copied before they were sealed.
 
-Tools that update an earlier copy skip files with unchanged size and modification time. Stores through mapped memory
-need not change that time, so marking and sealing do.
+Tools that update an earlier copy, such as rsync, skip files with unchanged size and modification time. Writing through
+mapped memory may leave that time unchanged, so marking and sealing set it.
 
 Sealing removes the write permission of every chunk file, and copying tools keep permissions. So a writable chunk was
 copied before sealing, or by a tool that keeps no permissions: then its checksum decides. Without this check, a copy
@@ -30,7 +30,7 @@ _SECOND_NS = 1_000_000_000
 
 
 def note_changed(file: str | int, *, for_good: bool = False) -> None:
-    """Set the modification time of a file that was stored to through mapped memory, or overwritten in place.
+    """Set the modification time of a file that was written through mapped memory, or overwritten in place, to now.
 
     ``for_good``: the file is final. Its time is then set to a later second than before: rsync compares seconds, and
     would never copy a change that it misses now.
@@ -48,7 +48,7 @@ def protect(fd: int) -> None:
 
 
 def open_protected(path: str) -> descriptor:
-    """Open a chunk for reading and writing for a block, even if an interrupted sealing had protected it."""
+    """Open a chunk for reading and writing in a `with` block, even if an interrupted sealing had write-protected it."""
     try:
         return opened(path, None, os.O_RDWR)
     except PermissionError:
@@ -57,10 +57,11 @@ def open_protected(path: str) -> descriptor:
 
 
 def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]) -> bool:
-    """Return whether the chunks of a copied sealed segment are the sealed ones.
+    """Return whether all chunks of a copied sealed segment were copied after the sealing.
 
-    Damage in a copy of only sealed chunks is found elsewhere, and so is a missing chunk if the copy has no marks. If it
-    has marks, a missing chunk may have been created after the copying tool listed the files.
+    Write-protected chunks were, so they are not read: other code finds damage in them. Other code also finds a missing
+    chunk if the copy has no marks. In a copy with marks, that chunk may have been created after the copying tool listed
+    the files.
     """
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
     unprotected, missing = list[tuple[str, os.stat_result]](), False
@@ -101,7 +102,7 @@ def _has_marks(folder: str) -> bool:
         return False
 
 
-@lru_cache(maxsize=1 << 16)  # a reader asks several times, and a copy may have lost all permissions
+@lru_cache(maxsize=1 << 16)  # readers repeat the check, and all chunks of a copy may have lost their permissions
 def _fits(path: str, crc: int, *_: int) -> bool:
     try:
         with opened(path, None) as fd:
@@ -117,7 +118,7 @@ def _fits(path: str, crc: int, *_: int) -> bool:
 
 
 _FICLONE = 0x40049409
-# The errors of a file system that can do this for none of its files.
+# The errors of a file system that cannot clone or link any of its files.
 _NEVER = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EIO)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -145,12 +146,12 @@ class FileCopier:
     def copy(self, source: str, target: str, *, may_clone: bool = False, may_link: bool = False) -> None:
         """Copy a regular file to a path, and replace an existing file there.
 
-        ``may_clone``: the file does not change any more, so the copy may share its blocks. Otherwise a write to shared
-        blocks would need new ones, which a full disk does not have. ``may_link``: the copy will not be written to
-        either, so it may be the same file. A file with write permission is never linked.
+        ``may_clone``: the file is final, so the copy may share its blocks. A file that still changes must not share
+        them: a write to shared blocks needs new blocks, which a full disk does not have. ``may_link``: the copy will
+        not be written to either, so it may be the same file. A file with write permission is never linked.
 
-        Raises FormatError if the source is a link or no regular file, FileNotFoundError if it is missing, Unreadable if
-        it cannot be read, and the system's OSError of the target.
+        Raises FormatError if the source is a link or not a regular file, FileNotFoundError if it is missing, Unreadable
+        if it cannot be read, and OSError if the target cannot be written.
         """
         with suppress(FileNotFoundError):
             os.unlink(target)
@@ -221,7 +222,7 @@ def _finish(fd: int, status: os.stat_result) -> None:
 def copy_ranges(source: int, target: int, ranges: list[tuple[int, int]]) -> None:
     """Copy ranges of bytes to the same places of another file; holes of the source are left out.
 
-    Raises Unreadable if the source cannot be read, and the system's OSError of the target.
+    Raises Unreadable if the source cannot be read, and OSError if the target cannot be written.
     """
     for start, stop in ranges:
         for first, last in _data_ranges(source, start, stop):

@@ -15,13 +15,14 @@ from diskreplay.folders import close_when_collected, show_paths, shown
 _WAIT_BEFORE = 1
 _PAGE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
-# It keeps the GIL. Declared types cost half a microsecond: numbers are passed as C's int, which libffi extends.
+# Called through PyDLL, pwrite keeps the GIL. Declaring its argument types would cost half a microsecond a call. Without
+# types, numbers are passed as C ints, which libffi extends.
 _pwrite_held = ctypes.PyDLL(None).pwrite
 _MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
 
 class descriptor:
-    """Open a file or folder for a block, ``with descriptor(path, flags) as fd``; it is opened at once."""
+    """Open a file or folder when constructed, and close it after the block: ``with descriptor(path, flags) as fd``."""
 
     __slots__ = ("_fd",)
 
@@ -50,10 +51,10 @@ def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> No
 
 
 def write_zeros(path: str, nbytes: int) -> None:
-    """Write a file of zeros that no other process looks at yet, with disk blocks for all of them.
+    """Write a file of zeros that no other process looks at yet, with disk blocks for all its bytes.
 
-    It can be read through a mapping when the disk is full: in tmpfs, reading a page without a block needs room. Raises
-    the system's OSError; the unfinished file is left.
+    The file can then be read through a mapping even if the disk is full: in tmpfs, reading a page without a block needs
+    room. Raises the system's OSError; the unfinished file is left.
     """
     write_file(path, nbytes=nbytes)
     with descriptor(path, os.O_WRONLY | os.O_NOFOLLOW) as fd:
@@ -82,7 +83,7 @@ def write_at(fd: int, data: Any, offset: int) -> None:
 
 
 def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write bytes, or a view of bytes, in full; a short write keeps the GIL.
+    """Write bytes, or a view of bytes, in full; a write of at most 256 KiB keeps the GIL.
 
     Copying a row into the page cache takes less time than getting the GIL back from another thread.
     """
@@ -91,7 +92,7 @@ def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
         held = data if type(data) is bytes else bytes(data)
         if _pwrite_held(fd, held, nbytes, offset) == nbytes:
             return
-    write_at(fd, data, offset)  # after a partial or failed write, it raises the error
+    write_at(fd, data, offset)  # after a partial or failed write, this completes it or raises the error
 
 
 def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
@@ -114,9 +115,9 @@ def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
 def overwrite(path: Path, data: bytes) -> bool:
     """Overwrite a small file of the same length as ``data``; return False, and write nothing, if its length differs.
 
-    For a change that readers may see in part, but that fits the unit in which a disk writes. Unlike a file that
-    replaces another, it needs no sync to survive a power loss, with its old or its new content. Raises StorageFull if
-    the file system copies on write and has no room; nothing was written.
+    Readers may see a part of the change. ``data`` must fit one sector of a disk: then the file has its old or its new
+    content after a power loss, without the sync that `write_atomic` needs. Raises StorageFull if the file system copies
+    on write and has no room; nothing was written.
     """
     try:
         opening = descriptor(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -219,8 +220,8 @@ def sync_file_system(path: os.PathLike[str] | str) -> None:
 class FileSystemSync:
     """Syncs a file system repeatedly, and raises every write-back error since this object was made.
 
-    The system reports an error once to each open file. A file that is opened for a single sync would miss an error that
-    was reported to another process before. The file is closed when this object is garbage collected.
+    The system reports an error once to each open file. A file that is opened for each sync would miss errors that were
+    reported to another process before. This object keeps one file open until it is garbage collected.
     """
 
     def __init__(self, path: str) -> None:
@@ -270,7 +271,7 @@ def punch_hole(fd: int, start: int, stop: int) -> None:
 # --- guarantees of file systems ---------------------------------------------------------------------------------------
 
 
-# The numbers of linux/magic.h and of file systems outside the kernel. Every FUSE is one type, also virtiofs.
+# The numbers of linux/magic.h and of file systems outside the kernel. All FUSE file systems share one, also virtiofs.
 _LOCAL = {
     0xEF53: "ext4",
     0x58465342: "xfs",
@@ -291,7 +292,7 @@ _LOCAL = {
     0x958458F6: "hugetlbfs",
     0x794C7630: "overlay",
 }
-# Several machines may have these mounted. Another machine need not see changes of a lock or of mapped memory.
+# Several machines may have these mounted. Other machines may not see changes of a lock or of mapped memory.
 _NETWORK = {
     0x65735546: "fuse",
     0x6969: "nfs",
@@ -314,10 +315,10 @@ _NETWORK = {
     0x786F4256: "vboxsf",
     0xBACBACBC: "vmhgfs",
 }
-# They write a reserved block in place. All others may need a new block for each write: to copy on write, after a
-# snapshot, to compress, or because another machine or file system decides.
+# These write a reserved block in place. All others may need a new block for each write: to copy on write, after a
+# snapshot, to compress, or because another machine or an underlying file system decides.
 _WRITE_IN_PLACE = {"ext4", "xfs", "tmpfs", "ramfs"}
-# Their files may have another inode at each call.
+# The inode number of a file on these may differ from call to call.
 _UNSTABLE_INODES = {"fuse", "9p", "smb", "cifs", "smb2", "vboxsf", "vmhgfs", "overlay"}
 _warned: set[str] = set()
 
@@ -362,8 +363,9 @@ def network_warning(file_system: str, path: os.PathLike[str] | str) -> str | Non
     if file_system not in _NETWORK.values():
         return None
     return (
-        f"{shown(path)} is on {file_system}. There, locks and mapped memory need not be seen by other machines, or at "
-        "all: write and read this store on one machine at a time, and keep backups, or put it on a local disk"
+        f"{shown(path)} is on {file_system}. There, locks and writes to mapped memory may be invisible to other "
+        "machines, or have no effect at all: write and read this store on one machine at a time, and keep backups, or "
+        "put it on a local disk"
     )
 
 

@@ -1,10 +1,10 @@
 """The locks of a store, based on the system's flock: they tell which process writes, and whether it is alive.
 
-filelock takes the lock of compiled kernels, but not these, for four reasons. Its `FileLock` creates a file that other
-users may be able to read, and any of them could then hold the lock forever. It opens the file for reading and writing,
-which a process that only checks for a living writer may not be allowed to do. Its `lock_descriptor` takes exclusive
-locks only. The check needs a shared lock, so that two simultaneous checks do not take each other for the writer. And
-importing filelock takes 5 MB of the 40 MB that a process that only writes may have.
+The library filelock is used for the cache of compiled kernels, but not here, for four reasons. Its `FileLock` creates a
+file that other users may be able to read, and any of them could then hold the lock forever. It opens the file for
+reading and writing, which a process that only checks for a living writer may not be allowed to do. Its
+`lock_descriptor` takes exclusive locks only. The check needs a shared lock, so that two simultaneous checks do not take
+each other for the writer. And importing filelock takes 5 MB of the 40 MB that a process that only writes may have.
 """
 
 import errno
@@ -26,8 +26,8 @@ _POLL_S = 0.002
 class Lock:
     """A held file lock of the system (flock), made by `try_lock`.
 
-    It ends with `release`, with this object, or with the process. It belongs to the process, not to a thread. A forked
-    child releases its copy at once, which does not affect the parent.
+    The lock ends with `release`, when this object is garbage collected, or with the process. It belongs to the process,
+    not to a thread. A forked child releases its copy at once, which does not affect the parent.
 
     Attributes
     ----------
@@ -38,12 +38,12 @@ class Lock:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._end = weakref.finalize(self, _unlock, fd, os.getpid())
-        self._end.atexit = False  # the end of the process frees it, after all exit handlers
+        self._end.atexit = False  # the end of the process releases the lock, after all exit handlers
         _held.add(self)
 
     @property
     def is_released(self) -> bool:
-        """Whether it was released."""
+        """Whether the lock was released."""
         return not self._end.alive
 
     def release(self) -> None:
@@ -74,10 +74,10 @@ os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, aft
 
 
 def _open_lock(path: os.PathLike[str] | str) -> int:
-    """Open a lock's file for writing, and create it if it is missing. Only users who may write it may read it.
+    """Open a lock's file for writing, and create it if it is missing; only users who may write it may read it.
 
-    A descriptor suffices to hold a lock, so any user who can read the file can hold it. So the file is never readable,
-    not even when it was just created, for a class of users that may not write it.
+    Any user who can read the file could hold its lock, because any descriptor suffices for that. So for a class of
+    users that may not write the file, it is never readable, not even just after its creation.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o622)
     try:
@@ -99,9 +99,10 @@ def make_lock(path: os.PathLike[str] | str) -> None:
 
 
 def try_lock(path: os.PathLike[str] | str) -> Lock | None:
-    """Take the lock on a file, which is created if missing, if it is free; else return None."""
+    """Take the lock on a file, without waiting; None if the lock is taken. A missing file is created."""
     with _taking:
-        # Made before locking: an exception of a signal handler, here or on the way to the caller, then releases it.
+        # The object is made before locking, so that an exception of a signal handler releases the lock, even on the way
+        # to the caller.
         lock = Lock(fd := _open_lock(path))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,8 +119,8 @@ def try_lock(path: os.PathLike[str] | str) -> Lock | None:
 def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator[None]:
     """Hold the lock for a block, waiting at most ``timeout_s`` seconds for it.
 
-    Raises StoreLocked if another process held it for the whole time, FormatError if its place has a link, a folder or
-    anything else that is not a regular file.
+    Raises StoreLocked if another process held it for the whole time, FormatError if a link, a folder or anything else
+    that is not a regular file is at ``path``.
     """
     until = time.monotonic() + timeout_s
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):

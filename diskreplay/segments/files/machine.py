@@ -58,12 +58,13 @@ class BootTime(NamedTuple):
     seconds: float
 
 
-# It cannot be set, and counts while the machine is suspended. Only Linux has it; `check_platform` refuses others.
+# This clock cannot be set, and counts while the machine is suspended. Only Linux has it; `check_platform` refuses other
+# systems.
 CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def clock_ns() -> int:
-    """Return nanoseconds since this machine booted: the time of rows."""
+    """Return nanoseconds since this machine booted, by the clock that gives rows their times."""
     return time.clock_gettime_ns(CLOCK)
 
 
@@ -84,7 +85,7 @@ def this_clock() -> Clock:
 
 
 def boot_time() -> BootTime:
-    """Return the present moment."""
+    """Return the present moment by this machine's boot clock, in seconds rounded to milliseconds."""
     return BootTime(machine_id(), boot_id(), round(time.clock_gettime(CLOCK), 3))
 
 
@@ -98,10 +99,9 @@ def is_clock_synchronized() -> bool:
 
 
 def check_platform() -> None:
-    """Refuse a platform whose stores another core may see out of order.
+    """Raise ReplayError unless the platform is Linux on x86-64.
 
-    Raises ReplayError if it is not Linux on x86-64: the commit protocol relies on ordered stores, and on Linux's file
-    calls.
+    The commit protocol relies on other cores seeing writes to memory in order, and on Linux's file calls.
     """
     system, machine = os.uname().sysname, os.uname().machine
     if system != "Linux" or machine not in ("x86_64", "AMD64"):
@@ -157,7 +157,7 @@ def _sequence_number(folder: str) -> int:
 
 
 def _disks_of_btrfs(path: str) -> int:
-    """Return the sum over the disks of a btrfs, whose device number does not name a disk."""
+    """Return the sum of the sequence numbers of a btrfs's disks; its device number does not name a disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         info = fcntl.ioctl(fd, _BTRFS_FS_INFO, bytes(1024))

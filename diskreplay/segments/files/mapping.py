@@ -44,7 +44,10 @@ def count_mappings() -> int:
 
 
 def relieved_by(release: Callable[[], bool]) -> None:
-    """Register a function that frees mappings: when the system refuses one, it is called until it returns False."""
+    """Register a function that frees mappings; it is called if the system refuses a new one.
+
+    ``release`` returns whether it has freed any mapping; then the new one is tried again.
+    """
     _relief.append(release)
 
 
@@ -108,14 +111,14 @@ class Mapping:
     def populate(self, start: int, stop: int) -> None:
         """Make these bytes of the file, which are whole pages, writable without a page fault.
 
-        Raises OSError ENOSPC if a store would find the disk full. Linux before 5.14, which has no large pages in the
-        page cache either, reports nothing.
+        Raises OSError ENOSPC if a write to them would find the disk full. Linux before 5.14 lacks this call, which then
+        does nothing; but it has no large pages in the page cache, which make the call necessary.
         """
         # In parts: during the call no thread can map or unmap memory, as malloc does.
         for first in range(start, stop, _POPULATED_AT_ONCE):
             part = min(stop - first, _POPULATED_AT_ONCE)
             failed = _libc.madvise(self.address + first, part, _MADV_POPULATE_WRITE) != 0
-            if failed and ctypes.get_errno() == errno.EFAULT:  # a store would end the process by SIGBUS
+            if failed and ctypes.get_errno() == errno.EFAULT:  # a write to these pages would end the process by SIGBUS
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def will_need(self, start: int, nbytes: int) -> None:
@@ -146,7 +149,7 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup
 
 
 class opened(descriptor):
-    """Open a file for a block, ``with opened(path, nbytes) as fd``; it is opened at once, as by `open_regular`."""
+    """Open a regular file of ``nbytes`` when constructed, as `open_regular`, and close it after the `with` block."""
 
     __slots__ = ()
 
@@ -155,7 +158,7 @@ class opened(descriptor):
 
 
 def read_regular(path: str, nbytes: int | None, most: int) -> bytes:
-    """Return the first ``most`` bytes of a file, or all; errors as for `open_regular`."""
+    """Return the bytes of a file, but at most the first ``most``; errors as for `open_regular`."""
     with opened(path, nbytes) as fd:
         return os.pread(fd, min(os.fstat(fd).st_size, most), 0)
 

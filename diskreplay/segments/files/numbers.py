@@ -1,8 +1,8 @@
 """Numbers of segments: existing numbers, and new ones. No number is used twice, not even after a power loss.
 
 The counter of the next number is in memory like all counters, and a power loss may set it back. So numbers are reserved
-some at a time, and a reservation is durable before its first number is used. In a new boot, the first number comes
-after all reserved ones.
+in groups, and a reservation is durable before its first number is used. In a new boot, the first number comes after all
+reserved ones.
 """
 
 import os
@@ -26,9 +26,10 @@ _FEW = 256
 
 
 def next_number(root: Root, counters: StoreCounters) -> int:
-    """Reserve and return the number of a new segment. The caller holds the store lock, and counts the number once used.
+    """Return the number of a new segment, which is reserved durably. The caller holds the store lock.
 
-    Raises ReplayError if all numbers are used, StorageFull if the disk has no room to make the reservation durable.
+    When the segment has been made, the caller sets the counter of the next number. Raises ReplayError if all numbers
+    are used, StorageFull if the disk has no room to make the reservation durable.
     """
     words = counters.read()
     number, reserved = int(words[layout.NEXT_SEGMENT]), int(words[layout.RESERVED])
@@ -57,9 +58,10 @@ def _hashed(text: str) -> int:
 
 
 def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
-    """Return the numbers from ``start`` to ``end`` that may have a segment; in a long range, those that have one.
+    """Return the numbers from ``start`` up to, not including, ``end`` that may have a segment.
 
-    Its time and memory are bounded by the existing segments, whatever the store's counters say.
+    In a short range, these are all numbers; in a long one, the numbers of existing segments. So time and memory are
+    bounded by the number of existing segments, whatever the store's counters say.
     """
     if end - start <= _FEW:
         return range(start, end)
@@ -72,7 +74,7 @@ def live_numbers(root: Root, words: NDArray[np.int64]) -> Sequence[int]:
 
 
 def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
-    """Return the numbers that have a segment, perhaps with further numbers that were not asked for."""
+    """Return the ``numbers`` that have a segment, or the numbers of all existing segments if they are many."""
     if len(numbers) > _FEW:
         return listed_numbers(root)
     return [number for number in numbers if os.path.exists(root.segment_path(number))]

@@ -52,7 +52,7 @@ def _parts(begins: Sequence[int], count: int) -> list[tuple[int, int]]:
 
 
 class _Column:
-    """The times of a segment's rows, read one by one: with mapped memory, a failing disk would be a signal."""
+    """The times of a segment's rows, read one by one by `pread`: a read error is then an OSError, and not a signal."""
 
     def __init__(self, folder: str, per_chunk: int, lanes: int) -> None:
         self._folder, self._per_chunk, self._nbytes = f"{folder}/{layout.TIME}", per_chunk, lanes * per_chunk * _ITEM
@@ -75,7 +75,7 @@ class _Column:
         return int.from_bytes(os.pread(fd, _ITEM, (lane * self._per_chunk + inside) * _ITEM), "little", signed=True)
 
     def rows_until(self, lane: int, count: int, time: int, guess: int) -> int:
-        """Return how many of a lane's first ``count`` rows came at or before ``time``; ``guess`` is tried first."""
+        """Return how many of a lane's first ``count`` rows came at or before ``time``; a good ``guess`` saves reads."""
         low, high = 0, count
         for row in (guess - 1, guess):
             if low <= row < high:
@@ -86,7 +86,7 @@ class _Column:
 def last_time(info: SegmentInfo) -> int:
     """Return the time of the last row of a segment, in nanoseconds since the epoch; 0 if it has no rows.
 
-    For the unproven rows of a sealed segment, see `SegmentInfo.kept_until`.
+    Unproven rows of a sealed segment count with the time of `SegmentInfo.kept_until`.
 
     Raises FormatError or OSError if one of its files is damaged or gone.
     """
@@ -98,7 +98,7 @@ def last_time(info: SegmentInfo) -> int:
 
 
 def count_until(info: SegmentInfo, time: int) -> int:
-    """Count the rows of a segment that came at or before ``time``, by the clock of its boot.
+    """Return the number of rows of a segment that came at or before ``time``, in ns by the clock of its boot.
 
     Raises FormatError or OSError if one of its files is damaged or gone.
     """
@@ -115,7 +115,7 @@ def count_until(info: SegmentInfo, time: int) -> int:
 
 
 def _count_in_pack(info: SegmentInfo, rows: int, time: int) -> int:
-    """Count rows of a pack, whose times may decrease where a lane of a segment begins."""
+    """Return the number of rows of a pack at or before ``time``; times may decrease where a merged lane begins."""
     tables, found = read_tables(info), 0
     begins = np.zeros(rows + 1, np.int8)  # +1 where a lane begins, -1 after its end: rows between lanes do not count
     np.add.at(begins, tables.first_rows, 1)
@@ -137,10 +137,10 @@ def repeat_times(
     least: int,
     begins: NDArray[np.int64],
 ) -> None:
-    """Replace the times of zeroed rows of a chunk by the time of the row before: so times never decrease in a lane.
+    """Give zeroed rows of a chunk the time of the row before them, so that times never decrease in a lane.
 
-    ``skipped`` has the byte ranges of these rows, in order. Earlier chunks are complete. At the beginning of a lane,
-    the time is ``least``. ``begins`` has the first rows of lanes; in a pack, of all its lanes, in order.
+    ``skipped`` has the byte ranges of these rows, in order. Earlier chunks are complete. Zeroed rows at the beginning
+    of a lane get the time ``least``. ``begins`` has the first rows of lanes, in order; in a pack, of all merged lanes.
     """
     lanes = len(rows)
     with opened(f"{folder}/{layout.TIME}/{layout.chunk_key(chunk, 0)}", None, os.O_RDWR) as fd:
