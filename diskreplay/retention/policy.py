@@ -33,17 +33,18 @@ from diskreplay.segments.segment_reader import read_sealed
 class Ages:
     """The ages of sealed segments. Not thread-safe.
 
-    A wrong wall clock must not cost a store. The boot clock, which cannot be set, decides alone for a segment that was
-    sealed since this machine booted. The wall clock decides for all others, if one of these facts confirms it: a time
-    service keeps the wall clock; this machine sealed the segment and has been up for that long; this process has known
-    the segment for that long. A sealing time in the future counts as the time at which this process first saw it.
+    A wrong wall clock must not delete a store's steps. For a segment that was sealed since this machine booted, only
+    the boot clock counts, which cannot be set. For all others the wall clock counts, if one of these facts confirms the
+    age: a time service keeps the wall clock; this machine sealed the segment and has been up for longer than the age
+    limit; this process has known the segment for longer than the limit. A sealing time in the future is replaced by the
+    time when this process first saw the segment.
     """
 
     def __init__(self) -> None:
         self._this_boot: list[tuple[float, int]] = []  # a heap: (seconds of this boot at sealing, segment)
         self._others: list[tuple[float, int]] = []  # a heap: (wall time at sealing, segment)
-        self._confirmed_by: dict[int, float] = {}  # of `_others`: seconds of this boot since which the age is certain
-        self._old: set[int] = set()  # of `_others`: old by the wall clock, not yet confirmed
+        self._confirmed_by: dict[int, float] = {}  # seconds of this boot before which each of the others was sealed
+        self._old: set[int] = set()  # moved out of `_others`: too old by the wall clock, but not yet confirmed
 
     def add(self, number: int, info: SegmentInfo) -> None:
         """Add a sealed segment."""
@@ -77,7 +78,7 @@ class Ages:
 
 @dataclass(slots=True)
 class _Account:
-    """The counts of a segment. An unsealed one may have grown since they were taken."""
+    """The counts of a segment. An unsealed segment may have grown since it was counted."""
 
     steps: int = 0
     evicted: int = 0  # steps that were evicted by hand
@@ -99,12 +100,15 @@ class _Account:
 
 
 class RetentionPolicy:
-    """Follows the segments of a store and decides which are due. Not thread-safe: used under the store lock.
+    """Follows the segments of a store and decides which are due for removal.
+
+    Not thread-safe: used under the store lock, except for methods that say otherwise.
 
     Only sealed, readable segments are removed, by any of these rules:
 
     - ``capacity``: the segment whose last step is oldest is due while the others hold `capacity` newer, visible steps.
-    - ``capacity_bytes``: the same segment is due while all segments and the pack in progress take more bytes on disk.
+    - ``capacity_bytes``: the same segment is due while all segments and the pack in progress take more than
+      `capacity_bytes` on disk.
     - ``max_age_s``: a segment is due when it was sealed that long ago (`Ages`).
     - eviction by hand: a segment is due when all its steps were evicted.
 
@@ -147,9 +151,10 @@ class RetentionPolicy:
         return not self._root.limits.are_set and not self._counters.peek(layout.EVICTION_ENTRIES)
 
     def sync_packs(self) -> None:
-        """Sync the names of packs whose members `due` still found: the process that made them may have died.
+        """Make the names of packs durable if `due` still found segments that were merged into them.
 
-        The caller does not hold the store lock: other processes need not wait for the disk. Any thread may call it.
+        The process that made a pack may have died before it did this. The caller does not hold the store lock, so that
+        other processes need not wait for the disk. Any thread may call it.
         """
         found = self._merged.copy()
         if not found <= self._durable:
@@ -157,7 +162,7 @@ class RetentionPolicy:
             self._durable.update(found)
 
     def look(self, pace: Callable[[], None]) -> None:
-        """Read all segments, and call ``pace`` often; `due` then reads only later ones.
+        """Read all segments, and call ``pace`` after each; `due` then reads only segments that are made later.
 
         The caller does not hold the store lock. No other thread uses this object yet.
         """
@@ -165,12 +170,13 @@ class RetentionPolicy:
             self._look(self._counters.read(), again=True, pace=pace)
 
     def due(self, most: int, *, again: bool) -> Iterator[tuple[int, int]]:
-        """Yield the number and steps of each segment that is due; it is forgotten when the caller asks for the next.
+        """Yield (number, steps) of segments that are due for removal; each is forgotten when the next is requested.
 
         At most ``most`` segments are yielded; `has_more` tells whether more are due.
 
-        The horizon moves first. ``again``: also read known segments that were not sealed. Otherwise their step counts
-        may be too small, which only delays the horizon. A segment whose rows are in a pack is due after `sync_packs`.
+        The retention horizon is moved first. ``again``: also read known segments again that were not sealed. Otherwise
+        their step counts may be too small, which only delays the horizon. A segment whose rows are in a pack is due
+        after `sync_packs`.
         """
         words = self._counters.read()
         end = self._look(words, again=again)
@@ -225,7 +231,7 @@ class RetentionPolicy:
             return
         before = horizon
         if self._root.limits.capacity_bytes is not None:
-            # The pack may be another process's.
+            # Another process may be making the pack.
             self._draft_nbytes = max(self.pack_nbytes, disk_usage(Path(pack_draft(self._root)))[0])
         while (oldest := self._oldest()) is not None:
             last, number = oldest
@@ -267,7 +273,8 @@ class RetentionPolicy:
             newer -= self._older_steps(other, last)
             if newer < capacity:
                 break
-        # Counting is slow. Each new step adds at most one newer step, so the result cannot change before then.
+        # Counting is slow. Each new step adds at most one newer step, so the segment is not counted again before
+        # `_kept` has grown by the missing steps.
         self._short = number, self._kept + capacity - newer
         return newer >= capacity
 
@@ -296,7 +303,7 @@ class RetentionPolicy:
                     account.evicted += steps
 
     def _read(self, number: int) -> None:
-        """Count the steps and bytes of a segment that was not sealed at its last reading."""
+        """Count the steps and bytes of a segment that was not sealed when it was last read."""
         account, path = self._accounts[number], self._root.segment_path(number)
         nbytes = 0 if self._root.limits.capacity_bytes is None else disk_usage(path)[0]
         try:
@@ -308,7 +315,7 @@ class RetentionPolicy:
                 self._packs[number] = members
         except FileNotFoundError:
             if not os.path.lexists(path):
-                self._forget(number)  # set aside; bringing it back counts a change
+                self._forget(number)  # quarantined; if it is brought back, all segments are read again
             return
         except (FormatError, NotADirectoryError, IsADirectoryError):
             # Damaged: its bytes count, and it stays until it is repaired, as an unsealed segment does.
@@ -349,7 +356,7 @@ class RetentionPolicy:
 
     @contextmanager
     def _changing(self, number: int, account: _Account) -> Iterator[None]:
-        """Keep the sums right while the account of a segment changes."""
+        """Update the sums of steps and bytes after a block that changes the account of a segment."""
         kept, nbytes = account.kept, account.nbytes
         yield
         if number not in self._below:
@@ -358,7 +365,8 @@ class RetentionPolicy:
         info = account.info
         if info is None or not info.sealed or account.kept or not account.evicted + account.lost:
             return
-        # Unproven rows were not evicted. Without its discard row, earlier parts of an episode would be shown again.
+        # All its steps are gone. It stays all the same if it has unproven rows, which were not evicted. It also stays
+        # if it has a row that discards earlier parts of an episode: without it, these would be shown again.
         if info.claimed is None and not _discards_earlier_parts(info):
             self._doomed.add(number)
 

@@ -56,13 +56,15 @@ from diskreplay.segments.segment import (
     remove_draft,
 )
 
-# Folders of unfinished things that a living process makes: the beginning of their names, and the lock inside.
+# Drafts of packs, segments and saved states: the prefix of their folders' names, and the lock in the folder, which the
+# process that makes it holds.
 LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
 # The newest segments are searched for the clock of this boot: more than one, as some may be damaged or gone.
 _NEIGHBOURS = 16
-# Each dead segment in line for sealing holds a descriptor. Each rename delays other processes at the lock.
+# The maximum number of segments that one call seals or removes. Each dead segment that waits to be sealed holds a
+# descriptor, and each rename delays other processes that wait for the store lock.
 _AT_ONCE = 64
-# Smaller for merges: a process that needs room also deletes the folders that others are deleting.
+# Fewer for merged segments: a process that needs room also deletes the folders that other processes are deleting.
 _MERGED_AT_ONCE = 8
 # At most this many segments exist that no counter includes: the processes that made them died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
@@ -144,7 +146,7 @@ class Retention:
         return self._clock
 
     def place(self, draft: SegmentInfo) -> SegmentInfo:
-        """Make a draft the next segment. Old segments are removed later, when the one before this is sealed.
+        """Make a draft the next segment; segments that are due are removed later, when the previous one is sealed.
 
         Raises StorageFull, FileNotFoundError, StoreLocked or StoreNotFound if it could not be placed. The draft is
         unusable then.
@@ -157,7 +159,7 @@ class Retention:
         try:
             self._counters.set(layout.NEXT_SEGMENT, number + 1)
         except BaseException:
-            # Nothing was written to it. It is not renamed back: a full disk may refuse the old name.
+            # The segment has no rows yet. It is not renamed back: a full disk may refuse the old name.
             shutil.rmtree(info.path, ignore_errors=True)
             raise
         return info
@@ -167,7 +169,10 @@ class Retention:
         return is_held(f"{pack_draft(self._root)}/{LOCK_OF_DRAFT[DRAFT]}") is True
 
     def look(self, pace: Callable[[], None]) -> None:
-        """Read all segments before another thread uses this object: the first removal under the lock is fast then."""
+        """Read all segments, so that the first removal under the lock is fast; ``pace`` is called after each.
+
+        No other thread uses this object yet.
+        """
         self._policy.look(pace)
 
     @contextmanager
@@ -275,10 +280,10 @@ class Retention:
             left = self._remove_some(again=True)
 
     def evict(self, episodes: Sequence[tuple[int, int]], find_hidden: Callable[[], int]) -> list[int]:
-        """Hide episodes of sealed segments and return the first ids of the hidden ones; if it fails, it hides none.
+        """Hide episodes of sealed segments and return the first ids of the hidden ones; an error leaves all visible.
 
-        Episodes that were evicted meanwhile are not returned. ``find_hidden`` returns the time before which the
-        capacity hides every step; it is called under the lock.
+        Each of ``episodes`` is (first id, steps). Episodes that were evicted meanwhile are not returned.
+        ``find_hidden`` returns the time before which the capacity hides every step; it is called under the lock.
         """
         with self._locked():
             entries = EvictionEntries(self._root).new(int(self._counters.read()[layout.EVICTION_ENTRIES]))
@@ -293,7 +298,7 @@ class Retention:
         return [first for first, _ in left]
 
     def reserve_entries(self) -> None:
-        """Reserve disk space for evictions by hand, so that these work on a full disk; without room, do nothing."""
+        """Reserve disk space for evictions by hand, so that these work on a full disk; do nothing if it is full now."""
         with suppress(StorageFull, StoreLocked, FormatError):
             if not has_reserve(self._root, self._counters.peek(layout.EVICTION_ENTRIES)):
                 with held_lock(self._root.lock_path):
@@ -302,8 +307,8 @@ class Retention:
     def dead_segments(self, *, evicts: bool = True) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return at most `_AT_ONCE` unsealed segments whose writer is gone and that this machine may seal.
 
-        A segment of an earlier boot without a durable row is set aside: its files may be empty. ``evicts``: when a
-        segment has returned, evict others that the limits now have no room for.
+        A segment of an earlier boot without a durable row is quarantined: its files may be empty. ``evicts``: if a
+        segment was moved back into the store, remove others that then exceed the limits.
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
         self._note_sealed()
@@ -318,7 +323,7 @@ class Retention:
                 with suppress(FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     if (taken := self._take_over(info, gone)) is not None:
                         dead.append(taken)
-        with suppress(StorageFull, StoreLocked):  # retried next time; until then, readers ignore the leftovers
+        with suppress(StorageFull, StoreLocked):  # the next call tries again; until then, readers ignore the leftovers
             self._remove_merged()
         return dead
 
@@ -343,10 +348,10 @@ class Retention:
         return None
 
     def has_to_be_sealed(self, info: SegmentInfo, gone: list[str]) -> bool:
-        """Return whether a segment needs sealing; take it out if it is empty, set it aside if it lacks files.
+        """Return whether a segment needs sealing; remove it if it is empty, quarantine it if it lacks files.
 
-        The caller holds the store lock, and the segment's. It deletes the folders in ``gone`` after releasing the store
-        lock.
+        The caller holds the store lock, and the segment's lock. After releasing the store lock, the caller deletes the
+        folders that this call adds to ``gone``.
         """
         fate = fate_of(info)
         if fate is not Fate.REMOVED and self._rebuild_copy(info):
@@ -365,7 +370,7 @@ class Retention:
             with storage_errors(info.path):
                 return rebuild_copy(info)
         except StorageFull:
-            return True  # unchanged, it waits for room: sealing would drop the checksums
+            return True  # not sealed, which would drop the checksums: it stays as it is until there is room
         except (FormatError, OSError):  # small files do not match, or cannot be read
             return False
 
@@ -381,7 +386,7 @@ class Retention:
         return False
 
     def _clean_up(self, gone: list[str]) -> None:
-        """Take out half-removed and half-made folders of dead processes; the caller holds the store lock."""
+        """Add half-deleted and half-made folders of dead processes to ``gone``; the caller holds the store lock."""
         gone += _finish_removals(self._root, self._counters)
         finish_replacements(self._root)
         for name in os.listdir(self._root.counters_folder):
@@ -394,10 +399,11 @@ class Retention:
         gone += state_files.take_stale(self._root)
 
     def _find_returned(self, gone: list[str]) -> bool:
-        """Count existing segments that the counters leave out; return whether any had been counted before.
+        """Make the counters include existing segments that they leave out; return whether any was counted before.
 
-        A user moved one back by hand, its maker died before counting it, or a power loss undid its removal. Segments
-        that retention had removed stay removed: the same limits still hold. The caller holds the store lock.
+        A user moved such a segment back by hand, the process that made it died before counting it, or a power loss
+        undid its removal. Segments that retention had removed are removed again: the same limits still hold. The caller
+        holds the store lock.
         """
         from_quarantine = remove_stale_records(self._root.folder)
         for number, steps in from_quarantine.items():
@@ -439,12 +445,12 @@ class Retention:
         return False
 
     def _set_aside(self, number: int, reason: str) -> None:
-        """Move a segment into quarantine; if there is no room, it stays in place."""
+        """Move a segment into quarantine; if the disk has no room for that, the segment stays in place."""
         with suppress(StorageFull):
             move_aside(self._root.folder, layout.segment_folder(number), reason)
 
     def _note_sealed(self) -> None:
-        """Find the sealed segments without the lock: reading thousands of documents takes long."""
+        """Find the sealed segments without the store lock: reading thousands of documents takes long."""
         words = self._counters.read()
         self._sealed = {number for number in self._sealed if number >= words[layout.FIRST_LIVE]}
         # Also packs that no counter includes: `_find_returned` counts them.
@@ -459,9 +465,9 @@ class Retention:
                         self._sealed.add(number)
 
     def _live(self) -> list[SegmentInfo]:
-        """Read the attributes of every existing segment that is not known to be sealed, lowest number first.
+        """Return every readable segment that is not known to be sealed, lowest number first.
 
-        Segments whose metadata a power loss left unwritten are set aside.
+        Segments whose metadata a power loss left unwritten are quarantined.
         """
         found = []
         for number in live_numbers(self._root, self._counters.read()):
@@ -508,9 +514,10 @@ def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> s
 
 
 def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
-    """Count the steps of folders that were taken out; return the folders. The caller holds the store lock.
+    """Count the steps of segments that were moved next to the counters; return the folders to be deleted there.
 
-    The process that took them out died, or is deleting them now. A caller that needs the room does not wait for it.
+    The process that moved them died, or is deleting them now. A caller that needs the room deletes them too and does
+    not wait. The caller holds the store lock.
     """
     names = [name for name in os.listdir(root.counters_folder) if name.startswith(PREFIX)]
     if evicted := evicted_by_removals(root):
@@ -519,9 +526,9 @@ def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
 
 
 def _take_draft(path: str) -> list[str]:
-    """Take out an unfinished folder; return its new path. The caller holds the store lock.
+    """Rename an unfinished folder that is to be deleted; return its new path. The caller holds the store lock.
 
-    Another process may make one at the same path as soon as the lock is free.
+    As soon as the lock is free, another process may make a folder at the old path.
     """
     if not is_folder(path):
         return []  # not made by any process
@@ -534,7 +541,7 @@ def _take_draft(path: str) -> list[str]:
 
 
 def _take_dead_draft(path: str, lock_path: str) -> list[str]:
-    """Take out an unfinished folder if the process that held its lock is gone; return its new path.
+    """Rename an unfinished folder as `_take_draft` does, if the process that held the lock inside is gone.
 
     The caller holds the store lock.
     """

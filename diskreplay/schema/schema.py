@@ -138,7 +138,7 @@ class Schema:
         Raises
         ------
         SchemaError
-            If a value is none of these; the message names it.
+            If a value is of another kind; the message names it.
         """
         named = [tree_from_example(values or {}, part) for part, values in (("extra", extra), ("episode", episode))]
         return cls(tree_from_example(obs, "obs"), tree_from_example(action, "action"), None, *named)
@@ -221,15 +221,15 @@ class Schema:
         return {path: leaves[path].cast(raw, path, leading) for path, raw in self.flatten(part, value)}
 
     def flatten(self, part: str, value: Any) -> list[tuple[str, Any]]:
-        """Pair each leaf's path with its raw value.
+        """Return (path, value) of each leaf of a nested value; values are not cast.
 
         Parameters
         ----------
         part : str
             ``"obs"``, ``"action"``, ``"extra"`` or ``"episode"``.
         value
-            Nested like the schema. A tuple may be a tuple, a list or a dict with the keys ``"0"``, ``"1"``, ... An
-            ``episode`` may lack names.
+            Nested like the schema. A tuple may be a tuple, a list or a dict with the keys ``"0"``, ``"1"``, ... For the
+            part ``"episode"``, names may be missing.
 
         Raises
         ------
@@ -248,7 +248,7 @@ class Schema:
         return flat
 
     def unflatten(self, part: str, values: Mapping[str, Any]) -> Any:
-        """Nest values by leaf path again; absent paths are left out.
+        """Return the nested value with these leaves by path, the inverse of `flatten`; absent leaves are left out.
 
         A tuple with all its items becomes a `TupleRecord`. A tuple that lacks items becomes a dict of the others.
 
@@ -324,7 +324,7 @@ def _check_key(key: Any, path: str) -> None:
 
 
 def _walk(tree: Any, path: str, leaves: dict[str, Field], depth: int = 0) -> tuple[Tree, _Plan]:
-    """Copy a tree, add its leaves, and return it with its plan."""
+    """Return a copy of a tree of fields and its plan, and add its leaves to ``leaves`` by path."""
     if isinstance(tree, Field):
         if len(leaves) >= MAX_LEAVES:
             raise SchemaError(f"a schema has at most {MAX_LEAVES} fields")
@@ -380,7 +380,10 @@ def _unflatten(plan: dict[str, _Plan], values: Mapping[str, Any]) -> dict[str, A
 
 
 def with_tuples(tree: Tree, values: Any) -> Any:
-    """Return nested dicts, with a `TupleRecord` for each complete tuple of ``tree``, which is a schema's."""
+    """Return nested dicts with a `TupleRecord` in place of each dict that has all items of a tuple in ``tree``.
+
+    ``tree`` is the tree of fields that belongs to ``values``.
+    """
     if not isinstance(tree, (dict, tuple)) or not isinstance(values, dict):
         return values
     below = tree if isinstance(tree, dict) else {str(i): inner for i, inner in enumerate(tree)}

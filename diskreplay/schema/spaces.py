@@ -1,4 +1,4 @@
-"""One leaf of a schema: its shape and dtype, casts to it, and its making from a gymnasium space.
+"""The fields of a schema: their shapes and dtypes, casts of values to them, and conversion from gymnasium spaces.
 
 A tuple's items are stored under the keys "0", "1", ...; a `TupleRecord` has them as a tuple and by these keys.
 """
@@ -27,12 +27,12 @@ _SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple"
 
 @dataclass(frozen=True, init=False)
 class Field:
-    """Describe one step's value of one leaf, without any leading axis.
+    """Describe one leaf of a schema: the shape and dtype of its value in one step or episode.
 
     Parameters
     ----------
     shape : int or tuple of int
-        Shape of one step's value; ``()`` is a scalar, an int is one axis.
+        Shape of one value, without a batch axis; ``()`` is a scalar, an int is one axis.
     dtype : str or numpy.dtype
         bool, an integer of 8 to 64 bits, or a float of 16 to 64 bits.
     space : dict, optional
@@ -191,7 +191,10 @@ DtypeMap = Mapping[np.dtype[Any], np.dtype[Any]]
 
 
 def dtype_map_argument(dtype_map: Any) -> DtypeMap:
-    """Return the map from dtypes to stored dtypes; SchemaError if values of one cannot be cast to the other."""
+    """Return ``dtype_map`` with numpy dtypes for their names, {} for None.
+
+    Raises SchemaError if it is not a dict of dtypes, or maps floats to integers or bool.
+    """
     if dtype_map is None:
         return {}
     if not isinstance(dtype_map, Mapping):
@@ -206,8 +209,8 @@ def dtype_map_argument(dtype_map: Any) -> DtypeMap:
 def tree_from_space(space: Any, name: str, dtypes: DtypeMap) -> Any:
     """Convert a gymnasium space to a tree of fields; `dtypes` maps the space's dtypes to stored ones.
 
-    ``space`` is a Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these, nested. ``name`` is the leaf's
-    path, for the error message. Raises SchemaError if the space, or one inside it, is of another kind.
+    ``space`` is a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these, nested. ``name`` is the
+    leaf's path, for the error message. Raises SchemaError if the space, or one inside it, is of another kind.
     """
     with MissingExtra.raised_for("a schema of gymnasium spaces", "gym"):
         from gymnasium import spaces
@@ -234,7 +237,7 @@ def tree_from_space(space: Any, name: str, dtypes: DtypeMap) -> Any:
 
 
 def _bounds(values: np.ndarray, dtype: np.dtype[Any]) -> Any:
-    """Return the bounds rounded to the stored dtype: a value inside the space stays inside when it is rounded too."""
+    """Return bounds as JSON, rounded to the stored dtype, so that values of the space stay inside when rounded too."""
     if dtype.kind != "f":
         return _numbers(values)
     with np.errstate(over="ignore"):
@@ -264,7 +267,7 @@ def _numbers(values: np.ndarray) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Spell out infinities and NaN: JSON has no numbers for them."""
+    """Return values with infinities and NaN as strings, because JSON has no numbers for them."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -297,7 +300,7 @@ class TupleRecord(tuple[Any, ...]):
         return super().__getitem__(int(key))
 
     def __contains__(self, key: object) -> bool:
-        """Return whether a str is a key, or any other value an item."""
+        """Return whether a str is one of the keys; for any other value, whether it is one of the items."""
         return key in self.keys() if isinstance(key, str) else super().__contains__(key)
 
     def keys(self) -> tuple[str, ...]:
