@@ -1,7 +1,7 @@
 """An experience replay store on disk that a PyTorch trainer samples as if it were in memory.
 
-Every public name is a name of this package. A name's module is imported when the name is first used. So a process that
-only collects experience loads neither torch nor numba.
+All public names can be imported from this package. A name's module is imported when the name is first used. So a
+process that only collects experience loads neither torch nor numba.
 """
 
 from importlib import import_module
@@ -147,7 +147,7 @@ def _can_be_imported(name: str) -> bool:
 
 def __getattr__(name: str) -> object:
     if name == "__all__":
-        # `from diskreplay import *` skips names whose library is missing. `diskreplay.NAME` names the extra to install.
+        # `from diskreplay import *` skips names whose library is missing. `diskreplay.NAME` raises an error for these.
         return ["__version__", *filter(_can_be_imported, _MODULES)]
     if name not in _MODULES:
         raise AttributeError(f"module 'diskreplay' has no attribute {name!r}")

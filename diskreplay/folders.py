@@ -77,7 +77,7 @@ class OpenFolder:
         """Return whether the folder was deleted, or its descriptor was closed and now belongs to another file."""
         try:
             status = os.fstat(self.fd)
-        except OSError:  # ESTALE: on a server; EBADF: closed
+        except OSError:  # ESTALE: deleted on a server; EBADF: closed
             return True
         return (status.st_dev, status.st_ino) != self.key or is_deleted(self.fd)
 
@@ -130,7 +130,7 @@ class LookupBelow(Lookup):
         if path.startswith(self._folder):
             try:
                 return os.open(path[len(self._folder) :], flags, dir_fd=self._fd)
-            except OSError:  # raised with the whole path below
+            except OSError:  # the whole path is tried below
                 pass
         return super().open(path, flags)
 
@@ -205,7 +205,7 @@ def is_deleted(fd: int) -> bool:
         return True
     if not name.endswith(_DELETED):
         return False
-    try:  # a folder's name may end like that
+    try:  # the name of an existing folder may end in " (deleted)" too
         there = os.lstat(name)
     except OSError:
         return True

@@ -184,14 +184,15 @@ class RetentionPolicy:
         for number in self._merged_leftovers(most):
             yield number, 0
             self._merged.discard(number)
-        # As long as a merged segment exists, no other one is due: without its pack it would count again.
+        # As long as a merged segment exists, no other one is due: if its pack were removed first, its rows would count
+        # again.
         due = [] if self._merged else self._candidates()
         self.has_more = len(due) > most or bool(self._merged)
         for number in due[:most]:
             steps = self._accounts[number].steps
             if os.path.exists(self._root.segment_path(number)):
                 yield number, steps
-            self._forget(number)  # already gone: another process or the user removed it
+            self._forget(number)  # also if another process or the user has removed it already
         first = min([next(iter(self._accounts), end), *(numbers[0] for numbers in self._packs.values())])
         if first > words[layout.FIRST_LIVE]:
             self._counters.set(layout.FIRST_LIVE, first)

@@ -68,15 +68,15 @@ _AT_ONCE = 64
 _MERGED_AT_ONCE = 8
 # At most this many segments exist that no counter includes: the processes that made them died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
-# Seconds to wait for the store lock to count sealed segments. Readers find these without the count by then.
+# Seconds to wait for the store lock to count sealed segments. After that time, readers find these without the count.
 _HINT_TIMEOUT_S = 1.0
 
 
 class Retention:
     """Makes and removes segments of one store.
 
-    Concurrency: any thread and process; each call takes the store lock. Segment locks are tried under it, never waited
-    for. Files are deleted after its release.
+    Concurrency: any thread and process; each call takes the store lock. While it is held, segment locks are tried, but
+    never waited for. Files are deleted after its release.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -111,7 +111,7 @@ class Retention:
         opened, StoreLocked if the store lock stayed taken for a minute.
         """
         if not self._policy.is_idle:
-            # With one segment per episode, many wait to be sealed: these are read again after sealing.
+            # With one segment per episode, many segments wait to be sealed. They are read again after sealing, not now.
             again = self._root.segment_steps != "episode"
             if self._remove_some(again=again):
                 self._remove_some(again=again)  # the first call may have found packs that have to be synced
@@ -341,7 +341,7 @@ class Retention:
         with ExitStack() as undo:
             undo.callback(lock.release)
             info = read_segment(self._root, info.number)
-            if not info.sealed and self.has_to_be_sealed(info, gone):  # a sealer may just have finished
+            if not info.sealed and self.has_to_be_sealed(info, gone):  # another process may just have sealed it
                 self._tried.add(info.number)
                 undo.pop_all()
                 return info, lock

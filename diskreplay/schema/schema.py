@@ -53,9 +53,9 @@ class Schema:
     reward : Field
         A numeric scalar.
     extra : dict, optional
-        Further values of each step by name, such as ``log_prob``.
+        Fields of further values of each step, by name, such as ``log_prob``.
     episode : dict, optional
-        Values of each episode by name, such as ``seed``.
+        Fields of the values of each episode, by name, such as ``seed``.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class Schema:
         extra: Mapping[str, Any] | None = None,
         episode: Mapping[str, Any] | None = None,
     ) -> "Schema":
-        """Describe steps like one example.
+        """Describe steps whose values have the shapes and dtypes of one example.
 
         Parameters
         ----------
@@ -171,7 +171,7 @@ class Schema:
         episode: Mapping[str, Tree] | None = None,
         dtype_map: Mapping[str, str] | None = None,
     ) -> "Schema":
-        """Describe the steps of a gymnasium environment, or of one environment of a vector.
+        """Describe the steps of a gymnasium environment, or of one environment in a vector environment.
 
         Parameters
         ----------
@@ -208,7 +208,7 @@ class Schema:
         part, value
             As for `flatten`.
         leading : tuple of int
-            Axes before each field's shape.
+            Axes before each field's shape, such as the number of environments.
 
         Raises
         ------
@@ -320,7 +320,7 @@ def _check_key(key: Any, path: str) -> None:
     except UnicodeEncodeError:
         size = MAX_KEY_BYTES + 1
     if bad or size > MAX_KEY_BYTES:
-        raise SchemaError(f"{path}: {key[:80]!r} cannot be a key; it would have to be the name of a folder")
+        raise SchemaError(f"{path}: {key[:80]!r} cannot be a key, as zarr takes no such name of a folder; choose another")
 
 
 def _walk(tree: Any, path: str, leaves: dict[str, Field], depth: int = 0) -> tuple[Tree, _Plan]:

@@ -328,7 +328,8 @@ def take_out(root: Path, entry: Quarantined) -> str:
     evicted = counters.evicted_after(entry.inserted)
     gone = removed_path(root / layout.COUNTERS, entry.segment or 0, evicted)
     shutil.rmtree(gone, ignore_errors=True)
-    _record_path(path).unlink(missing_ok=True)  # first: a record without an entry would be counted again
+    # Before the entry leaves: the steps of a record without an entry would be counted as evicted again.
+    _record_path(path).unlink(missing_ok=True)
     os.rename(path, gone)
     sync_folder(path.parent)
     counters.set(layout.STEPS_EVICTED, evicted)

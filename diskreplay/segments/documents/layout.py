@@ -117,7 +117,7 @@ WIDE_ROW_BYTES = 4096
 # Replaces smaller initial priorities, such as 0: in the array, 0 means that none was given.
 LEAST_PRIORITY = sys.float_info.min
 
-# A block with its own checksum: a power of two of rows, so that blocks and lanes nest.
+# The size of a block, which has its own checksum: a power of two of rows, so that blocks and lanes nest.
 BLOCK_BYTES = 64 << 10
 BLOCK_ROWS = 512
 

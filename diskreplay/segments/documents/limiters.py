@@ -65,7 +65,7 @@ def limiter_names(root: Root) -> list[str]:
 
 
 def named_folders(folder: Path) -> list[str]:
-    """Return the names of the limiters, or states, that have a folder in this one, sorted."""
+    """Return the names of the limiters, or of saved states, that have a folder in ``folder``, sorted."""
     if not is_folder(folder):
         return []
     return sorted(name for name in os.listdir(folder) if is_name(name) and is_folder(folder / name))
@@ -80,7 +80,7 @@ def steps_drawn(root: Root, name: str) -> int:
 
 
 def slots_lock(root: Root, name: str) -> str:
-    """Return the path of the lock for inserting and drawing steps of a limiter."""
+    """Return the path of the lock that a process holds while it inserts or draws steps under a limiter."""
     return str(root.folder / layout.LIMITERS / name / layout.LOCK)
 
 
@@ -88,7 +88,7 @@ def _create(root: Root, name: str) -> None:
     """Make a limiter's array; other processes see it complete or not at all."""
     target, building = root.folder / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
     document = shaped(root.array_document(), [SLOTS], [SLOTS]) | {"dimension_names": ["slot"]}
-    with held_lock(root.lock_path):  # the lock under which leftovers are removed
+    with held_lock(root.lock_path):  # other processes remove leftover drafts under the same lock
         if target.exists():
             return
         with drafted(building):

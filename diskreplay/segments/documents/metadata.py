@@ -419,12 +419,12 @@ def is_whole(value: object, least: int = 0, most: int | None = None) -> TypeGuar
 
 
 def whole(least: int = 0, most: int | None = None) -> Check:
-    """Return the check of a whole number."""
+    """Return a check that a value is a whole number from ``least`` to ``most``."""
     return lambda value: type(value) is int and value >= least and (most is None or value <= most)
 
 
 def wholes(count: int | None = None, most: int | None = None) -> Check:
-    """Return the check of a list of whole numbers."""
+    """Return a check that a value is a list of ``count`` whole numbers from 0 to ``most``; None: any."""
 
     def check(value: Any) -> bool:
         if type(value) is not list or (count is not None and len(value) != count):
@@ -443,12 +443,12 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def one_of(*values: object) -> Check:
-    """Return the check of one of these values."""
+    """Return a check that a value is one of these values."""
     return lambda value: value in values
 
 
 def optional(check: Check) -> Check:
-    """Return a check that null passes too."""
+    """Return a check that null passes, and any value that passes ``check``."""
     return lambda value: value is None or check(value)
 
 

@@ -237,7 +237,7 @@ class Root:
 
     @property
     def has_horizon(self) -> bool:
-        """Whether steps below the retention horizon are hidden: with a capacity, in steps or bytes."""
+        """Whether steps below the retention horizon are hidden, as in a store with a capacity in steps or bytes."""
         return self.limits.capacity is not None or self.limits.capacity_bytes is not None
 
     @property
@@ -330,7 +330,7 @@ def check_local(path: os.PathLike[str] | str) -> None:
 def open_home(place: OpenFolder | os.PathLike[str] | str) -> OpenFolder:
     """Return the open folder of a store, and open it first if ``place`` is a path or a closed folder.
 
-    Raises StoreNotFound if the folder does not exist or cannot be opened. Errors for a path also as for `check_local`.
+    Raises StoreNotFound if the folder does not exist or cannot be opened, FormatError if the path is a URL.
     """
     if not isinstance(place, OpenFolder):
         check_local(place)

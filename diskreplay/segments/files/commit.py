@@ -135,7 +135,7 @@ class StoreCounters:
         for attempt in range(_RETRIES):
             words = self._words.copy()
             values, before = words[: layout.COUNTER_WORDS], ~words[layout.COUNTER_WORDS :]
-            # The word of the boot may differ from its complement: with a wrong boot, only some numbers are left out.
+            # The word of the boot may differ from its complement: a wrong boot only leaves some segment numbers unused.
             before[layout.BOOT] = values[layout.BOOT]
             changed = np.flatnonzero(values != before)
             # If one word differs, a process is between its two stores, or died there. The word then counts, and not the
@@ -193,8 +193,8 @@ class StoreCounters:
     def lower(self, word: int, value: int) -> None:
         """Decrease the number of the first segment, the only word that may decrease. The caller holds the store lock.
 
-        The complement is stored first: a reader in between, or after this process died there, finds the older first
-        segment, as after any other death between the two stores.
+        The complement is stored first: between the two stores, or after a death there, it is the lower of the two
+        numbers, which `read` returns.
         """
         if word != layout.FIRST_LIVE:
             raise ValueError(f"counter {word} never goes back")

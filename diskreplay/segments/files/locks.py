@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 from diskreplay.errors import FormatError, StoreLocked
 
-# Shorter than the usual time for which a lock is held: that of making a segment.
+# The pause between two attempts to take a lock. It is shorter than making a segment, the usual reason to hold one.
 _POLL_S = 0.002
 
 

@@ -32,13 +32,13 @@ def _first_line(paths: Iterable[str]) -> str:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Return an id that changes when this machine boots; if unknown, one that no other process has."""
+    """Return an id that changes when this machine boots; if it cannot be read, an id that no other process has."""
     return _first_line(["/proc/sys/kernel/random/boot_id"]) or _unknown()
 
 
 @lru_cache(maxsize=1)
 def machine_id() -> str:
-    """Return an id of this machine that survives a boot; if unknown, one that no other process has.
+    """Return an id of this machine that survives a boot; if it cannot be read, an id that no other process has.
 
     The host name does not identify a machine: containers share one, or get another each time.
     """
@@ -90,7 +90,7 @@ def boot_time() -> BootTime:
 
 
 def is_clock_synchronized() -> bool:
-    """Return whether a time service keeps the wall clock: the kernel says no after any program sets the clock."""
+    """Return whether a time service keeps the wall clock; False after another program has set the clock."""
     # struct timex of x86-64: `modes`, four longs, `status`; with no modes, nothing is changed.
     timex = (ctypes.c_int * 64)()
     unsynchronized, error = 0x40, 5
@@ -118,8 +118,8 @@ class Volume(NamedTuple):
     """The identity of a mounted volume within one boot.
 
     ``device`` and ``fsid`` are the system's numbers of the file system. On btrfs they identify the subvolume; a
-    snapshot has other numbers. ``disk`` counts the disks that were attached since the boot (0: unknown): another image
-    that is attached under the same device number has another count.
+    snapshot has other numbers. ``disk`` is the sequence number of the disk, by the order in which disks were attached
+    since the boot (0: unknown): another image that is attached under the same device number has another one.
     """
 
     device: int

@@ -192,7 +192,7 @@ def read_part(fd: int, start: int, out: NDArray[np.uint8]) -> bool:
 def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yield the parts of a file between two offsets that are not holes, each as its first byte and the byte after it.
 
-    Holes read as zeros, and a file may have more of them than fits any memory.
+    Holes read as zeros, and may be larger than any memory.
     """
     while start < stop:
         try:

@@ -26,8 +26,8 @@ def time_bounds(
 ) -> tuple[int, int] | None:
     """Return the least and the greatest time of a segment's rows, or None if it has no rows.
 
-    ``folder`` is the segment's folder, ``rows`` has the rows of each lane. Times never decrease from one of the rows
-    ``begins`` up to the next, so only the ends of these parts are read. Lost rows do not count.
+    ``folder`` is the segment's folder, ``rows`` has the number of rows of each lane. Times never decrease from one of
+    the rows ``begins`` up to the next, so only the ends of these parts are read. Lost rows do not count.
     """
     gone: dict[int, list[tuple[int, int]]] = {}
     for position, count in lost.ranges:
@@ -86,7 +86,7 @@ class _Column:
 def last_time(info: SegmentInfo) -> int:
     """Return the time of the last row of a segment, in nanoseconds since the epoch; 0 if it has no rows.
 
-    Unproven rows of a sealed segment count with the time of `SegmentInfo.kept_until`.
+    For a sealed segment, it is `SegmentInfo.kept_until`, which takes unproven rows into account.
 
     Raises FormatError or OSError if one of its files is damaged or gone.
     """
