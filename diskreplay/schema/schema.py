@@ -320,7 +320,7 @@ def _check_key(key: Any, path: str) -> None:
     except UnicodeEncodeError:
         size = MAX_KEY_BYTES + 1
     if bad or size > MAX_KEY_BYTES:
-        raise SchemaError(f"{path}: {key[:80]!r} cannot be a key, as zarr takes no such name of a folder; choose another")
+        raise SchemaError(f"{path}: {key[:80]!r} cannot be a key: zarr cannot store an array of this name; rename it")
 
 
 def _walk(tree: Any, path: str, leaves: dict[str, Field], depth: int = 0) -> tuple[Tree, _Plan]:
