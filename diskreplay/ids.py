@@ -134,8 +134,8 @@ def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints
     """Return for each id whether its segment exists, the segment's index in ``lanes`` and lanes, and the lane and row.
 
     ``lanes`` has the number of lanes of each segment from number ``origin`` on; 0 for a deleted segment. If the segment
-    of an id does not exist, its lanes are returned as 1, and its index, lane and row are arbitrary. The index is valid
-    even then, unless ``lanes`` is empty.
+    of an id does not exist, its lanes are returned as 1, and the other numbers are arbitrary; the index is in range all
+    the same, unless ``lanes`` is empty.
     """
     slot = (ids >> POSITION_BITS) - origin
     known = (slot >= 0) & (slot < len(lanes))

@@ -89,7 +89,7 @@ class Job(Generic[T]):
         self._over.acquire()
 
     def result(self) -> T:
-        """Return the result of the call, or raise its error; make the call here if no thread has made it or will."""
+        """Return the result of the call, or raise its error; make the call here unless a thread makes or made it."""
         if self._is_queued and not self._is_withdrawn:
             with self._over:
                 pass

@@ -105,7 +105,10 @@ class Retention:
     def new_segment(
         self, writer: int | None, lanes: Sequence[int], size: Size, has_priority: bool = False
     ) -> tuple[SegmentInfo, Lock]:
-        """Make the next segment and return it with its held lock. Removes due segments first. See `draft_segment`.
+        """Make the next segment and return it with its held lock, after removing segments that are due.
+
+        ``writer`` is the number of the writer's first segment; None: this is the first. See `draft_segment` for the
+        other arguments.
 
         Raises StorageFull if the disk has no room, StoreNotFound if the store was deleted or replaced since it was
         opened, StoreLocked if the store lock stayed taken for a minute.
@@ -241,7 +244,7 @@ class Retention:
             pace()
 
     def add_priority(self, add: Callable[[], None]) -> None:
-        """Add the array of priorities to a segment, and notify readers before any row has a priority.
+        """Call ``add``, which adds the array of priorities to a segment, and notify readers before any row has one.
 
         Raises StorageFull if the disk has no room; StoreLocked and StoreNotFound as in `new_segment`.
         """
@@ -476,7 +479,7 @@ class Retention:
                     found.append(read_segment(self._root, number))
             except NeverWritten as error:
                 if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
-                    self._set_aside(number, "nothing of it was written when the power went")
+                    self._set_aside(number, "nothing of it was on the disk when the power failed")
             except (FormatError, FileNotFoundError, NotADirectoryError):
                 continue  # evicted, or damaged: readers warn of it, and the user runs repair
         return found

@@ -42,7 +42,7 @@ REASONS = {
 
 
 def fate_of(info: SegmentInfo) -> Fate:
-    """Return the fate of an unsealed segment whose lock is free."""
+    """Return how to treat an unsealed segment whose lock is free."""
     if shows_live_rows(info):
         return Fate.SEALED
     if not has_no_mark(str(info.path)):

@@ -100,7 +100,8 @@ def _documents(stored: dict[str, Any]) -> dict[str, Document]:
 class RowArray:
     """An array with rows that the segments of a store have: a field of the schema, ``done``, ``time`` or ``priority``.
 
-    ``is_of_episodes``: it belongs to an episode field, and has one row for each row with `EPISODE_VALUES`.
+    ``is_of_episodes``: it belongs to an episode field, and has one row for each row of the segment that has the flag
+    `EPISODE_VALUES`.
     """
 
     path: str
