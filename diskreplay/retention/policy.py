@@ -43,7 +43,7 @@ class Ages:
     def __init__(self) -> None:
         self._this_boot: list[tuple[float, int]] = []  # a heap: (seconds of this boot at sealing, segment)
         self._others: list[tuple[float, int]] = []  # a heap: (wall time at sealing, segment)
-        self._confirmed_by: dict[int, float] = {}  # seconds of this boot before which each of the others was sealed
+        self._confirmed_by: dict[int, float] = {}  # by segment: seconds of this boot before which it surely was sealed
         self._old: set[int] = set()  # moved out of `_others`: too old by the wall clock, but not yet confirmed
 
     def add(self, number: int, info: SegmentInfo) -> None:
@@ -130,8 +130,8 @@ class RetentionPolicy:
         self._by_first: list[tuple[int, int]] = []  # sorted: (time of the first step, number) of the same segments
         self._short = -1, 0  # a segment that had to stay, and the kept steps at which it is counted again
         self._below: dict[int, None] = {}  # segments below the horizon that still exist
-        self._kept = 0  # steps of all other segments
-        self._nbytes = 0  # bytes of all other segments
+        self._kept = 0  # kept steps of all segments that are not in `_below`
+        self._nbytes = 0  # bytes of the same segments
         self._draft_nbytes = 0  # bytes of the pack in progress
         self._ages = Ages()
         self._doomed: set[int] = set()  # too old, or wholly evicted by hand
@@ -200,7 +200,7 @@ class RetentionPolicy:
 
     def _look(self, words: NDArray[np.int64], *, again: bool, pace: Callable[[], None] = lambda: None) -> int:
         """Read new segments; return the number of the next one."""
-        if words[layout.CHANGES] != self._changes:  # a segment was set aside, brought back or replaced
+        if words[layout.CHANGES] != self._changes:  # a segment was quarantined, brought back or replaced
             self._changes = int(words[layout.CHANGES])
             self._begin()  # a segment may have been replaced by its readable part
         first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
@@ -392,7 +392,7 @@ class RetentionPolicy:
 
 
 def _discards_earlier_parts(info: SegmentInfo) -> bool:
-    """Return whether a sealed segment has a row that discards parts in earlier segments and has no step itself."""
+    """Return whether a sealed segment has a row without a step that discards parts of an episode before it."""
     try:
         return bool((read_sealed(info)[1].flags == DISCARD_BEFORE).any())
     except (FormatError, OSError):

@@ -131,7 +131,7 @@ class Retention:
                 raise
 
     def clock(self) -> Clock:
-        """Return the clock of this boot as the newest segments have it.
+        """Return the clock of this boot, as recorded in the newest segments.
 
         So the times of all segments of a boot compare to the nanosecond, whatever happened to the wall clock meanwhile.
         In a new boot, the clock starts after the latest written time even if the wall clock was set back: the newest
@@ -237,7 +237,7 @@ class Retention:
         while left:
             with self._locked() as gone:  # a few at a time: others get the lock in between
                 for number, pack in left[:_MERGED_AT_ONCE]:
-                    # A pack that was set aside or replaced since it was read may lack these rows.
+                    # A pack that was quarantined or replaced since it was read may lack these rows.
                     if self._packs.is_same(pack) and os.path.lexists(self._root.segment_path(number)):
                         gone.append(_take_out(self._root, self._counters, number, 0))
             del left[:_MERGED_AT_ONCE]
@@ -331,7 +331,7 @@ class Retention:
         return dead
 
     def _take_over(self, info: SegmentInfo, gone: list[str]) -> tuple[SegmentInfo, Lock] | None:
-        """Lock a segment that needs sealing, if its writer is gone and this machine may seal it."""
+        """Lock and return a segment that needs sealing; None if its writer lives, or this machine may not seal it."""
         if info.number in self._tried or info.sealed or not may_seal(info) or is_locked(info.lock_path):
             return None
         try:
@@ -378,7 +378,7 @@ class Retention:
             return False
 
     def _copy_aside(self, info: SegmentInfo) -> bool:
-        """Keep a copy of a segment with missing files in quarantine before sealing cuts it; False: there is no room."""
+        """Copy a segment that lacks files into quarantine, before sealing drops rows; False if the disk has no room."""
         where = layout.segment_folder(info.number)
         known = claimed_steps(info.path)
         proven = count_steps_in(info, proven_rows(info))
@@ -453,7 +453,7 @@ class Retention:
             move_aside(self._root.folder, layout.segment_folder(number), reason)
 
     def _note_sealed(self) -> None:
-        """Find the sealed segments without the store lock: reading thousands of documents takes long."""
+        """Record which segments are sealed, without the store lock: reading thousands of documents takes long."""
         words = self._counters.read()
         self._sealed = {number for number in self._sealed if number >= words[layout.FIRST_LIVE]}
         # Also packs that no counter includes: `_find_returned` counts them.

@@ -1,8 +1,8 @@
 """The damage of a sealed segment: bad parts of its chunk files, and the rows and episodes that are lost with them.
 
 Chunk files are checked in blocks. If a block does not match its checksum, all rows with bytes in it are damaged, and
-the episodes of these rows are lost. In a compressed array, each inner chunk has its own checksum instead. Damaged
-initial priorities make no step lost: they become zeros, which mean that no priority was given. Damaged flags hide where
+the episodes of these rows are lost. In a compressed array, each inner chunk has its own checksum instead. A step with a
+damaged initial priority is not lost: the priority becomes 0, which means that none was given. Damaged flags hide where
 episodes begin. All rows are then lost from the start of the episode that reaches the damaged flags up to the next known
 start after them.
 """
@@ -346,7 +346,7 @@ class _Values:
 
     ``rows`` are the rows with readable flags. ``gone`` has (first row, number of values) of each range of rows that was
     lost before. The rest of the ``total`` values belongs to rows with damaged flags, whose ranges are the ``holes``.
-    From the first to the last of several holes, it is unknown which row a value belongs to.
+    With several holes, it is unknown to which rows the values between the first and the last hole belong.
     """
 
     def __init__(self, rows: NDArray[np.int64], gone: Sequence[Range], total: int, holes: Sequence[Range]) -> None:

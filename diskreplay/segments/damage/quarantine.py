@@ -239,7 +239,7 @@ def _entry(root: Path, where: str) -> Quarantined:
 
 
 def _is_segment(path: Path) -> bool:
-    """Return whether a folder was a segment, and does not only contain files that were set aside from one."""
+    """Return whether a folder was a segment; False if it only has some files that came from one."""
     if not is_folder(path):
         return False
     names = set(os.listdir(path))

@@ -1,4 +1,4 @@
-"""Unproven rows: rows that a segment's counters had claimed at a power loss or a copy, but that no mark proves.
+"""Unproven rows: rows that a segment's counters claimed before a power loss or a copy, but that no mark proves.
 
 They may be intact, torn or missing. They do not count as rows of the segment, but are not deleted: its files keep them
 after the last row, and its attributes have their number.

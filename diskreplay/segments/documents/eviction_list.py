@@ -9,7 +9,7 @@ written ahead, as zeros.
 Segments that retention evicts are moved next to the counters, so that no process sees a half-deleted one. The folder is
 renamed first, and the counter of evicted steps is set next. The new name contains the new value of the counter. If the
 process dies in between, the next process that opens the store sets the counter from the name; until then, processes
-that count steps read the name. All this is done under the store lock. The files are deleted after its release.
+that count steps read the name. All this is done under the store lock. The files are deleted after the lock is released.
 """
 
 import os
@@ -37,7 +37,7 @@ _NBYTES = 16 * ROWS
 
 
 class EvictionEntries:
-    """Reads the entries of a store, each once. Not thread-safe."""
+    """Reads the entries of a store, and returns each entry only once. Not thread-safe."""
 
     def __init__(self, root: Root) -> None:
         self._root = root  # keeps the folder open
@@ -85,7 +85,7 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
     """Append an entry for each episode and publish the entries together. The caller holds the store lock.
 
     ``counters`` are writable. Each of ``episodes`` is (id of the first step, number of steps). Steps published before
-    the time ``hidden_before`` are already hidden by the capacity. They stay hidden, although the capacity then has
+    the time ``hidden_before`` are already hidden by the capacity. These stay hidden, although the capacity then has
     fewer steps to count. Raises StorageFull if the disk has no room; no episode is hidden then.
     """
     start = int(counters.read()[layout.EVICTION_ENTRIES])
@@ -100,7 +100,7 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
                 os.fdatasync(fd)
             entries = entries[count:]
         sync_folder(folder)
-    # Before the entries: these leave the capacity fewer steps to count, and hidden steps would be shown again.
+    # Before the entries are published: the capacity then has fewer steps to count, and would show hidden steps again.
     keep_hidden(counters, hidden_before)
     counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()
@@ -109,7 +109,10 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
 
 
 def keep_hidden(counters: StoreCounters, before: int) -> None:
-    """Hide all steps before a time durably: a capacity hides them now, but would not with fewer steps to count."""
+    """Hide all steps before a time durably.
+
+    A capacity hides these steps now, but would show them again if it had fewer steps to count.
+    """
     if before > counters.peek(layout.FRONTIER):
         counters.set(layout.FRONTIER, min(before, layout.MOST_COUNTED))
         counters.sync()

@@ -144,7 +144,7 @@ class StepCounter:
         self._changes = -1  # the first call then counts all segments
 
     def _begin(self) -> None:
-        """Start counting from zero: segments were set aside, brought back or replaced."""
+        """Start counting from zero, because segments were quarantined, brought back or replaced."""
         self._next = -1
         self._sealed: dict[int, int] = {}
         self._growing: dict[int, _Growing] = {}
@@ -173,7 +173,7 @@ class StepCounter:
                 if is_rearranged:
                     self._changes = int(words[layout.CHANGES])
                     self._begin()
-                if is_rearranged or self._evicted > counted:  # a segment that was set aside may also be moved away
+                if is_rearranged or self._evicted > counted:  # one of the removed segments may come from quarantine
                     self._aside = sum(e.inserted for e in read_quarantine(self._root.folder) if e.segment is not None)
                 self._read_segments(int(words[layout.NEXT_SEGMENT]))
                 self._read_evictions(int(words[layout.EVICTION_ENTRIES]))

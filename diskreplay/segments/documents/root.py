@@ -93,8 +93,8 @@ class Limits:
 class Root:
     """The facts about a store that every process needs before it reads a segment.
 
-    `path` is the path that the user gave, for messages. All files are opened below `folder`. As long as `home` is
-    referenced, that is the same folder, even if another store takes its place at `path`.
+    `path` is the path that the user gave, for messages. All files are opened below `folder`, which stays the same
+    folder as long as `home` is referenced, even if another store takes its place at `path`.
 
     All attributes are constant except `limits`, which `follow_limits` updates.
     """
@@ -130,7 +130,7 @@ class Root:
             vars(self.limits).update(_read(self.path, _LIMITS, attributes))
 
     def write_limits(self, limits: Limits) -> None:
-        """Change the limits, durably. The caller holds the store lock, and counts a change.
+        """Change the limits durably. The caller holds the store lock, and then increments the counter of changes.
 
         Raises StorageFull if the disk has no room; nothing is changed then.
         """
@@ -386,7 +386,7 @@ def read_root(path: Path, home: OpenFolder | None = None) -> Root:
 
 
 def _uuid_at(folder: Path) -> str | None:
-    """Return the identity of the store in a folder, or None if no readable store is there."""
+    """Return the uuid of the store in a folder, or None if no readable store is there."""
     try:
         attributes = metadata.read_object(folder / layout.METADATA).get("attributes")
     except (OSError, FormatError):

@@ -216,23 +216,23 @@ class StoreCounters:
 
 
 def map_lane_counter(folder: str, lanes: int) -> NDArray[np.int64]:
-    """Map one of a segment's arrays of one number per lane for reading, ``(lanes,)`` int64."""
+    """Return a lane counter mapped for reading, ``(lanes,)`` int64; ``folder`` is the folder of its array."""
     array: NDArray[np.int64] = map_file(os.path.join(folder, "c.0"), lanes * 8).array("<i8", (lanes,))
     return array
 
 
 def open_lane_counter(folder: str, lanes: int, *, late: bool = False) -> Counters:
-    """Open one of a segment's arrays of one number per lane for storing, ``(lanes,)`` int64."""
+    """Open a lane counter for storing, ``(lanes,)`` int64; ``folder`` is the folder of its array."""
     return open_counters(os.path.join(folder, "c.0"), lanes, late=late)
 
 
 def read_lane_counter(folder: str, lanes: int, name: str = "c.0", lookup: Lookup = BY_PATH) -> NDArray[np.int64]:
-    """Return the present values of one of a segment's arrays of one number per lane, ``(lanes,)`` int64."""
+    """Return the present values of a lane counter, ``(lanes,)`` int64, from the file ``name`` in its folder."""
     with opened(f"{folder}/{name}", lanes * 8, lookup=lookup) as fd:
         return np.frombuffer(os.pread(fd, lanes * 8, 0), "<i8")
 
 
 def write_lane_counter(folder: str, values: NDArray[np.int64]) -> None:
-    """Write one of a segment's arrays of one number per lane by position, while no other process writes it."""
+    """Write a lane counter by `pwrite`, while no other process writes it."""
     with opened(os.path.join(folder, "c.0"), values.nbytes, os.O_WRONLY) as fd:
         write_at(fd, values.tobytes(), 0)

@@ -354,12 +354,12 @@ def is_shared(file_system: str) -> bool:
 
 
 def has_stable_inodes(file_system: str) -> bool:
-    """Return whether a file keeps its inode number for its lifetime."""
+    """Return whether files on a file system of this name keep their inode numbers for their lifetimes."""
     return file_system not in _UNSTABLE_INODES
 
 
 def network_warning(file_system: str, path: os.PathLike[str] | str) -> str | None:
-    """Return the warning of a network file system; None for local and unknown ones."""
+    """Return a warning for a store on a network file system; None for local and unknown file systems."""
     if file_system not in _NETWORK.values():
         return None
     return (
@@ -370,7 +370,7 @@ def network_warning(file_system: str, path: os.PathLike[str] | str) -> str | Non
 
 
 def warn_of(file_system: str, path: os.PathLike[str] | str, uuid: str) -> None:
-    """Warn of a network file system, once per process and store."""
+    """Warn if a store is on a network file system, once per process and store."""
     message = network_warning(file_system, path)
     if message is not None and uuid not in _warned:
         _warned.add(uuid)

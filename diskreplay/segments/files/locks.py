@@ -94,7 +94,7 @@ def _open_lock(path: os.PathLike[str] | str) -> int:
 
 
 def make_lock(path: os.PathLike[str] | str) -> None:
-    """Create the file of a lock, which is free."""
+    """Create the file of a lock, without taking the lock."""
     os.close(_open_lock(path))
 
 
@@ -138,7 +138,7 @@ def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator
 
 
 def is_locked(path: os.PathLike[str] | str) -> bool:
-    """Return whether a living process holds the lock, or may hold it as far as this process can see; see `is_held`."""
+    """Return whether a living process holds the lock; True also if this is unknown. See `is_held`."""
     return is_held(path) is not False
 
 

@@ -75,7 +75,7 @@ class Clock(NamedTuple):
     wall: int
 
 
-# 146 years: larger numbers are damaged, and the sum of two fits 64 bits.
+# 146 years. Larger times can only be due to damage; the sum of two smaller times fits 64 bits.
 MOST_NS = 1 << 62
 
 

@@ -46,7 +46,7 @@ def count_mappings() -> int:
 def relieved_by(release: Callable[[], bool]) -> None:
     """Register a function that frees mappings; it is called if the system refuses a new one.
 
-    ``release`` returns whether it has freed any mapping; then the new one is tried again.
+    ``release`` returns whether it has freed any mapping. If it has, the new mapping is tried again.
     """
     _relief.append(release)
 
