@@ -46,7 +46,7 @@ def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits
 
 
 def compression_level(value: Any) -> int | None:
-    """Return the level of zstd that an argument ``compression`` means; None for no compression.
+    """Return the level of zstd in the argument ``compression`` of `create`; None for no compression.
 
     Raises ValueError if the argument is invalid, MissingExtra if zstandard is not installed.
     """

@@ -42,7 +42,7 @@ def fetched(*values: Any) -> tuple[Any, ...]:
 
 
 def _are_on_device(values: Iterable[Any]) -> bool:
-    """Return whether a tensor is on a device; it takes little of the time of an append."""
+    """Return whether any value is a tensor on a CUDA device; every append calls this, so it has to be fast."""
     for value in values:
         if type(value) in _NEVER_ON_DEVICE:
             continue

@@ -69,7 +69,7 @@ class EpisodeTable:
 
     @classmethod
     def of(cls, *columns: Any) -> "EpisodeTable":
-        """Return the episodes of these columns, in the order above; missing columns are 0."""
+        """Return the table with these columns, in the order from FIRST_ID to TIME; missing columns are 0."""
         lines = np.zeros((len(columns[FIRST_ID]), EPISODE_COLUMNS), np.int64)
         for number, column in enumerate(columns):
             lines[:, number] = column

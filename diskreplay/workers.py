@@ -134,7 +134,7 @@ class _Line:
 
 
 class Workers:
-    """Threads that make the calls of one queue of jobs, in order. They start with the first job.
+    """Threads that take jobs from one queue, in order, and make their calls. They start with the first job.
 
     The threads end after `close`, soon after the last reference to this object is gone, or when the interpreter ends. A
     forked child gets threads of its own. If no thread can make a call, because the system has no room for a thread or
@@ -194,7 +194,7 @@ def _work(line: _Line) -> None:
     """Make the calls of jobs until the queue yields None."""
     while (job := line.jobs.get()) is not None:
         job._make(is_wanted=not line.is_closed)
-        del job  # the result belongs to the caller
+        del job  # else the thread would keep the result in memory until its next job
 
 
 def _dismiss(line: _Line, count: int) -> None:

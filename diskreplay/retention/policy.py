@@ -174,9 +174,9 @@ class RetentionPolicy:
 
         At most ``most`` segments are yielded; `has_more` tells whether more are due.
 
-        The retention horizon is moved first. ``again``: also read known segments again that were not sealed. Otherwise
-        their step counts may be too small, which only delays the horizon. A segment whose rows are in a pack is due
-        after `sync_packs`.
+        The retention horizon is moved first. ``again``: known segments that were not sealed are read again. Without
+        this, their step counts may be too small, which only delays the horizon. A segment whose rows are in a pack is
+        due after `sync_packs`.
         """
         words = self._counters.read()
         end = self._look(words, again=again)

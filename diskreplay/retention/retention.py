@@ -121,7 +121,8 @@ class Retention:
         with self._locked():
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
-            # The draft of a writer that died here is in the way. Under the store lock, no other process is building.
+            # The path may have the draft of a writer that died here, which is deleted: while this process holds the
+            # store lock, no other process makes a segment.
             first = number if writer is None else writer
             draft, lock = draft_segment(self._root, building, first, lanes, size, self.clock(), has_priority)
             try:
@@ -491,7 +492,7 @@ class Retention:
             return self._remove_old(gone, again=again)
 
     def _remove_old(self, gone: list[str], *, again: bool) -> bool:
-        """Take out at most `_AT_ONCE` due segments; return whether more are due."""
+        """Move at most `_AT_ONCE` due segments out of sight, add their new paths to ``gone``; True: more are due."""
         gone += _finish_removals(self._root, self._counters)
         for number, steps in self._policy.due(_AT_ONCE, again=again):
             gone.append(_take_out(self._root, self._counters, number, steps))

@@ -201,7 +201,7 @@ class Schema:
         return cls.from_spaces(*spaces, extra=extra, episode=episode, dtype_map=dtype_map)
 
     def cast(self, part: str, value: Any, leading: tuple[int, ...] = ()) -> dict[str, NDArray[Any]]:
-        """Return the leaves of a value by their paths, cast to the schema, ``(*leading, *shape)``.
+        """Return the leaves of a value by path, each cast to its field: arrays of shape ``(*leading, *shape)``.
 
         Parameters
         ----------

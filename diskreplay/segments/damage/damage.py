@@ -215,7 +215,7 @@ class _Search:
         return found
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
-        """Yield (lane, range of rows) for the damaged parts of a chunk file; an episode field has values as rows."""
+        """Yield (lane, range of rows) for the damaged parts of a chunk file; for an episode field, ranges of values."""
         if parts and chunk.array.path in self._info.compressed:
             for first, stop in InnerChunks(self._info, chunk.array.path).lost_rows():
                 if first < self._rows[0]:
@@ -268,7 +268,7 @@ class _Search:
                     yield first, stop
 
     def _values_of(self, lane: int, holes: list[Range]) -> "_Values":
-        """Return the rows of a lane that have episode values, by the flags outside of ``holes``, the damaged flags."""
+        """Return the rows of a lane that have episode values, by their flags; ``holes`` have damaged flags."""
         parts = [
             np.flatnonzero(flags & layout.EPISODE_VALUES) + row for row, flags in self._pieces(lane, self._rows[lane])
         ]

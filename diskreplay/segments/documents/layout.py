@@ -147,7 +147,8 @@ def floor_power_of_two(n: int) -> int:
     return 1 << (max(1, n).bit_length() - 1)
 
 
-# The values that a store may refuse although they fit its schema; see `writing.casting`.
+# The arguments `validate` of `create`: they name values that a store refuses although these fit its schema. See
+# `writing.casting`.
 VALIDATIONS = ("finite", "space")
 
 

@@ -31,7 +31,7 @@ from diskreplay.segments.segment import SegmentInfo
 SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-# A count that has decreased, or during which a segment was deleted, is repeated: this often, after this pause.
+# If a count has decreased, or a segment was deleted meanwhile, it is repeated: at most this often, with this pause.
 _ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
@@ -225,7 +225,7 @@ class StepCounter:
         return dict(self._writers)
 
     def growing(self) -> list[SegmentInfo]:
-        """Return the segments that were unsealed when `read` last saw them."""
+        """Return the segments that were unsealed at the last call of `read`."""
         return [segment.info for segment in self._growing.values()]
 
     def _read_segments(self, end: int) -> None:

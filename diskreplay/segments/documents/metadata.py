@@ -160,7 +160,7 @@ class Blueprint:
 
     @computed_once
     def _texts(self) -> dict[str, str]:
-        """The zarr.json, with placeholders, of folders without rows."""
+        """The zarr.json, with placeholders for shapes, of each group, and of each array without rows."""
         documents = {path: self._templates[path] for path in self.paths if path not in self.arrays}
         blank = {
             path: shaped(document, _SHAPE, _CHUNK_SHAPE) for path, document in documents.items() if _is_array(document)

@@ -1,7 +1,7 @@
 """Saved states of samplers: trees of numbers, texts and arrays, each saved under a name and replaced as a whole.
 
-A state is a folder that never changes, `samplers/<name>/<number>/`: a group whose attributes hold the tree, and an
-array for each array in it. `samplers/<name>/zarr.json` names the current number. Replacing that file replaces the
+A state is a folder that never changes, `samplers/<name>/<number>/`: a group whose attributes hold the tree, with an
+array for each array of the tree. `samplers/<name>/zarr.json` names the current number. Replacing that file replaces the
 state.
 
 Notes are JSON documents that a store keeps for its users: `counters/notes/<name>.json`, where no zarr reader looks.

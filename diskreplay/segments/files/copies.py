@@ -60,8 +60,8 @@ def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]
     """Return whether all chunks of a copied sealed segment were copied after the sealing.
 
     Write-protected chunks were, so they are not read: other code finds damage in them. Other code also finds a missing
-    chunk if the copy has no marks. In a copy with marks, that chunk may have been created after the copying tool listed
-    the files.
+    chunk if the copy has no marks. In a copy with marks, the missing chunk may have been created after the copying tool
+    listed the files.
     """
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
     unprotected, missing = list[tuple[str, os.stat_result]](), False

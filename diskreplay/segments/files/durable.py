@@ -255,7 +255,7 @@ def check_written(path: os.PathLike[str] | str) -> None:
 
 
 def punch_hole(fd: int, start: int, stop: int) -> None:
-    """Free the blocks of ``[start, stop)``, which then read as zeros. If the file system cannot, write zeros."""
+    """Make the bytes ``[start, stop)`` of a file zeros: free their blocks, or write zeros if that is not possible."""
     if stop <= start:
         return
     keep_size, punch = 1, 2
