@@ -1,6 +1,6 @@
-"""The test kit: a model of a store in plain lists, the reference loop, comparisons, and hypothesis strategies.
+"""The test kit: a model of a store in plain lists, a reference for transitions, comparisons, and hypothesis strategies.
 
-`diskreplay.testing.strategies` needs hypothesis (the extra "test") and is imported by its own name.
+`diskreplay.testing.strategies` needs hypothesis (the extra "test"). Import that module itself: its names are not here.
 """
 
 from diskreplay.testing.checks import check_account, check_episode, check_store, check_transitions

@@ -1,4 +1,4 @@
-"""Comparisons of a real store with its model; each raises AssertionError that says where they differ."""
+"""Compares a real store with its model; a function raises AssertionError with the first difference."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from diskreplay.testing.reference import transition
 _CLOCK_SLACK_S = 5.0
 
 COMPUTED = ("reward", "discount")
-"""Fields of a transition that are rounded sums or powers: equal to one unit in the last place of float32."""
+"""Fields of a transition that are rounded sums or powers: they may differ by one unit in the last place of float32."""
 
 
 def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cuts: bool = False) -> dict[int, int]:
-    """Compare every episode of a store's snapshot with the model's: each is whole, with the steps that are hidden.
+    """Compare every episode of a store's snapshot, hidden steps included, with the model; return the ids of its steps.
 
-    `key` names the integer extra field that tells a step from every other. With `length_cuts`, a model's episode that
-    goes on in a later segment of the store is split there, and one left open in an earlier segment may be cut: which
-    episodes a writer cuts to move on is its own matter.
+    `key` names the integer extra field whose value is different in every step. A writer may cut open episodes when it
+    begins a new segment, and the model cannot predict which. With `length_cuts`, the model's episodes are changed to
+    have the same cuts as the store's.
 
     Returns
     -------
     dict of int to int
-        The id of every visible step by its `key`.
+        The id of every visible step, by the step's value of `key`.
     """
     ids: dict[int, int] = {}
     real = {int(np.asarray(episode[key])[-1]): episode for episode in store.episodes}
@@ -46,7 +46,7 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
         if last not in real:
             raise AssertionError(f"the episode whose last step is {last} is not in the store")
         if length_cuts:
-            # The end of its lane in a segment: seen when that is sealed, which goes on in the background.
+            # An end without a row of its own is visible once the segment is sealed, which a background thread does.
             episode.show_end(real[last].cut)
         check_episode(real[last], episode)
         serials = [int(step.extra[key]) for step in episode.steps[episode.hidden :]]
@@ -58,9 +58,10 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
 
 
 def check_account(store: Any, inserted: int | None = None) -> None:
-    """Check that each step that was ever inserted into a store is in one class, in total and segment by segment.
+    """Check that the counts of `store.info()` add up, in the whole store and in each segment.
 
-    It refreshes the store. `inserted` is how many steps that has to be, if that is known.
+    Every step that was ever inserted must be in exactly one class: visible, hidden, evicted, discarded, lost or in
+    quarantine. The store is refreshed. `inserted` is the expected number of inserted steps; None: any number.
     """
     info = store.info(total_reward=False)
     aside = info["quarantine"]["steps"]
@@ -74,9 +75,9 @@ def check_account(store: Any, inserted: int | None = None) -> None:
     of_segments = sum(segment["steps_inserted"] for segment in info["segments"])
     _equal("steps of segments", of_segments + deleted + aside, info["steps_inserted"])
     if min(deleted, *(info[key] for key in _CLASSES)) < 0:
-        raise AssertionError(f"less than no steps: {info}")
+        raise AssertionError(f"a number of steps is negative: {info}")
     if inserted is not None and info["steps_inserted"] != inserted:
-        raise AssertionError(f"{info['steps_inserted']} steps were inserted, and not {inserted}")
+        raise AssertionError(f"{info['steps_inserted']} steps were inserted, not {inserted}")
 
 
 _CLASSES = ("steps", "steps_hidden", "steps_evicted", "steps_discarded", "steps_lost")
@@ -87,7 +88,7 @@ def _in_classes(counts: Mapping[str, Any]) -> int:
 
 
 def check_times(episodes: Iterable[Any]) -> None:
-    """Check that the times of each lane never fall, from one episode to the next, and that none is of the future."""
+    """Check that times never decrease within a lane, also between its episodes, and that no time is in the future."""
     last: dict[tuple[int, int], float] = {}
     for episode in sorted(episodes, key=lambda episode: int(episode.ids[0])):
         times, lane = episode.times, (episode.segment, episode.lane)
@@ -95,13 +96,13 @@ def check_times(episodes: Iterable[Any]) -> None:
         if np.any(np.diff(times, prepend=last.get(lane, 0.0)) < 0):
             raise AssertionError(f"times of lane {lane} fall in {episode}")
         last[lane] = times[-1]
-    # By the wall clock, which may be set while a store is written.
+    # The slack is for a wall clock that was set back a little after the steps were written.
     if last and max(last.values()) > time.time() + _CLOCK_SLACK_S:
-        raise AssertionError(f"a step was published at {max(last.values())}, which is still to come")
+        raise AssertionError(f"a step was published at {max(last.values())}, which is in the future")
 
 
 def check_episode(real: Any, expected: ModelEpisode) -> None:
-    """Compare every attribute of one episode."""
+    """Compare every attribute of one episode of a store with the model's episode."""
     steps, frames = expected.steps, [expected.frame(t) for t in range(expected.num_frames)]
     _equal("len", (len(real), real.length, real.hidden_steps), (len(steps), len(steps), expected.hidden))
     _equal("ends", (real.terminated, real.truncated, real.cut), (expected.terminated, expected.truncated, expected.cut))
@@ -124,7 +125,7 @@ def check_episode(real: Any, expected: ModelEpisode) -> None:
 def check_transitions(
     batch: Any, starts: Iterable[tuple[ModelEpisode, int]], n_step: int | None, gamma: float, frame_stack: int = 1
 ) -> int:
-    """Compare a batch of `Transitions` with the reference loop at (episode, step) `starts`; returns how many."""
+    """Compare a batch of `Transitions` with `transition` at the (episode, step) `starts`; return their number."""
     rows = [transition(episode, t, n_step, gamma, frame_stack) for episode, t in starts]
     got = {leaf: x for name, value in batch.numpy().items() for leaf, x in flat(value, name).items()}
     for leaf in rows[0]:
@@ -141,7 +142,7 @@ def check_transitions(
 
 
 def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """Split the model's episodes where the store has two, the second in a later segment."""
+    """Split each of the model's episodes that is two episodes in the store, the second one in a later segment."""
     starts = {int(np.asarray(episode[key])[0]): episode for episode in real.values()}
     for lane in model.lanes():
         followed: list[ModelEpisode] = []
@@ -159,7 +160,7 @@ def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) ->
 
 
 def _follow_idle_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """End the model's open episodes that the store cut to leave their segment, and that nothing has continued yet."""
+    """End the model's open episodes that a writer cut when it began a newer segment, if no step has followed yet."""
     newest: dict[int, int] = {}
     waiting: list[tuple[ModelEpisode, Any]] = []
     for lane in model.lanes():
@@ -217,7 +218,7 @@ def _same(what: str, got: Flat, expected: Flat) -> None:
 
 def _close(leaf: str, got: np.ndarray, expected: np.ndarray) -> None:
     _equal(f"{leaf}: dtype and shape", (got.dtype, got.shape), (np.dtype(np.float32), expected.shape))
-    # A different order of float64 sums may round to the neighbouring float32; beside a cancelled sum, to nearly 0.
+    # Float64 sums in another order may round to the next float32, or to a tiny number where the terms cancel to 0.
     wrong = ~np.isclose(got, expected, rtol=1.3e-7, atol=1e-11)
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])

@@ -1,7 +1,7 @@
-"""A store in plain lists, with the verbs of the real one: what an episode must be after any sequence of calls.
+"""A model of a store in plain lists: it has the methods of a store, and the episodes that a store must have.
 
-Nothing here is fast, and nothing is shared with the code it judges: lanes hold episodes, episodes hold steps, steps
-hold arrays. Feed the same calls to a `ModelWriter` and to a writer of a store, then compare with `checks`.
+The model is slow, and shares no code with the store that it is compared with: lanes hold episodes, episodes hold steps,
+steps hold arrays. Make the same calls on a `ModelWriter` and on a writer of a store, then compare them with `checks`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class ModelStep:
 class ModelEpisode:
     """Consecutive steps of a lane.
 
-    `final` is the observation behind the last step where it is known, also while the episode is open.
-    `derived` is set where the end leaves no row of its own: readers see it when something follows in the lane, or when
-    the segment is sealed. `hidden` counts the oldest steps that a capacity hides; of an `evicted` episode none
-    are left, nor of a `discarded` one. `before` is the part that it continues, after a cut for its length;
-    `left_behind` is set where the next part has no step yet. `shows_before`: the rows of the part before are there.
+    `final` is the observation after the last step, if it is known; an open episode may have it, too. `derived` is true
+    if no row marks the end: readers see the end when another episode follows in the lane, or when the segment is
+    sealed. `hidden` is the number of the oldest steps that a capacity hides. An `evicted` or `discarded` episode has no
+    visible step. If the episode continues one that was cut for its length, `before` is that part, and `shows_before`
+    is true while the rows of that part can be read. `left_behind` is true if the episode was cut for its length and
+    the next part has no step yet.
     """
 
     writer: int = 0
@@ -55,16 +56,19 @@ class ModelEpisode:
     left_behind: bool = False
 
     def __len__(self) -> int:
-        """Count the visible steps."""
+        """Return the number of visible steps."""
         return 0 if self.evicted or self.discarded else len(self.steps) - self.hidden
 
     @property
     def num_frames(self) -> int:
-        """Count the observations, the final one included where it is known."""
+        """The number of observations, including the final one if it is known."""
         return len(self.steps) + (self.final is not None)
 
     def frame(self, t: int) -> Flat:
-        """Return the observation of step `t`, or the final one; below 0 that of the part before, or the first."""
+        """Return the observation of step `t`; `t = len(steps)` is the final observation.
+
+        A negative `t` is an observation of the part before if its rows can be read, else the first observation.
+        """
         if t < 0 and self.before is not None and self.shows_before:
             return self.before.frame(t + len(self.before.steps))
         t = max(t, 0)
@@ -74,21 +78,24 @@ class ModelEpisode:
 
     @property
     def window_end(self) -> int:
-        """The step at which the last window ends: one earlier where nothing is known to bootstrap from."""
+        """The number of steps in windows: not the last one if no observation is known to bootstrap from."""
         return len(self.steps) if self.terminated or self.final is not None else len(self.steps) - 1
 
     def sampleable(self, n_step: int | None) -> list[int]:
-        """List the steps from which an n-step transition starts."""
+        """Return the steps that n-step transitions may start at; `n_step` None: Monte-Carlo returns."""
         if self.ended:
             return list(range(self.hidden, self.window_end))
         return [] if n_step is None else list(range(self.hidden, self.num_frames - n_step))
 
     def end(self, *, terminated: bool = False, truncated: bool = False, cut: bool = False) -> None:
-        """End the episode."""
+        """End the episode; a cut episode is also truncated."""
         self.ended, self.terminated, self.truncated, self.cut = True, terminated, truncated or cut, cut
 
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:
-        """Cut off the steps from `at` on, as a length cut of the writer does; returns the continuation."""
+        """Cut the episode before step `at`, as a writer cuts it for its length; return a new episode with the rest.
+
+        `final`: the observation of step `at` becomes the final one of this episode.
+        """
         rest = ModelEpisode(**{**self.__dict__, "steps": self.steps[at:], "before": self})
         self.final = self.steps[at].obs if final else None
         self.steps, self.values, self.derived = self.steps[:at], {}, not final
@@ -96,7 +103,7 @@ class ModelEpisode:
         return rest
 
     def show_end(self, seen: bool) -> None:
-        """Let a derived end be seen or not."""
+        """Make a derived end visible to readers, or hide it."""
         if self.derived:
             self.ended = self.cut = self.truncated = seen
 
@@ -117,7 +124,7 @@ class ModelLane:
         return None if last is None or last.ended or last.derived else last
 
     def show_ends(self) -> None:
-        """Let the ends be seen that follow from what stands behind them."""
+        """Make derived ends visible if the lane is closed or another episode follows; hide the others."""
         for i, episode in enumerate(self.episodes):
             episode.show_end(self.closed or i < len(self.episodes) - 1)
 
@@ -133,12 +140,12 @@ class ModelLane:
         priority: float | None = None,
         **extra: Any,
     ) -> ModelStep:
-        """Append a step; an observation that does not continue the last `next_obs` cuts the episode there."""
+        """Append a step and return it; if `obs` differs from the previous `next_obs`, cut the open episode first."""
         seen = flat(obs, "obs")
         current = self.open
         if current is not None and current.final is not None:
             if same_values(current.final, seen):
-                seen = current.final  # which came first
+                seen = current.final  # equal values may differ in their bytes: the first ones are kept
             else:
                 self.discontinuities += 1
                 current.end(cut=True)
@@ -171,7 +178,7 @@ class ModelLane:
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Append a whole episode; with neither flag set it is a cut one. What was open is cut first."""
+        """Cut the open episode, and append a whole one, which is a cut episode if neither flag is set."""
         self.end_episode()
         length = len(reward)
         frames = len(next(iter(flat(obs, "obs").values())))
@@ -191,7 +198,7 @@ class ModelLane:
         self.end_episode(episode=episode)
 
     def end_episode(self, final_obs: Any = None, episode: Mapping[str, Any] | None = None) -> None:
-        """Cut the open episode, if there is one; an observation that is known already stays its final one."""
+        """Cut the open episode, if there is one; `final_obs` is ignored if its final observation is known already."""
         current = self.open
         if current is not None:
             if current.final is None and final_obs is not None:
@@ -202,7 +209,7 @@ class ModelLane:
         self._forget_left_behind()
 
     def discard_episode(self) -> None:
-        """Discard the open episode, and the parts before it."""
+        """Discard the open episode, and the earlier parts that it continues."""
         current = self.open
         if current is None and self.episodes and self.episodes[-1].left_behind:
             current = self.episodes[-1]
@@ -215,14 +222,14 @@ class ModelLane:
             episode.left_behind = False
 
     def close(self) -> None:
-        """Cut what is open, and let every end be seen."""
+        """Cut the open episode, and make all ends visible."""
         self.end_episode()
         self.closed = True
         self.show_ends()
 
 
 class ModelWriter:
-    """The writer of `num_envs` lanes; None: of one, without a leading axis."""
+    """The model of a writer of `num_envs` lanes; None: of one lane, and arguments have no leading axis of lanes."""
 
     def __init__(self, number: int = 0, num_envs: int | None = None) -> None:
         self.number, self.num_envs = number, num_envs
@@ -262,7 +269,7 @@ class ModelWriter:
                 )
 
     def append_episode(self, *args: Any, **kwargs: Any) -> None:
-        """Append a whole episode; with lanes, the lane's number comes first."""
+        """Append a whole episode; if the writer has `num_envs`, the first argument is the number of a lane."""
         lane, args = (0, args) if self.num_envs is None else (args[0], args[1:])
         self.lanes[lane].append_episode(*args, **kwargs)
 
@@ -283,28 +290,28 @@ class ModelWriter:
                 lane.discard_episode()
 
     def flush(self) -> None:
-        """Change nothing: durability is not visible."""
+        """Do nothing: the model has no disk, so every step counts as durable."""
 
     def close(self) -> None:
-        """Cut what is open."""
+        """Cut the open episodes of all lanes, and make all ends visible."""
         for lane in self.lanes:
             lane.close()
 
 
 class ModelStore:
-    """A store: writers in the order in which they were made."""
+    """The model of a store: its writers, oldest first."""
 
     def __init__(self) -> None:
         self.writers: list[ModelWriter] = []
         self._frontier = -1
 
     def writer(self, num_envs: int | None = None) -> ModelWriter:
-        """Make a writer."""
+        """Add a writer, and return it."""
         self.writers.append(ModelWriter(len(self.writers), num_envs))
         return self.writers[-1]
 
     def lanes(self) -> Iterator[ModelLane]:
-        """Go through all lanes of all writers."""
+        """Yield the lanes of all writers."""
         for writer in self.writers:
             yield from writer.lanes
 
@@ -314,19 +321,19 @@ class ModelStore:
         return [episode for writer in self.writers for episode in writer.episodes if len(episode)]
 
     def __len__(self) -> int:
-        """Count the visible steps."""
+        """Return the number of visible steps."""
         return sum(len(episode) for episode in self.episodes)
 
     @property
     def inserted(self) -> int:
-        """How many steps were ever appended."""
+        """The number of steps that were ever appended."""
         return sum(len(episode.steps) for lane in self.lanes() for episode in lane.episodes)
 
     def trim(self, capacity: int, order: Mapping[int, int], key: str = "serial") -> None:
-        """Hide the oldest steps until `capacity` are left.
+        """Hide the oldest steps of the episodes that were not evicted, so that at most `capacity` steps are visible.
 
-        `order` maps the extra field `key` of a step to its id: the oldest step is the one with the lowest id. What was
-        hidden once does not come back when others are evicted by hand.
+        `order` maps a step's value of the extra field `key` to the step's id: the oldest step has the lowest id. A
+        hidden step stays hidden when other episodes are evicted by hand.
         """
         left = [episode for writer in self.writers for episode in writer.episodes if not episode.evicted]
         ranked = sorted(order[int(step.extra[key])] for episode in left for step in episode.steps)
@@ -336,7 +343,7 @@ class ModelStore:
             episode.hidden = sum(order[int(step.extra[key])] < self._frontier for step in episode.steps)
 
     def evict(self, chosen: Callable[[ModelEpisode], bool]) -> int:
-        """Evict the episodes for which `chosen` is true, and return how many steps they had, hidden ones too."""
+        """Evict the episodes that `chosen` returns true for; return their number of steps, hidden ones included."""
         leaving = [episode for episode in self.episodes if chosen(episode)]
         for episode in leaving:
             episode.evicted = True

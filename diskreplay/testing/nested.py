@@ -1,4 +1,4 @@
-"""Nested values, as spaces make them: flattening, rows, equality."""
+"""Functions of nested dicts and tuples of arrays: flatten them, index their rows, compare them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def flat(value: Any, path: str) -> Flat:
 
 
 def pick(value: Any, index: Any) -> Any:
-    """Index every leaf of a nested value by its leading axis."""
+    """Return a nested value whose leaves are indexed along their first axis."""
     if isinstance(value, tuple):
         return tuple(pick(child, index) for child in value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The reference loop: what an n-step transition of an episode is, in about ten lines of plain Python."""
+"""Reference implementations, in plain Python loops, of n-step transitions and of windows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def transition(
 ) -> dict[str, Any]:
     """Compute the transition that starts at step `t`; leaves are keyed by path ("obs/image", "next_obs/image").
 
-    `t` must be one of `episode.sampleable(n_step)`; `discount` names the field of the environment's discounts. Sums
-    are float64 and not rounded to the float32 of a batch.
+    `t` must be one of `episode.sampleable(n_step)`. `discount` names the extra field with the environment's discounts.
+    Sums are float64; a batch has them rounded to float32.
     """
     steps = episode.steps
     k = episode.window_end - t if n_step is None else min(n_step, episode.window_end - t)
     at_end = episode.ended and t + k == len(steps)
     terminated = at_end and episode.terminated
     known = t + k < episode.num_frames
-    scale = [1.0]  # of what follows i steps
+    scale = [1.0]  # scale[i]: the product of the first i discounts
     for step in steps[t : t + k]:
         scale.append(scale[-1] * gamma * (1.0 if discount is None else float(step.extra[discount])))
     following = _stack(episode, t + k if known else t, frame_stack)
@@ -47,7 +47,7 @@ def transition(
 
 
 def _stack(episode: ModelEpisode, t: int, depth: int) -> Flat:
-    """Stack the last `depth` frames, oldest first."""
+    """Stack the `depth` frames that end with frame `t`, oldest first; a depth of 1 adds no axis."""
     if depth == 1:
         return episode.frame(t)
     rows = [episode.frame(t - back) for back in reversed(range(depth))]
@@ -57,9 +57,9 @@ def _stack(episode: ModelEpisode, t: int, depth: int) -> Flat:
 def window_starts(
     episode: ModelEpisode, length: int, stride: int, pad: bool | str = True, align: str = "start"
 ) -> list[int]:
-    """List the steps at which the windows of `Sequences` start, those that a capacity has hidden left out.
+    """Return the first steps of the windows of `Sequences`, without hidden ones.
 
-    `stride` is the distance of two starts, length - overlap where `Sequences` is given none.
+    `stride` is the number of steps from one start to the next; in `Sequences`, it is `length - overlap` by default.
     """
     total = episode.window_end if episode.ended else episode.num_frames - 1
     starts: list[int] = []
@@ -91,8 +91,8 @@ def window(
 ) -> dict[str, Any]:
     """Compute the window of `length` steps that starts at one of `window_starts`; leaves are keyed by path.
 
-    `continues` tells that the episode goes on from one cut for its length. A length of the whole episode, and no
-    burn-in, is an item of `Episodes`.
+    `continues`: the episode continues one that was cut for its length. With the length of the whole episode and no
+    burn-in, the result is an item of `Episodes`.
     """
     total = episode.window_end if episode.ended else episode.num_frames - 1
     real = min(length, total - start)
@@ -120,9 +120,9 @@ def window(
 
 
 def crossing_starts(lane: Sequence[ModelEpisode], length: int, stride: int) -> list[tuple[int, int]]:
-    """List where the windows of `Sequences` with `cross_episodes` start: an episode's place and the step in it.
+    """Return the starts of the windows of `Sequences` with `cross_episodes`: (index in `lane`, step of that episode).
 
-    `lane` has the episodes of a lane that directly follow one another.
+    `lane` lists consecutive episodes of one lane.
     """
     steps = []
     for i, episode in enumerate(lane):
@@ -143,7 +143,7 @@ def crossing_window(
 ) -> dict[str, Any]:
     """Compute the window that starts at one of `crossing_starts`; leaves are keyed by path.
 
-    `continuing` has the places of episodes that go on from one cut for its length.
+    `continuing` has the indexes in `lane` of episodes that continue one that was cut for its length.
     """
     found: dict[str, list[Any]] = {}
 
@@ -176,7 +176,7 @@ def _without(extra: Flat, names: tuple[str, ...]) -> Flat:
 
 
 def _padded_stack(episode: ModelEpisode, t: int, depth: int, frames: int) -> Flat:
-    """Stack the last `depth` frames; those from number `frames` on are zeros."""
+    """Stack the `depth` frames that end with frame `t`; the frames from index `frames` on are zeros."""
     rows = []
     for back in reversed(range(depth)):
         at = t - back

@@ -1,4 +1,4 @@
-"""Plans of episodes and writers, the arrays that fill them, and `play`, which makes the calls."""
+"""Plans of episodes and writers, random arrays for them, and `play`, which makes the planned calls on writers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ When = Literal["never", "always", "sometimes"]
 
 @dataclass(frozen=True)
 class EpisodePlan:
-    """How one episode goes.
+    """The plan of one episode: its length, its end, and how it is appended.
 
-    `final`: the last observation is given; `breaks`: an observation in the middle does not continue the one before;
-    `whole`: handed over in one `append_episode`; `values`: its end carries the episode's fields.
+    `end` is "terminated", "truncated", "both", "cut" or "open". `final`: the final observation is given. `breaks`: one
+    `next_obs` in the middle differs from the next observation. `whole`: one call of `append_episode` appends all steps.
+    `values`: the end has values of the episode fields.
     """
 
     steps: int
@@ -32,9 +33,10 @@ class EpisodePlan:
 
 @dataclass(frozen=True)
 class WriterPlan:
-    """What one writer does: the episodes of each lane, and in how many calls lanes are skipped or given next_obs.
+    """The plan of one writer: the episodes of each lane, and options of the calls.
 
-    `priority`: in which calls steps have initial priorities.
+    `next_obs` and `priority`: how often `append` receives these arguments. `masked`: some calls skip random lanes.
+    `close`: the writer is closed at the end.
     """
 
     num_envs: int | None
@@ -47,7 +49,10 @@ class WriterPlan:
 
 
 def random_values(tree: Any, rng: np.random.Generator, leading: tuple[int, ...] = ()) -> Any:
-    """Fill a tree of fields with random values, extremes and NaN among them."""
+    """Return random arrays for a tree of fields; some floats are NaN, infinite or the largest number.
+
+    `leading` is the shape of further axes in front of the shape of each field.
+    """
     if isinstance(tree, tuple):
         return tuple(random_values(child, rng, leading) for child in tree)
     if isinstance(tree, dict):
@@ -71,7 +76,7 @@ def random_rewards(field: Field, rng: np.random.Generator, count: int) -> np.nda
 
 @dataclass
 class Script:
-    """One episode's arrays, ready to be appended; `obs` has a row more than there are steps."""
+    """One planned episode with its arrays; `obs` has one row more than the episode has steps."""
 
     plan: EpisodePlan
     obs: Any
@@ -86,7 +91,7 @@ class Script:
         return last and self.plan.end in ("terminated", "both"), last and self.plan.end in ("truncated", "both")
 
     def row(self, t: int) -> dict[str, Any]:
-        """Return step `t`; at a break, its next_obs is not what the following step starts from."""
+        """Return the values of step `t` by name; at a break, next_obs differs from the next step's observation."""
         broken = self.plan.breaks and t == self.plan.steps // 2 - 1
         return {
             "obs": pick(self.obs, t),
@@ -99,7 +104,7 @@ class Script:
 
 
 def script(schema: Schema, plan: EpisodePlan, rng: np.random.Generator, first_serial: int) -> Script:
-    """Fill one planned episode with values; its steps are numbered from `first_serial` in the field "serial"."""
+    """Return a planned episode with random arrays; the field "serial" numbers its steps from `first_serial` on."""
     extra = random_values(schema.extra, rng, (plan.steps,))
     if "serial" in extra:
         extra["serial"] = np.arange(first_serial, first_serial + plan.steps)
@@ -109,9 +114,9 @@ def script(schema: Schema, plan: EpisodePlan, rng: np.random.Generator, first_se
 
 
 def play(plan: WriterPlan, schema: Schema, writers: Sequence[Any], first_serial: int = 0) -> int:
-    """Make the planned calls on every writer of `writers`, a model and a real one for example.
+    """Make the planned calls on each of several writers, for example on a model and a real one.
 
-    Returns the serial behind the last one that was used.
+    Returns the first unused serial number.
     """
     rng = np.random.default_rng(plan.seed)
     lanes: list[list[Script]] = []
@@ -182,7 +187,7 @@ def _whole(script: Script, lane: tuple[int, ...], priorities: dict[str, Any]) ->
 def _vector_calls(
     plan: WriterPlan, schema: Schema, lanes: list[list[Script]], rng: np.random.Generator
 ) -> Iterator[Call]:
-    """Interleave the lanes: each is (its scripts, step of the first one)."""
+    """Yield the calls of a writer of several lanes: one `append` has the next step of each lane that is not skipped."""
     width, at = len(lanes), [0] * len(lanes)
     while any(lanes):
         for i, scripts in enumerate(lanes):
@@ -216,7 +221,7 @@ def _vector_calls(
             },
         )
         if cut.any():
-            # Where next_obs was given it is the final observation already.
+            # If next_obs was given, it is the final observation already.
             final = row["next_obs"] if given or rng.random() < 0.5 else None
             yield "end_episode", (), {"final_obs": final, "mask": cut, **values}
         if rng.random() < 0.05:
@@ -224,7 +229,7 @@ def _vector_calls(
 
 
 def _random_row(schema: Schema, width: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Return what an append gets for lanes that it skips: anything."""
+    """Return random arguments of one `append`: the values of skipped lanes must have no effect."""
     trees = {"obs": schema.obs, "next_obs": schema.obs, "action": schema.action, "extra": schema.extra}
     row: dict[str, Any] = {name: random_values(tree, rng, (width,)) for name, tree in trees.items()}
     row["reward"] = random_rewards(schema.reward, rng, width)
@@ -233,7 +238,7 @@ def _random_row(schema: Schema, width: int, rng: np.random.Generator) -> dict[st
 
 
 def _put(rows: Any, index: int, row: Any) -> None:
-    """Assign one row of every leaf."""
+    """Set row `index` of every leaf of `rows` to the values in `row`."""
     items = rows.items() if isinstance(rows, dict) else enumerate(rows)
     for key, below in items:
         if isinstance(below, np.ndarray):

@@ -1,7 +1,7 @@
-"""Hypothesis strategies: schemas, episodes, and what writers do.
+"""Hypothesis strategies for schemas, and for plans of episodes and writers.
 
-Hypothesis draws structure (shapes, lengths, ends, who is skipped) and shrinks it; the numbers in the arrays come from
-a seeded generator (see `scripts`), because shrinking them would teach nothing.
+Hypothesis draws the structure (shapes, lengths, ends, whether lanes are skipped) and shrinks it. The numbers in the
+arrays come from a seeded generator (see `scripts`): a smaller number would not make a failure easier to understand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fields(dtypes: Sequence[str] = DTYPES, max_dims: int = 2, max_side: int = 4)
 
 
 def trees(max_leaves: int = 4) -> st.SearchStrategy[Any]:
-    """Draw a field, or dicts and tuples of fields, nested."""
+    """Draw a field, or nested dicts and tuples of fields."""
     return st.recursive(
         fields(),
         lambda below: (
@@ -41,7 +41,7 @@ def trees(max_leaves: int = 4) -> st.SearchStrategy[Any]:
 
 
 def schemas() -> st.SearchStrategy[Schema]:
-    """Draw schemas; all have the extra field "serial" (int64), which tells a step from every other."""
+    """Draw schemas; each has the int64 extra field "serial", for a number that identifies a step."""
     extra = st.dictionaries(st.sampled_from(("log_prob", "hidden state")), trees(2), max_size=2)
     episode = st.dictionaries(st.sampled_from(("seed", "task")), fields(max_dims=1), max_size=2)
     rewards = st.sampled_from(REWARD_DTYPES).map(lambda dtype: Field((), dtype))
@@ -59,7 +59,7 @@ def episode_plans(max_steps: int = 40) -> st.SearchStrategy[EpisodePlan]:
 
 
 def writer_plans(max_lanes: int = 16, max_steps: int = 40, max_episodes: int = 4) -> st.SearchStrategy[WriterPlan]:
-    """Draw what one writer does; None lanes is the writer without a leading axis."""
+    """Draw plans of writers; `num_envs` is None, for a writer without an axis of lanes, or 1 to `max_lanes`."""
     lane = st.lists(episode_plans(max_steps), max_size=max_episodes).map(tuple)
 
     def of_width(num_envs: int | None) -> st.SearchStrategy[WriterPlan]:
