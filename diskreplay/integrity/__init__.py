@@ -1,1 +1,1 @@
-"""What keeps a store whole: the independent checker, repair, and backups."""
+"""The integrity of a store: an independent checker, repair, and backups."""

@@ -1,11 +1,11 @@
-"""One backup of one store: sealed segments without a lock, then the state of everything else at one moment.
+"""Makes a backup: copies the sealed segments of a store without a lock, then everything else as of one moment.
 
-A store changes while it is copied, if others write it. Files of sealed segments never change: they are copied first,
-which takes most of the time. Then the backup takes the store lock, so that no process makes, evicts or sets aside a
-segment. It copies the files outside the segments, and notes the committed rows of each live segment: this is the moment
-of the backup. Committed rows never change, so they are copied after the lock was released. If a segment was evicted or
-merged into a pack before it was copied, the backup takes another moment; the last attempt keeps the lock until
-everything is copied. Segments whose rows are in a pack are not copied.
+Other processes may write to the store meanwhile. Files of sealed segments never change: they are copied first, which
+takes most of the time. Then the backup takes the store lock, so that no process makes, evicts or sets aside a segment.
+It copies the files outside the segments, and notes the committed rows of each live segment, which a writer still
+appends to: this is the moment of the backup. Committed rows never change, so they are copied after the lock is
+released. If a segment is evicted or merged into a pack before it is copied, the backup takes the lock again for a later
+moment. The last attempt keeps the lock until everything is copied. Segments whose rows are in a pack are not copied.
 """
 
 import errno
@@ -47,12 +47,12 @@ from diskreplay.segments.packs import current_numbers
 from diskreplay.segments.sealing import seal_segments
 from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo, read_segment
 
-# The most attempts at one moment.
+# The most attempts to copy the state of one moment; each attempt takes a later moment.
 _MOMENTS = 4
 
 
 def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progress: Progress | None = None) -> Backup:
-    """Make a consistent copy of a store, which others may write; see `Store.backup`."""
+    """Make a consistent copy of a store, which other processes may write to meanwhile; see `Store.backup`."""
     check_local(to)
     target = Path(to).absolute()
     root.counters().read()  # fails before anything is made: a store without counters cannot be backed up
@@ -71,7 +71,8 @@ class _Moment:
     kept: set[int] = field(default_factory=set)  # sealed segments that were copied before and are still there
     sealed: list[SegmentInfo] = field(default_factory=list)
     live: list[LiveRows] = field(default_factory=list)
-    others: dict[int, str] = field(default_factory=dict)  # segments without in-place counters (""), or unreadable: why
+    # Segments that are copied file by file: why they cannot be read, or "" if only their counters cannot be trusted.
+    others: dict[int, str] = field(default_factory=dict)
 
 
 class _Backup:
@@ -80,7 +81,7 @@ class _Backup:
         self._copier = FileCopier(share=link)
         self._account = Account(disk_usage(root.folder)[0], progress)
         self._store_files = StoreFiles(root, copy.folder, self._copier, self._account)
-        self._done: dict[int, Identity] = {}  # the documents of the copied sealed segments
+        self._done: dict[int, Identity] = {}  # the documents of the sealed segments that are copied
 
     def run(self) -> None:
         """Copy everything, durably."""
@@ -107,7 +108,7 @@ class _Backup:
 
     @contextmanager
     def _locked(self) -> Iterator[ExitStack]:
-        """Hold the store lock for a block, which may release it before its end."""
+        """Hold the store lock for a block, which may close the yielded stack to release the lock early."""
         with ExitStack() as lock:
             try:
                 lock.enter_context(held_lock(self._root.lock_path))
@@ -124,7 +125,7 @@ class _Backup:
     # --- the moment --------------------------------------------------------------------------------------------------
 
     def _read_moment(self) -> _Moment:
-        """Copy the files outside the segments, and note the state of these. The caller holds the store lock."""
+        """Copy the files outside the segments, and return the state of the segments, under the store lock."""
         # Before the segments: otherwise a sampler's state or a limiter could count a step that the backup lacks.
         self._store_files.copy()
         words = self._root.counters().read()
@@ -159,7 +160,7 @@ class _Backup:
     # --- copying -----------------------------------------------------------------------------------------------------
 
     def _complete(self, moment: _Moment) -> None:
-        """Complete the copy of one moment. Raises SegmentVanished if a segment is gone since."""
+        """Complete the copy of one moment. Raises SegmentVanished if a segment was removed or replaced since then."""
         for number in listed_numbers(self._copy):
             if number not in moment.kept:
                 self._done.pop(number, None)
@@ -180,7 +181,7 @@ class _Backup:
         self._done[info.number] = info.document
 
     def _copy_live(self, live: LiveRows) -> SegmentInfo | None:
-        """Copy the rows of a segment; if that fails, copy its files as they are, and return None."""
+        """Copy the rows of a live segment, and return the copy; if that fails, copy its files as they are: None."""
         try:
             return copy_live(live, self._copy, self._account)
         except (Unreadable, *DAMAGE) as error:
@@ -217,7 +218,7 @@ class _Backup:
         """Count the steps of the copy as its readers do, and the steps in its quarantine."""
         with suppress(*DAMAGE), ExitStack() as opened:
             counters = opened.enter_context(closing(self._copy.counters()))
-            # Damage is among the problems: a warning would name this hidden folder.
+            # Damage is listed in `problems` of the result. A warning would name the hidden folder of the backup.
             follower = opened.enter_context(closing(Follower(self._copy, counters, warns=False)))
             _, account = read_account(follower, StepCounter(self._copy))
             return account.total, account.quarantined
@@ -228,17 +229,18 @@ class _Backup:
 
 
 def unfinished_path(to: Path) -> Path:
-    """Return the hidden folder of the unfinished backup for a path."""
+    """Return the path of the hidden folder that a backup to ``to`` is made in."""
     return hidden_sibling(to, ".backup")
 
 
 @contextmanager
 def unfinished(root: Root, to: Path) -> Iterator[Path]:
-    """Lock the hidden folder of an unfinished backup for a block. It may hold files of an earlier, interrupted call.
+    """Make and lock the hidden folder of an unfinished backup for a block, and yield its path.
 
-    The folder is renamed to ``to`` when the block ends without an error, and otherwise stays. Raises StoreExists if
-    ``to`` exists or something else is in the place of the folder, StoreLocked if another process makes a backup there,
-    StorageFull if the disk is full, ValueError if ``to`` is inside the store.
+    The folder may hold files of an earlier, interrupted call. It is renamed to ``to`` when the block ends without an
+    error, and otherwise stays. Raises StoreExists if ``to`` exists or the hidden folder is not a backup of this store,
+    StoreLocked if another process makes a backup there, StorageFull if the disk is full, ValueError if ``to`` is inside
+    the store.
     """
     folder = unfinished_path(to)
     _check(root, to, folder)
@@ -265,7 +267,7 @@ def unfinished(root: Root, to: Path) -> Iterator[Path]:
 
 
 def full_message(to: Path) -> str:
-    """Return the message of StorageFull."""
+    """Return the message of a StorageFull for a backup to ``to``."""
     return (
         f"no space for the backup at {to}; free some and make the backup again, which resumes, or delete "
         f"{unfinished_path(to)}"
@@ -277,7 +279,7 @@ def _exists(to: Path) -> StoreExists:
 
 
 def _check(root: Root, to: Path, folder: Path) -> None:
-    """Check that a backup may be made in this folder and appear at this path."""
+    """Check that a backup of ``root`` may be made in the hidden folder ``folder`` and then be renamed to ``to``."""
     if os.path.lexists(to):
         raise _exists(to)
     if root.path.resolve() in to.resolve().parents:

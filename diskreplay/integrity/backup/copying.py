@@ -1,4 +1,4 @@
-"""How a backup copies files and folders, makes free locks, and accounts for bytes and problems."""
+"""Copies files and folders for a backup, makes lock files that no process holds, and counts bytes and problems."""
 
 import os
 import shutil
@@ -27,21 +27,22 @@ class Backup:
     path : Path
         The folder of the new store.
     segments : int
-        The number of its segments.
+        The number of segments of the new store.
     steps : int
         The visible steps of the backup.
     steps_hidden, steps_evicted, steps_discarded, steps_lost, steps_in_quarantine : int
         Inserted steps that are not visible, each in one class, as in `Store.info`.
     steps_inserted : int
-        All steps that were ever inserted: the sum of the others. All counts are 0 if no reader can open the backup.
+        All steps that were ever inserted: the sum of the counts above. All counts of steps are 0 if the backup is too
+        damaged to be read.
     bytes : int
-        The disk usage of its files, shared ones included.
+        The disk usage of the new store, with the files that it shares with the original.
     bytes_shared : int
         Bytes that the backup shares with the original: files that were cloned or linked.
     bytes_copied : int
         Bytes that this call wrote. Files of an earlier, interrupted call count neither as shared nor as copied.
     problems : list of Problem
-        Damage of the original, which was copied as it is.
+        Damage of the original. Damaged files were copied as they are; unreadable files were left out.
     """
 
     path: Path
@@ -62,8 +63,8 @@ class Backup:
 class Account:
     """Counts the finished bytes, and collects problems. Not thread-safe.
 
-    ``progress`` is called with the finished bytes, and with the bytes of the store when the backup began. A file that
-    is copied again counts once.
+    ``progress`` is called with the finished bytes, and with the bytes of the store when the backup began, in this
+    order. A file that is copied twice counts twice, but the finished bytes never exceed the bytes of the store.
 
     Attributes
     ----------
@@ -77,7 +78,7 @@ class Account:
         self._problems: dict[str, list[Problem]] = {}
 
     def advance(self, nbytes: int) -> None:
-        """Count bytes on disk."""
+        """Add the disk usage of a file to the finished bytes, and report the progress."""
         self._done = min(self._done + nbytes, self._total)
         if self._progress is not None:
             self._progress(self._done, self._total)
@@ -87,17 +88,20 @@ class Account:
         self.advance(self._total)
 
     def begin(self, where: str) -> None:
-        """Forget the problems of a part of the store before it is copied."""
+        """Forget the problems that were noted for a part of the store, which is about to be copied again.
+
+        ``where`` is the folder of a segment, or empty for everything outside the segments.
+        """
         self._problems.pop(where, None)
 
     def note(self, where: str, kind: str, name: str, detail: object) -> None:
-        """Note a problem of a file in a part of the store, or of the part itself if `name` is empty."""
+        """Add a problem of the file ``name`` in a part of the store, or of the part itself if ``name`` is empty."""
         path = os.path.join(where, name) if name else where
         self._problems.setdefault(where, []).append(Problem(kind, path, shown(str(detail))))
 
     @property
     def problems(self) -> list[Problem]:
-        """All problems, by path."""
+        """All problems, sorted by path."""
         found = [problem for some in self._problems.values() for problem in some]
         return sorted(found, key=lambda problem: (problem.where, problem.kind))
 
@@ -107,7 +111,7 @@ class SegmentVanished(Exception):
 
 
 def make_folder(target: Path, like: Path) -> None:
-    """Make a folder with the permissions of another, unless there is one; a file in its place is removed."""
+    """Make a folder with the permissions of ``like``, unless it exists; a file in its place is removed."""
     if not is_folder(target):
         with suppress(FileNotFoundError):
             os.unlink(target)
@@ -116,7 +120,7 @@ def make_folder(target: Path, like: Path) -> None:
 
 
 def make_free_lock(target: Path, like: Path) -> None:
-    """Make a lock without a holder, with the permissions of another."""
+    """Make a lock file that no process holds, with the permissions of ``like``."""
     make_lock(target)
     with suppress(OSError):
         os.chmod(target, stat.S_IMODE(os.stat(like, follow_symlinks=False).st_mode))
@@ -136,7 +140,7 @@ def files_below(
 
 
 def remove_others(target: Path, known: set[str], is_left_out: Callable[[Path], bool] = lambda path: False) -> None:
-    """Remove files below a folder whose relative path is not in `known`, and folders without one."""
+    """Remove the files below a folder whose relative paths are not in ``known``, and folders without a known file."""
     above = {parent for path in known for parent in Path(path).parents}
     for folder, names in list(files_below(target, is_left_out)):
         inside = folder.relative_to(target)
@@ -151,7 +155,7 @@ def remove_others(target: Path, known: set[str], is_left_out: Callable[[Path], b
 def copy_as_it_is(source: Path, target: Path, where: str, copier: FileCopier, account: Account) -> None:
     """Copy a segment file by file, without checking the contents.
 
-    Raises SegmentVanished if the segment is gone, or the system's OSError of the target.
+    Raises SegmentVanished if the segment is gone, OSError if the target cannot be written.
     """
     if is_folder(target):
         shutil.rmtree(target)
@@ -179,7 +183,7 @@ def copy_noted(
 
 
 class noted:
-    """Catch errors of the original in a block that copies a file, and note them in the account."""
+    """Context of copying one file: suppresses an error of reading the original, and notes it in the account."""
 
     def __init__(self, where: str, name: str, account: Account) -> None:
         self._where, self._name, self._account = where, name, account
@@ -188,7 +192,7 @@ class noted:
         """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        """Note an error of the original."""
+        """Note and suppress an error of reading the original; let other errors pass."""
         if isinstance(error, FormatError):
             self._account.note(self._where, "type", self._name, "is not a regular file; left out")
         elif isinstance(error, Unreadable):

@@ -1,7 +1,7 @@
-"""Copies segments.
+"""Copies sealed and live segments into a backup.
 
-Files of sealed segments do not change any more, and each has a checksum. The copy of a live segment has the rows
-that were committed at one moment, and is sealed.
+Files of sealed segments never change, and each has a checksum. A live segment is one that a writer still appends to:
+its copy has the rows that were committed at one moment, and the backup seals it.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ _LOCK = f"{layout.COMMITTED}/{layout.LOCK}"
 def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Account) -> None:
     """Copy a sealed segment to the folder ``target``, which may hold some files already.
 
-    A file that matches its checksum stays. Every other file is copied; if the copy of a file does not
-    match its checksum, that is noted. Raises SegmentVanished if the segment is gone or was replaced, or the system's
-    OSError of the target.
+    A file there that matches its checksum is kept. Every other file is copied, and a copy that does not match its
+    checksum is noted as a problem. Raises SegmentVanished if the segment is gone or was replaced, OSError if the target
+    cannot be written.
     """
     where = layout.segment_folder(info.number)
     account.begin(where)
@@ -66,7 +66,7 @@ def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Ac
 
 
 def _make_folders(source: Path, target: Path) -> set[str]:
-    """Make the folders of a segment, remove other files there, and return the paths of all its files."""
+    """Make a segment's folders in ``target``, remove files that the segment lacks, and return its files' paths."""
     names: set[str] = set()
     was_begun = is_folder(target)
     for folder, files in files_below(source):
@@ -83,11 +83,11 @@ class _Copy:
         self._info, self._target, self._where = info, target, where
         self._copier, self._account = copier, account
         self._chunks = {chunk.name: chunk for chunk in sealed_chunks(info)}
-        # `repair --salvage` may add unproven steps: it seals the segment again, in its place.
+        # A segment with unproven rows may still change: `repair --salvage` adds them, and seals it again in its place.
         self._stays = info.claimed is None
 
     def bring(self, name: str) -> None:
-        """Bring a file into the copy, unless it is there."""
+        """Copy a file of the segment, unless a copy that matches its checksum is there already."""
         source, target = self._info.path / name, self._target / name
         if name == _LOCK:
             make_free_lock(target, source)
@@ -111,7 +111,7 @@ class _Copy:
         is_chunk = name in self._chunks
         self._copier.copy(str(self._info.path / name), target, may_clone=is_chunk, may_link=is_chunk and self._stays)
         if is_chunk and (mode := os.stat(target).st_mode) & WRITE_BITS:
-            # Readers take writable chunks for ones from before sealing, and then check whether they are whole.
+            # Sealing makes chunks read-only: readers check writable ones, which may have been copied before sealing.
             os.chmod(target, mode & 0o7777 & ~WRITE_BITS)
         if name in self._info.checksums and not self._matches(name):
             self._account.note(self._where, "checksum", name, "does not match its checksum; copied as it is")
@@ -131,7 +131,7 @@ class _Copy:
 
 
 class LiveRows(NamedTuple):
-    """The rows of each lane of a live segment at one moment: committed rows, and rows with an observation."""
+    """The numbers of rows of each lane of a live segment at one moment: committed, and with an observation."""
 
     info: SegmentInfo
     committed: Ints
@@ -139,9 +139,9 @@ class LiveRows(NamedTuple):
 
 
 def read_live(info: SegmentInfo) -> LiveRows:
-    """Return the committed rows of a segment whose memory can be trusted.
+    """Return the rows of a live segment by its counters, which are valid if `shows_live_rows` is true.
 
-    Raises FileNotFoundError if it was evicted, FormatError if a counter is damaged.
+    Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
     """
     shown, committed = map_trusted(info)
     # `observed` first: if it is one past a `committed` read later, the observation follows exactly these rows.
@@ -156,8 +156,8 @@ def copy_live(live: LiveRows, root: Root, account: Account) -> SegmentInfo:
     """Copy the committed rows of a segment into another store, and return the copy, which is not sealed.
 
     The copy has only these rows: `seal_segments` then treats it like the segment of a writer that died at that moment.
-    Rows that do not match the marks of the original are noted. Raises SegmentVanished if the segment is gone,
-    FormatError or FileNotFoundError if its files are damaged or missing, or the system's OSError of the target.
+    Rows that do not match the marks of the original are noted as a problem. Raises SegmentVanished if the segment is
+    gone, FormatError or FileNotFoundError if its files are damaged or missing, OSError if the copy cannot be written.
     """
     info, where = live.info, layout.segment_folder(live.info.number)
     account.begin(where)

@@ -21,7 +21,7 @@ from diskreplay.segments.files.copies import FileCopier
 from diskreplay.segments.files.durable import sync_folder, write_atomic
 from diskreplay.segments.segment import DRAFT
 
-# Beginnings of temporary names of living processes, next to the counters.
+# Prefixes of the names of temporary files in the folder of the counters, which living processes may be using.
 _TEMPORARY = ("old-", "new-", DRAFT, state_files.DRAFT)
 # Folders of files that are changed in place.
 _CHANGING = (layout.LIMITERS, layout.EVICTIONS)
@@ -70,7 +70,7 @@ class StoreFiles:
             return
         for folder, names in files_below(self._source / top, self._is_left_out):
             inside = folder.relative_to(self._source)
-            with suppress(FileNotFoundError):  # gone, or its parent
+            with suppress(FileNotFoundError):  # the folder or its parent is gone
                 make_folder(self._target / inside, folder)
                 yield from (path for name in names if not _is_made_anew(path := f"{inside}/{name}"))
 
@@ -94,7 +94,7 @@ class StoreFiles:
 
 
 def write_root_document(root: Root, folder: Path) -> None:
-    """Write the root's document into a copy as it is now, durably: it identifies an unfinished backup."""
+    """Copy the root's current document into a backup, durably: its uuid names the store of the backup."""
     path, data = folder / layout.METADATA, read_document(root.folder / layout.METADATA)
     if not path.exists() or read_document(path) != data:
         write_atomic(path, data, synced=True)
@@ -106,9 +106,9 @@ def _is_segment(folder: Path) -> bool:
 
 
 def _is_made_anew(path: str) -> bool:
-    """Whether a file is not copied: temporary files, the counters and their lock, which are written separately.
+    """Whether a file is not copied: hidden temporary files, and a file or a link in the place of a segment.
 
-    The same holds for a file or a link in the place of a segment.
+    The counters and their lock are not copied either: the backup makes its own.
     """
     folder, _, name = path.rpartition("/")
     if (folder == layout.COUNTERS and name in ("c.0", layout.LOCK)) or _is_segment(Path(path)):

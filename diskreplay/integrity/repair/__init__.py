@@ -1,1 +1,1 @@
-"""Repair of a store, and the ways out of quarantine."""
+"""Repair of a store, and restoring or deleting segments in quarantine."""

@@ -37,16 +37,16 @@ from diskreplay.segments.segment import SegmentInfo, is_never_written, read_segm
 from diskreplay.writing.marker import Marker
 from diskreplay.writing.sealer import Sealer
 
-# Beginnings of temporary names, and the lock, if any, that the maker holds.
+# Prefixes of the names of temporary files, each with the name of the lock that its maker holds, or "" for no lock.
 _TEMPORARY = {PREFIX: "", "new-": "", **LOCK_OF_DRAFT}
-# A living process makes or removes such a file in less time: one that still exists was left by a dead process.
+# A living process needs a temporary file for less time: a file that still exists after it was left by a dead process.
 _PAUSE_S = 0.05
 
 
 class DeadWriters:
-    """Does the work that remains of dead writers, as an opener with mode "a" does. Used by one thread.
+    """Finishes the work of dead writers, as opening the store with mode "a" does. Used by one thread.
 
-    ``foreign``: seal segments that another machine wrote, too.
+    ``foreign``: also seal segments that another machine wrote.
     """
 
     def __init__(self, remedies: Remedies, foreign: bool) -> None:
@@ -87,7 +87,7 @@ class DeadWriters:
         return [info for info in found if info and not info.sealed and not is_locked(info.lock_path)]
 
     def _never_written(self) -> list[str]:
-        """Return the segments without a writer whose document was lost with the power."""
+        """Return the folders of segments whose document was lost in a power failure, and that have no living writer."""
         names = [layout.segment_folder(n) for n in segment_numbers(self._remedies.files)]
         return [
             name
@@ -124,7 +124,7 @@ class DeadWriters:
         destroy(self._remedies.store, gone)
 
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
-        """Set aside segments that cannot be sealed: no row was durable, or verify would have found the damage."""
+        """Set aside segments that cannot be sealed: they have no durable row, or verify would report damage."""
         with held_lock(self._remedies.store.lock_path):
             for info in unsealed:
                 where = layout.segment_folder(info.number)
@@ -134,11 +134,14 @@ class DeadWriters:
                         self._remedies.set_aside(where, f"cannot be sealed: {error}")
 
     def _note_fate(self, info: SegmentInfo, fate: Fate, proof: Proof | None) -> None:
-        """Note the fate of a segment of a dead writer; ``proof`` is for a copy with damaged blocks."""
+        """Add the action on a segment of a dead writer to the list.
+
+        ``proof`` is not None if checksums of blocks prove more rows of a copied segment than its marks do.
+        """
         now = info if self._dry_run else self._remedies.read(info.number)
         where, note = layout.segment_folder(info.number), self._remedies.note
         if self._dry_run and any(action.where == where for action in self._remedies.actions):
-            return  # it would be gone by now
+            return  # a repair would have replaced or set aside the segment by now
         kept = None if now is None or now.steps is None else now.steps - now.lost.steps
         if proof and fate is not Fate.REMOVED and (self._dry_run or kept == proof.damage.steps_kept):
             detail = f"a copy with damaged blocks, {proof.damage.steps_kept} steps kept"
@@ -158,7 +161,7 @@ class DeadWriters:
     # --- unfinished files --------------------------------------------------------------------------------------------
 
     def _dead_leftovers(self) -> set[str]:
-        """Return the files of dead processes: files of living ones are gone after a pause."""
+        """Return the names of temporary files that still exist after a pause, since their processes are dead."""
         found = self._leftovers()
         if found:
             time.sleep(_PAUSE_S)
@@ -177,7 +180,7 @@ class DeadWriters:
 
 
 def _count_sealed(retention: Retention) -> None:
-    """Notify readers; if that fails, they check by themselves once a second."""
+    """Notify readers of a sealed segment; if that fails, they find it by themselves within a second."""
     with suppress(FormatError, StorageFull):
         retention.count_sealed()
 
@@ -186,11 +189,11 @@ def _count_sealed(retention: Retention) -> None:
 
 
 def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
-    """Add the unproven steps of each segment to its steps, as far as they may be whole; yield the actions.
+    """Make the unproven steps of each segment count, as far as they may be whole; yield the actions.
 
     A row was not written whole if its flags do not continue a sequence of episodes, or if its time is earlier than the
-    previous one: the lane ends before it. The bytes of other rows may be torn, too: that is why they do not count by
-    themselves. Segments of living writers are left alone.
+    time of the previous row. The lane then ends before this row. The bytes of the other rows may be torn, too, so
+    unproven steps never count without this call. Segments of living writers are left alone.
     """
     for number in live_numbers(root, root.counters().read()):
         try:
@@ -233,7 +236,7 @@ def _counted_rows(info: SegmentInfo) -> Ints:
 
 
 def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
-    """Return the end of a lane's rows with valid flags and rising times; rows before ``first`` are valid."""
+    """Return the first row with invalid flags or a falling time, at most ``stop``; rows before ``first`` are valid."""
     flags = _rows(info, layout.DONE, lane, max(0, first - 1), stop)
     before = np.array([START], np.uint8) if first == 0 else flags[:1]
     rows = flags[None, min(first, 1) :]

@@ -34,7 +34,7 @@ class Action:
     detail : str
         The reason, or the new place.
     steps : int
-        The number of steps that it set aside, or with ``"refused"`` would have set aside.
+        The number of steps that the action set aside or, if it was refused, would have set aside.
     """
 
     what: str
@@ -53,7 +53,7 @@ class Repaired:
 
     @property
     def steps_lost(self) -> int:
-        """The number of steps that were set aside, or with a dry run would be."""
+        """The number of steps that were set aside or, after a dry run, would be set aside."""
         return sum(action.steps for action in self.actions if action.what != "refused")
 
     @property
@@ -76,7 +76,7 @@ class Remedies:
     Attributes
     ----------
     plan : Plan
-        The layout of every segment by the document of the root. It is set when that document is whole.
+        The layout of every segment, from the store's own document. It is set once that document is whole.
     actions : list of Action
         The actions so far.
     """
@@ -95,12 +95,12 @@ class Remedies:
 
     @property
     def files(self) -> Files:
-        """The files of the store for the checks of verify; their problems are not kept."""
+        """A new reader of the store's files for the checks of verify; the problems that it finds are not reported."""
         return Files(str(self.root))
 
     @cached_property
     def evicted(self) -> dict[int, list[tuple[int, int]]]:
-        """Position and steps of the episodes that were evicted by hand, by segment."""
+        """(position, steps) of the episodes that were evicted by hand, by segment number."""
         files = self.files
         words = read_words(files)
         return {} if words is None else read_evictions(files, self.plan, words)
@@ -115,7 +115,10 @@ class Remedies:
 
     @contextmanager
     def segment_lock(self, where: str) -> Iterator[bool]:
-        """Hold a segment's lock, and yield whether it has no living writer. A segment without a folder has no lock."""
+        """Hold a segment's lock for a block, and yield True; yield False if a living writer holds it.
+
+        A dry run only looks at the lock. A segment whose lock cannot exist, such as one without its folder, is free.
+        """
         committed = self.root / where / layout.COMMITTED
         path = committed / layout.LOCK
         lock, is_free = None, True
@@ -134,27 +137,27 @@ class Remedies:
                 lock.release()
 
     def read(self, number: int) -> SegmentInfo | None:
-        """Read the document of a segment, None if it cannot be read."""
+        """Return the attributes in the document of a segment, or None if it cannot be read."""
         try:
             return read_segment(self.store, number)
         except (FormatError, OSError):
             return None
 
     def verify_segment(self, number: int) -> list[Problem]:
-        """Verify a segment with all its checksums; unproven rows are not a problem."""
+        """Return the problems of a segment, checksums included; unproven rows are not a problem."""
         found, _ = verify_segment(str(self.root), number, self.plan, deep=True, evicted={})
         return without(found, "unproven")
 
     def set_aside(self, where: str, detail: str, steps: int = 0, *, document_steps: int | None = None) -> None:
         """Move a file or folder into quarantine, and count ``steps`` as lost.
 
-        ``document_steps`` is the number of steps in a segment's own document; None: the steps are counted.
+        ``document_steps``: the number of steps to record for a segment in quarantine; None: it is counted.
         """
         now = f"{QUARANTINE}/{where}" if self.dry_run else move_aside(self.root, where, detail, steps=document_steps)
         self.note("quarantined", where, f"{detail}; now {now}", steps)
 
     def may_lose(self, where: str, detail: str, steps: int) -> bool:
-        """Whether ``steps`` more steps may be set aside; a refusal is noted."""
+        """Whether ``steps`` more steps may be set aside; if not, add a refused action to the list."""
         allowed = None if self._most is None else max(0, self._most - Repaired(self.actions).steps_lost)
         if allowed is None or steps <= allowed:
             return True

@@ -37,15 +37,15 @@ def repair(
 ) -> Repaired:
     """Repair a store without deleting any data: files without a remedy are moved to ``counters/quarantine``.
 
-    Small files whose content follows from others are written again. A sealed segment with damaged rows is rebuilt from
-    its whole episodes, with the same ids; the damaged segment goes into quarantine. A segment without a whole episode,
-    a segment that cannot be read, and a file that does not belong in a store go there, too. Segments of dead writers
-    are sealed, and segments of living writers are left alone. Every sealed chunk is read once, a damaged one a few
-    times. Readers follow with their next refresh.
+    Small files whose content follows from other files are written again. A sealed segment with damaged rows is rebuilt
+    from its whole episodes, with the same ids; the damaged segment goes into quarantine. A segment without a whole
+    episode, a segment that cannot be read, and a file that does not belong in a store go there, too. Segments of dead
+    writers are sealed, and segments of living writers are left alone. Every sealed chunk is read once, a damaged one a
+    few times. Readers see the repaired segments with their next refresh.
 
-    It takes the arguments of `Store.repair`. Other processes may use the store meanwhile, and its folder may be moved
-    within its file system. ``progress`` is called with the bytes that were read of segments, and with the bytes of all
-    segments. Raises the errors of `Store.repair` except ReadOnlyError; ValueError if ``max_lost_steps`` is not a number
+    `Store.repair` describes the arguments. Other processes may use the store meanwhile, and its folder may be moved
+    within its file system. ``progress`` is called with the bytes read of segments so far, and with the bytes of all
+    segments. Raises the errors of `Store.repair` except ReadOnlyError, ValueError if ``max_lost_steps`` is not a number
     of steps, FormatError if this release does not know the version of the store.
     """
     if max_lost_steps is not None and (type(max_lost_steps) is not int or max_lost_steps < 0):
@@ -159,9 +159,10 @@ class _Repair:
                     segments.repair(number, found)
 
     def _still_found(self, problems: list[Problem]) -> list[Problem]:
-        """Drop problems outside the segments that are gone under the lock: another process was replacing these files.
+        """Check files outside the segments again under the store lock, and return the problems that remain.
 
-        Problems of segments are checked again one by one. The repair of the counters checks these itself.
+        A problem that is gone was of a file that another process was replacing. Problems of segments and of the
+        counters are returned unchecked: their repair checks them again.
         """
         words = (layout.COUNTERS, COUNTERS_FILE)
         outside = [p for p in problems if not p.where.startswith(f"{layout.SEGMENTS}/") and p.where not in words]
@@ -192,7 +193,7 @@ class _Repair:
         if data is not None:
             self._remedies.restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
-            if os.path.lexists(self._root / "/".join(parts[:2])):  # else it was moved for another of its files
+            if os.path.lexists(self._root / "/".join(parts[:2])):  # else it was set aside already for another file
                 self._remedies.set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
         elif problem.where.startswith(f"{layout.NOTES}/") or (
             problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE

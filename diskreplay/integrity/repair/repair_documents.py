@@ -38,8 +38,8 @@ _MOST_ADDED = {
 def known_document(plan: Plan, where: str, evictions: int, root: Path | None = None) -> bytes | None:
     """Return the bytes of a document of the store's own groups and arrays; None: it is not one of these.
 
-    ``evictions`` is the number of evictions by hand. ``root`` is the folder of the store, if the copy of its own
-    document may be asked for, too.
+    ``evictions`` is the number of evictions by hand. ``root`` is the folder of the store: with it, the copy of the
+    store's own document is known, too.
     """
     known = {f"{name}/{layout.METADATA}": data for name, data in store_documents(plan).items()}
     known[f"{layout.EVICTIONS}/{layout.METADATA}"] = eviction_document(plan, evictions)
@@ -49,7 +49,7 @@ def known_document(plan: Plan, where: str, evictions: int, root: Path | None = N
 
 
 def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
-    """Return the bytes of a small file of a sealed segment; None: no derived content fits its checksum."""
+    """Return the right content of a small file of a sealed segment; None: no derived content fits its checksum."""
     folder, _, file = name.rpartition("/")
     is_of_table = folder in layout.EPISODE_FOLDERS
     if not info.sealed or not (is_of_table or folder in info.blueprint.paths):
@@ -93,14 +93,14 @@ def whole_document(path: Path) -> bytes | None:
 
 
 def from_copy(document: Path, copy: Path) -> bytes | None:
-    """Return the whole copy of a damaged or missing document; None: no whole copy, or no damage."""
+    """Return the copy of a damaged or missing document; None: the copy is damaged, too, or the document is whole."""
     if document.is_dir() or whole_document(document) is not None:
         return None
     return whole_document(copy)
 
 
 def restore_file(path: Path, data: bytes) -> bool:
-    """Write a file durably; False: its folder is missing or a link."""
+    """Write a file durably, and return True; return False if its folder is missing or a link."""
     if not is_folder(path.parent):
         return False
     write_atomic(path, data, synced=True)
@@ -116,12 +116,12 @@ def _document(info: SegmentInfo, folder: str) -> bytes:
 
 
 def _rows(info: SegmentInfo) -> NDArray[np.int64]:
-    """Return the rows of each lane, or an empty array if no counter of them is whole."""
+    """Return the number of rows of each lane, or an empty array if every counter of them is damaged."""
     return np.frombuffer(_counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE), "<i8")
 
 
 def _of_episodes(info: SegmentInfo, name: str) -> bytes:
-    """Return the right content of a file of the table of episodes, by the rows; empty if the rows are damaged."""
+    """Return a file of the table of episodes as it follows from the rows, or empty bytes if the rows are damaged."""
     if info.episodes is None:
         return b""
     known = {f"{path}/{layout.METADATA}": data for path, data in info.root.blueprint.episode_documents(info.episodes)}
@@ -132,7 +132,7 @@ def _of_episodes(info: SegmentInfo, name: str) -> bytes:
 
 
 def _counter(info: SegmentInfo, counter: str) -> bytes:
-    """Return a counter of lanes if it is whole, else empty bytes."""
+    """Return the bytes of a counter of lanes if they match their checksum, else empty bytes."""
     name = f"{counter}/c.0"
     if not is_folder(info.path / counter):
         return b""
@@ -147,11 +147,12 @@ def _counter(info: SegmentInfo, counter: str) -> bytes:
 
 
 def repair_words(root: Path, numbers: list[int], aside: Sequence[int]) -> str | None:
-    """Make the store's counters valid again; return the old and the new values, or None if they were right.
+    """Make the store's counters valid again; return the old and the new values as text, or None if they were right.
 
-    Of a counter and its complement one is right: either a writer died between the two updates, or a bit of one flipped.
-    The files of the store decide; if they do not, the value that keeps more steps wins. The caller holds the store
-    lock. ``numbers`` lists the segments of the store, ``aside`` those in quarantine, whose numbers are not used again.
+    If a counter and its complement disagree, one of the two is right: either a writer died between the two updates, or
+    a bit flipped. The files of the store decide which one; if they cannot, the value that keeps more steps is used. The
+    caller holds the store lock. ``numbers`` lists the segments of the store, ``aside`` the segments in quarantine,
+    whose numbers are not used again.
     """
     path, nbytes = root / layout.COUNTERS / "c.0", 2 * layout.COUNTER_WORDS * 8
     words = np.array([0] * layout.COUNTER_WORDS + [-1] * layout.COUNTER_WORDS, "<i8")
@@ -184,7 +185,7 @@ def _choose(
     # For the horizon and the frontier, the lower value keeps more steps.
     chosen = [_newer(both, _MOST_ADDED.get(word, 0)) for word, both in enumerate(able)]
     following = 1 + max([*numbers, *aside], default=-1)
-    # The lower value above every segment: a flipped bit would use up numbers.
+    # The lower value that is above every segment: a value with a flipped bit may be huge, and waste numbers.
     above = [value for value in able[layout.NEXT_SEGMENT] if following <= value <= layout.MAX_SEGMENTS]
     chosen[layout.NEXT_SEGMENT] = min(above, default=following)
     least = min(numbers, default=chosen[layout.NEXT_SEGMENT])
@@ -197,13 +198,13 @@ def _choose(
 
 
 def _newer(both: list[int], most: int) -> int:
-    """Return the higher of a counter and its complement if the difference is possible, else the lower one."""
+    """Return the higher of two values if one update of the counter can add their difference, else the lower one."""
     low, high = min(both), max(both)
     return high if high - low <= most else low
 
 
 def _eviction_entries(root: Path) -> int:
-    """Return the number of evictions by hand in their files: entries are appended, and each has steps."""
+    """Return the number of entries in the files of evictions by hand: the first entry without steps is unused."""
     count = 0
     with suppress(OSError, FormatError):
         while is_folder(root / layout.EVICTIONS):

@@ -24,12 +24,13 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 
 
 def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired:
-    """Bring a segment back from quarantine, if it is whole; the segment in its place goes to quarantine.
+    """Bring a segment back from quarantine, if it is whole; a segment in its place goes to quarantine.
 
-    If several segments in quarantine have the number, the last one set aside that can be brought back is used. Readers
-    see it with their next refresh. Raises ReplayError if the quarantine has no such segment, or if the last one is
-    still damaged, would be evicted at once, has fewer steps than the one in its place, or shares rows with other
-    segments. Raises FormatError if the store's own document is damaged.
+    If several segments in quarantine have the number, the one set aside last is tried first. Readers see the segment
+    with their next refresh. Raises ReplayError if no segment in quarantine has the number, or if the one in its place
+    has a living writer. Raises ReplayError, too, if the one set aside last is still damaged, would be evicted at once,
+    has fewer steps than the one in its place, or shares rows with other segments. Raises FormatError if the
+    store's own document is damaged.
     """
     remedies, place = Remedies(home, dry_run, None), layout.segment_folder(number)
     store, plan = remedies.store, read_plan(remedies.files)
@@ -40,7 +41,7 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
         if not dry_run and number in finish_replacements(store):
             remedies.note("restored", place, "a process died in the middle of it")
         elif not is_free:
-            raise ReplayError(f"{place} has a living writer; close that before another one takes its place")
+            raise ReplayError(f"{place} has a living writer; close the writer, then restore the segment")
         else:
             remedies.note("restored", place, _bring_back(remedies, number))
     left = [] if dry_run else without(verify(home), "quarantine")
@@ -48,7 +49,10 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
 
 
 def _bring_back(remedies: Remedies, number: int) -> str:
-    """Bring a segment back, and describe it; errors as for `restore_segment`. The caller holds the locks."""
+    """Bring a segment back, and return the action in words. The caller holds the locks.
+
+    Raises as `restore_segment` does.
+    """
     entry, info = _find_whole(remedies, number)
     root, place = remedies.root, layout.segment_folder(number)
     detail = f"from {entry.where}" + ("" if entry.steps is None else f", {entry.steps} steps")
@@ -64,7 +68,7 @@ def _bring_back(remedies: Remedies, number: int) -> str:
 
 
 def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentInfo]:
-    """Return the segment in quarantine that may be brought back; errors as for `restore_segment`."""
+    """Return the first segment in quarantine that may be brought back; raises as `restore_segment` does."""
     refused: list[ReplayError] = []
     for entry in _find_segments(remedies.root, number):
         try:
@@ -75,18 +79,20 @@ def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentIn
 
 
 def _find_segments(root: Path, number: int) -> list[Quarantined]:
-    """Return the segments in quarantine with a number, the one set aside last first.
+    """Return the entries in quarantine of a segment number, the one set aside last first.
 
-    Raises ReplayError if the quarantine has no such segment.
+    Raises ReplayError if there is no entry.
     """
     found = [entry for entry in read_quarantine(root) if entry.segment == number]
     if not found:
-        raise ReplayError(f"segment {number} is not in {shown(root / QUARANTINE)}; diskreplay inspect lists what is")
+        raise ReplayError(
+            f"segment {number} is not in {shown(root / QUARANTINE)}; diskreplay inspect lists the segments there"
+        )
     return sorted(found, key=lambda entry: entry.since, reverse=True)
 
 
 def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> SegmentInfo:
-    """Check that a segment may be brought back, and return its attributes; errors as for `restore_segment`."""
+    """Check that a segment may be brought back, and return its attributes; raises as `restore_segment` does."""
     root, number = store.folder, entry.segment or 0
     found, _ = verify_segment(str(root), number, plan, deep=True, evicted={}, where=entry.where)
     if problems := without(found, "unproven"):
@@ -117,7 +123,9 @@ def _check_place(store: Root, entry: Quarantined, info: SegmentInfo) -> None:
     if not os.path.lexists(store.folder / place):
         there = next((one for one in members if os.path.lexists(store.segment_path(one))), None)
         if there is not None:
-            raise ReplayError(f"{layout.segment_folder(there)} is there, and in {entry.where}, which stays as it is")
+            raise ReplayError(
+                f"{layout.segment_folder(there)} is in the store, and a part of {entry.where}, which stays as it is"
+            )
         return
     try:
         present = read_segment(store, info.number)
@@ -135,7 +143,7 @@ def _members(info: SegmentInfo) -> list[int]:
 
 
 def _steps_of(info: SegmentInfo) -> int:
-    """Return the number of steps of a segment that count."""
+    """Return the number of steps of a segment, without lost and unproven ones."""
     if info.sealed:
         return (info.steps or 0) - info.lost.steps
     return count_steps_in(info, proven_rows(info))
@@ -145,6 +153,7 @@ def _steps_of(info: SegmentInfo) -> int:
 def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantined:
     """Delete a segment in quarantine for good, and return its entry. Its steps count as evicted.
 
+    If several segments in quarantine have the number, the one set aside last is deleted. A dry run deletes nothing.
     Raises StoreNotFound if there is no store at ``path``, FormatError if the folder of its counters is a link or a
     file, ReplayError if the segment is not in quarantine, StoreLocked if another process held the store's lock for a
     minute.

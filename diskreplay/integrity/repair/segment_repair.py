@@ -32,7 +32,7 @@ _OF_A_FILE = ("checksum", "missing", "size", "type", "unreadable")
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of a damaged segment if it is rebuilt; found without any change."""
+    """The losses of a damaged segment if it is rebuilt."""
 
     info: SegmentInfo
     damage: Damage
@@ -106,10 +106,11 @@ def is_of_table(problem: Problem, where: str) -> bool:
 def find_losses(
     info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int]]], *, is_table_damaged: bool
 ) -> Losses | None:
-    """Return the losses if a segment is rebuilt; None: no step would remain, or no damage was found.
+    """Return the losses if a segment is rebuilt; None: it cannot be rebuilt, or no damage was found.
 
-    ``evicted`` has position and steps of the episodes that were evicted by hand, by segment. ``is_table_damaged``: the
-    table of episodes is damaged, which costs no step.
+    It cannot be rebuilt if no step would remain, or if the counter of its rows or the tables of a pack are damaged.
+    ``evicted`` has (position, steps) of the episodes that were evicted by hand, by segment number.
+    ``is_table_damaged``: the table of episodes is damaged, which costs no step.
     """
     counter = known_in_segment(info, f"{layout.COMMITTED}/c.0")
     if counter is None:
@@ -128,7 +129,7 @@ def find_losses(
 
 
 def _evicted_of_pack(tables: PackTables, evicted: Mapping[int, Sequence[tuple[int, int]]]) -> list[tuple[int, int]]:
-    """Return row and steps of the episodes of a pack that were evicted by hand."""
+    """Return (first row, steps) of each episode of a pack that was evicted by hand."""
     entries = [(n << layout.POSITION_BITS | p, s) for n in tables.numbers.tolist() for p, s in evicted.get(n, [])]
     ids, steps = np.array(entries, np.int64).reshape(-1, 2).T
     lanes = tables.lanes[tables.places(ids >> layout.POSITION_BITS)]
@@ -139,7 +140,7 @@ def _evicted_of_pack(tables: PackTables, evicted: Mapping[int, Sequence[tuple[in
 
 
 def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:
-    """Return the number of steps in a segment's document or, if it is not credible, the most possible."""
+    """Return the number of steps of a segment by its document or, without a credible one, the most it may have."""
     rows = _rows_with_flags(segment)
     # A document with more steps than its files have room for is not credible.
     counted = info.steps if info is not None and info.steps and info.steps <= rows else 0
@@ -147,7 +148,7 @@ def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:
 
 
 def _rows_committed(segment: Path, most: int) -> int:
-    """Return the number of rows by the counter of a segment, at most ``most``; without a counter, ``most``."""
+    """Return the number of committed rows of a segment, at most ``most``; if it cannot be read, ``most``."""
     with suppress(OSError, FormatError):
         data = read_regular(str(segment / layout.COMMITTED / "c.0"), None, 8 * layout.MAX_LANES)
         rows = np.frombuffer(data[: len(data) & ~7], "<i8").astype(np.float64).clip(0).sum()
@@ -156,7 +157,7 @@ def _rows_committed(segment: Path, most: int) -> int:
 
 
 def _rows_with_flags(segment: Path) -> int:
-    """Return the number of rows in the files of a segment, by its flags: one byte a row."""
+    """Return the number of rows that the files of a segment have room for: the bytes of its flags, one a row."""
     with suppress(OSError):
         return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
     return 0
@@ -187,7 +188,7 @@ class SegmentRepair:
                 return
             info, problems = remedies.read(number), remedies.verify_segment(number)
         if info is not None and not info.sealed and (fate_of(info) is Fate.COPIED or prove(info) is not None):
-            return  # it is sealed or rebuilt with its proven rows
+            return  # `DeadWriters` seals or rebuilds it with its proven rows
         problems = self._repair_in_place(number, info, problems)
         if problems and not (info is not None and self._undo_pack(info, where, problems)):
             detail, steps = _summary(problems, where), steps_at_stake(info, self._root / where)
@@ -216,7 +217,7 @@ class SegmentRepair:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _restore_document(self, where: str, problems: list[Problem]) -> bool:
-        """Restore a sealed segment's own document from its copy."""
+        """Restore a sealed segment's own document from its copy; return whether that is possible."""
         path = self._root / where
         data = None if path.is_symlink() else from_copy(path / layout.METADATA, path / layout.DOCUMENT_COPY)
         if data is None:
@@ -225,7 +226,7 @@ class SegmentRepair:
         return True
 
     def _repair_files(self, info: SegmentInfo | None, where: str, problems: list[Problem]) -> bool:
-        """Repair each damaged file; if one has no remedy, change nothing and return False."""
+        """Repair each damaged file, and return True; if any has no remedy, change nothing and return False."""
         folders = [f"{where}/{name}" for name in (*layout.PACK_TABLES, *layout.EPISODE_FOLDERS)]
         found = self._find_contents(info, where, problems, folders)
         if found is None:
@@ -244,15 +245,16 @@ class SegmentRepair:
     def _find_contents(
         self, info: SegmentInfo | None, where: str, problems: list[Problem], folders: list[str]
     ) -> dict[str, tuple[bytes | None, str]] | None:
-        """Return the right content of each wrong file, and the reason; None: one of them has no remedy.
+        """Return the right content of each damaged file, and its problem in words; None: a file has no remedy.
 
-        A content of None: the file does not belong there. ``folders`` lists the folders that can be made again.
+        A content of None means that the file does not belong there. ``folders`` lists the folders that can be made
+        again.
         """
         found: dict[str, tuple[bytes | None, str]] = {}
         for problem in problems:
             name = problem.where.removeprefix(f"{where}/")
             if info is not None and problem.where in folders and problem.kind == "missing":
-                continue  # its files are missing, too, and are found one by one
+                continue  # each of its files is missing, too, and has its own problem
             known = None if info is None else known_in_segment(info, name)
             is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # it may be missing: taking a lock creates it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
@@ -266,7 +268,7 @@ class SegmentRepair:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _undo_pack(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Set a damaged pack aside if all its source segments are still there and whole: they count again."""
+        """Set aside a damaged pack, and return True, if all segments merged into it are still there and whole."""
         if info.packed is None or not self._has_sources(info):
             return False
         detail = f"{_summary(problems, where)}; the segments that were put into it are still there"
@@ -287,7 +289,10 @@ class SegmentRepair:
         return wanted == set[int]().union(*holders.values()) and not any(map(self._remedies.verify_segment, holders))
 
     def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Replace a segment by its whole episodes; False, and no change, if that is impossible."""
+        """Replace a segment by a copy with its whole episodes; return False, and change nothing, if that is impossible.
+
+        True also if the replacement is refused, since it would lose more steps than allowed.
+        """
         is_table_damaged = any(is_of_table(problem, where) for problem in problems)
         losses = find_losses(info, self._remedies.evicted, is_table_damaged=is_table_damaged)
         if losses is None:
@@ -323,8 +328,9 @@ class SegmentRepair:
     def _replace(self, losses: Losses, reason: str) -> str | None:
         """Rebuild a segment, put it in place of the damaged one, and return the damaged one's new path.
 
-        None, and no change, if the new segment fails verification: the segment was damaged before it was sealed, or
-        its small files are damaged, too. Raises StorageFull, and changes nothing, if the disk is full.
+        Returns None and changes nothing if the new segment cannot be built or fails verification: the segment was
+        damaged before it was sealed, or its small files are damaged, too. Raises StorageFull and changes nothing if the
+        disk is full.
         """
         number = losses.info.number
         try:

@@ -253,7 +253,7 @@ def test_segments_that_are_still_there_serve_again_when_their_pack_is_damaged(tm
         pass
     assert packed.shown(tmp_store) == episodes  # nothing has deleted them
     flip(tmp_store / done.quarantine[0].where / "action/c.0.0", 0)
-    with pytest.raises(Refused, match=r"segments/0000000. is there, and in .*, which stays as it is$"):
+    with pytest.raises(Refused, match=r"segments/0000000. is in the store, and a part of .*, which stays as it is$"):
         repair(tmp_store, restore=number)
 
 

@@ -310,7 +310,7 @@ def test_a_process_that_died_while_it_brought_a_segment_back_has_brought_it_back
 
 
 def test_a_segment_is_brought_back_only_where_that_is_safe(store_path, tmp_path):
-    with pytest.raises(Refused, match="^segment 1 is not in .*; diskreplay inspect lists what is$"):
+    with pytest.raises(Refused, match="^segment 1 is not in .*; diskreplay inspect lists the segments there$"):
         repair(store_path, restore=1)
     flip_counters(store_path / SEGMENT)
     repair(store_path)
