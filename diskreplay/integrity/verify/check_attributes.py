@@ -44,12 +44,12 @@ class Attributes:
     steps: int
     checksums: dict[str, int]
     lost: tuple[tuple[int, int], ...]
-    lost_values: tuple[int, ...]  # lost values of each of these ranges
+    lost_values: tuple[int, ...]  # the number of lost values of episodes in each range of `lost`
     steps_lost: int
     writer: int
-    values: tuple[int, ...] = ()  # of each lane, if the segment is sealed and there are episode fields
+    values: tuple[int, ...] = ()  # the number of values of episodes of each lane, if sealed
     times: tuple[int, int] | None = None
-    episodes: int | None = None  # lines of its table of episodes; None: no table
+    episodes: int | None = None  # the number of lines of its table of episodes; None: no table
     claimed: tuple[int, ...] = ()
     unproven_steps: int = 0
     was_sealed: bool = False  # it was copied while it was sealed: marks or blocks must prove its rows
@@ -61,9 +61,9 @@ class Attributes:
 class Segment:
     """A segment on disk: its folder, its attributes, and the counted rows of each lane.
 
-    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the largest number
-    of a lane if unproven rows, which the segment keeps, are included. ``tables`` has the two tables of a pack, if they
-    are whole.
+    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the largest of these
+    numbers if the rows of unproven steps, which stay in the files, are included. ``tables`` has the two tables of a
+    pack, if they are whole.
     """
 
     files: Files
@@ -77,12 +77,12 @@ class Segment:
 
     @property
     def lanes(self) -> int:
-        """The number of its lanes."""
+        """The number of lanes of the segment."""
         return self.attributes.lanes
 
     @property
     def chunk_rows(self) -> dict[str, int]:
-        """The rows of a lane in a chunk, by array."""
+        """The number of rows of a lane in one chunk, by path of the array."""
         return self.attributes.chunk_rows
 
     @property
@@ -100,11 +100,11 @@ class Segment:
         return self.values if layout.is_of_episodes(path) else self.rows
 
     def longest_of(self, path: str) -> int:
-        """Return the most rows of a lane in an array."""
+        """Return the number of rows of the longest lane in an array."""
         return int(self.rows_of(path).max())
 
     def kept_of(self, path: str) -> int:
-        """Return the most rows of a lane in an array, unproven rows included."""
+        """Return the number of rows of the longest lane in an array, unproven rows included."""
         return max(self.longest_of(path), self.kept_values) if layout.is_of_episodes(path) else self.kept_rows
 
     def inside(self, name: str) -> str:
@@ -146,7 +146,7 @@ class Segment:
     def count_values(self, upto: Ints, before: Ints | None = None) -> Ints:
         """Return the number of rows of each lane with values of episodes, from ``before`` up to ``upto``.
 
-        Flags count them; values that were lost with their rows are added. Flags that cannot be read count as 0.
+        They are counted by flags, and values that were lost with their rows are added. Unreadable flags count as 0.
         """
         before = np.zeros_like(upto) if before is None else before
         found = np.zeros(self.lanes, np.int64)
@@ -227,15 +227,15 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
 
 
 def _need(given: Any, good: Mapping[str, bool]) -> None:
-    """Raise ValueError for the first attribute that is not good."""
+    """Raise ValueError for the first attribute in ``good`` that is not possible."""
     for name, is_good in good.items():
         if not is_good:
             raise ValueError(f"{name} is {given.get(name)!r:.60}")
 
 
 def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
-    """Return the attributes of every segment, and whether each is possible."""
-    claimed, wall = given.get("claimed", []), given["clock"]["wall"]  # the epoch on the clock of the rows
+    """Return for each attribute that every segment has whether its value is possible, by name."""
+    claimed, wall = given.get("claimed", []), given["clock"]["wall"]  # the zero of the rows' clock, in ns since 1970
     return {
         "uuid": is_uuid(given["uuid"]),
         "sealed": isinstance(given["sealed"], bool),
@@ -251,7 +251,7 @@ def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
 
 
 def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[str, bool]:
-    """Return the attributes that sealing adds, and whether each is possible."""
+    """Return for each attribute that sealing adds whether its value is possible, by name."""
     checksums, times = given["checksums"], given["times"]
     are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()), most=(1 << 32) - 1)
     return {
@@ -279,7 +279,7 @@ def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mappi
 
 
 def _parse_packed(given: Any) -> tuple[int, int] | None:
-    """Return the numbers of segments and of lanes in a pack; None for other segments."""
+    """Return the number of segments and the number of lanes in a pack; None for other segments."""
     packed = given.get("packed")
     if packed is None:
         return None
@@ -307,7 +307,7 @@ def _are_whole(value: Any, count: int | None = None, most: float = math.inf) -> 
 
 
 def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
-    """Return position and rows of each range lost to damage: they are in order and do not overlap."""
+    """Return (position, rows) of each range lost to damage; ValueError if they overlap or are not in order."""
     ranges, steps = given.get("lost", []), given.get("steps_lost", 0)
     if not isinstance(ranges, list) or not all(_are_whole(entry, 2) and entry[1] for entry in ranges):
         raise ValueError("lost is not a list of positions and rows")
@@ -337,7 +337,7 @@ def _is_boot_time(value: Any) -> bool:
 
 
 def was_lost(files: Files, folder: str) -> bool:
-    """Whether the machine went down before a segment's own document was durable; it then has no mark."""
+    """Whether the machine went down before a segment's own document was durable. Such a segment has no mark."""
     scratch = files.quiet()
     if not scratch.is_folder(folder) or has_marks(scratch, folder):
         return False
@@ -348,12 +348,12 @@ def was_lost(files: Files, folder: str) -> bool:
 
 
 def has_marks(files: Files, folder: str) -> bool:
-    """Whether a mark or the counter says that a row of a segment is durable."""
+    """Whether the marks or the counter of durable rows show that a segment has a durable row."""
     return any(_contents(files, f"{folder}/{name}").strip(b"\0") for name in (layout.MARKS, f"{layout.DURABLE}/c.0"))
 
 
 def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, inode: int) -> bool:
-    """Whether a segment, which may be a copy, has no chunk that was copied before sealing."""
+    """Return False for a sealed segment that is a copy with files from before the sealing, else True."""
     if not found.sealed or inode == _inode(files, folder):
         return True
     writable, missing = False, False
@@ -386,7 +386,7 @@ def _checksum(files: Files, where: str) -> int | None:
 
 
 def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:
-    """Whether a segment is where it was written, in the same boot: its counters are then valid without marks."""
+    """Whether a segment is where it was written in this boot: then its counters are valid without marks."""
     volume = attributes.get("volume")
     if not boot_id() or attributes.get("boot_id") != boot_id() or not isinstance(volume, list) or len(volume) != 3:
         return False
@@ -422,7 +422,7 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
     if len(files.problems) > before:
         return None
     if not attributes.sealed and not attributes.in_place:
-        return values[layout.COMMITTED]  # these counters do not count: marks do
+        return values[layout.COMMITTED]  # returned unchecked: only marks prove the rows of this segment
     wrong = _wrong_counters(values, attributes.sealed)
     for name, detail in wrong.items():
         files.report("counters", f"{folder}/{name}/c.0", detail)

@@ -1,4 +1,4 @@
-"""Finds the rows of a segment that its marks prove, as the page on the format describes."""
+"""Finds the rows of a segment that its marks prove, as docs/format.md describes."""
 
 import os
 
@@ -17,7 +17,7 @@ _INVERTED = 0xFFFFFFFF
 
 
 def proven_rows(segment: Segment) -> Ints:
-    """Return the rows of each lane up to the last mark that matches, as do all marks before it."""
+    """Return the number of proven rows of each lane: all rows before the first mark that does not match them."""
     proven, values = np.zeros((2, segment.lanes), np.int64)
     for sums, upto in _marks(segment):
         more = segment.count_values(upto, proven)
@@ -28,7 +28,7 @@ def proven_rows(segment: Segment) -> Ints:
 
 
 def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
-    """Return the checksums of the new bytes and the rows of each mark, up to the first mark that is not whole."""
+    """Return for each mark before the first torn one: checksums of new bytes, and the number of rows of each lane."""
     where = segment.inside(layout.MARKS)
     if not os.path.lexists(segment.files.path(where)):
         return []
@@ -50,10 +50,10 @@ def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
 
 
 def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, Ints]) -> list[int] | None:
-    """Return the checksums of unproven rows and values up to a mark; None if a file is not whole.
+    """Return the two checksums of the rows and values from ``proven`` up to ``marked``; None if a file is not whole.
 
-    They are the CRC-32C of all arrays but priorities, and the CRC-32C of priorities. The latter neither begins nor ends
-    with an inversion of the register, so that zeros give 0.
+    The first is the CRC-32C of all arrays but priorities, the second the CRC-32C of priorities. The second neither
+    begins nor ends with an inversion of the register, so that zeros give 0.
     """
     sums = [0, _INVERTED]
     for path in sorted(segment.plan.arrays):
@@ -77,7 +77,7 @@ def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, 
 
 
 def count_unproven(segment: Segment, proven: Ints) -> int:
-    """Return the most steps that may follow the proven rows, by the counters and by flags."""
+    """Return the largest number of steps that may follow the proven rows, by the counters and the flags."""
     lanes = segment.lanes
     data = segment.files.quiet().read(segment.inside(f"{layout.COMMITTED}/c.0"), 8 * lanes, 8 * lanes)
     claimed = proven if data is None else np.maximum(np.frombuffer(data, "<i8"), proven)

@@ -1,4 +1,4 @@
-"""Checks packs: that their tables are possible, and that their rows are the rows of the segments in the tables."""
+"""Checks packs: that their tables have possible values, and that their rows agree with the tables."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ from diskreplay.segments.documents import layout
 
 
 def check_tables(segment: Segment, tables: Tables, number: int | None) -> bool:
-    """Check the tables of a pack, whose number may be None (unknown); return whether they are valid."""
+    """Check the tables of a pack; return whether they are valid. ``number`` is the pack's, None if it is unknown."""
     files = segment.files
     copy = segment.inside(layout.TABLES_COPY)
     check_content(files, copy, tables.content, "checksum", "is not a copy of the two tables of this pack")
@@ -120,7 +120,7 @@ def check_runs(segment: Segment, tables: Tables) -> None:
 
 
 def _lines_in(tables: Tables, first: int, stop: int) -> slice:
-    """Return a range of lines that includes every lane with rows from ``first`` to ``stop``."""
+    """Return a range of lines of ``tables.runs``: all lanes with rows in ``[first, stop)``, and maybe empty lanes."""
     begin = int(np.searchsorted(tables.stops, first, "right"))
     return slice(begin, max(begin, int(np.searchsorted(tables.first_rows, stop))))
 
@@ -138,7 +138,10 @@ def _check_steps(segment: Segment, tables: Tables, steps: NDArray[np.int64], is_
 def check_evicted_members(
     segment: Segment, tables: Tables, number: int, evicted: Mapping[int, list[tuple[int, int]]]
 ) -> None:
-    """Check that each eviction by hand, as position and steps, names an episode of a segment in the pack."""
+    """Check that each eviction by hand from a segment in the pack names an episode.
+
+    ``evicted`` has (position, steps) of the evicted episodes by segment number; ``number`` is the pack's own.
+    """
     for position, steps in evicted.get(number, []):
         detail = f"{steps} steps from position {position} of {segment.where} were never there: it is a pack"
         segment.files.report("eviction", layout.EVICTIONS, detail)

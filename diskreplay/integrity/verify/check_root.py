@@ -37,7 +37,7 @@ from diskreplay.segments.documents import layout
 
 COUNTERS_FILE = f"{layout.COUNTERS}/c.0"
 GROUPS = (layout.COUNTERS, layout.EVICTIONS, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
-# A counter and its complement disagree for an instant: they are stored one after the other.
+# A counter and its complement may disagree for an instant, since a writer stores one after the other: read them again.
 _ATTEMPTS = 50
 _PAUSE_S = 0.01
 
@@ -217,7 +217,7 @@ def _stable_words(files: Files) -> NDArray[np.int64] | None:
 
 
 def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[int, int]]]:
-    """Return position and steps of episodes that were evicted by hand, by segment."""
+    """Return (position, steps) of the episodes that were evicted by hand, by segment number."""
     where = f"{layout.EVICTIONS}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     document: Any = None if data is None else parse(files, where, data)
@@ -257,12 +257,12 @@ _ITEM_BYTES = {"bool": 1, "int64": 8, "float32": 4, "float64": 8}
 _CRC_BYTES = 4
 _MOST_AXES, _MOST_BYTES = 32, 1 << 62
 _LEVELS = 100  # the deepest tree that is accepted; a saved state has a handful of levels
-# Seconds for which a state that is replaced meanwhile is verified again before its problems are dropped.
+# A state that is replaced during its check is checked again for this time; then its problems are dropped.
 _PATIENCE_S = 5.0
 
 
 def verify_states(root: str, store: str) -> list[Problem]:
-    """Return the problems of the current saved states of a store; older ones were left by dead processes."""
+    """Return the problems of the current saved states; older states, left by dead processes, are not checked."""
     names = Files(root)
     problems = []
     for name, kind in sorted((names.listing(layout.SAMPLERS) or {}).items()):
@@ -275,7 +275,7 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
     """Verify the states of one name until a problem cannot come from a state that is just being saved.
 
     A problem counts only if two checks find it in the same state, and no other state was saved during either check. If
-    new states are saved faster than one can be checked, none has problems: a process that loads them sees the same.
+    new states are saved faster than one can be checked, no problem is returned, since none can be confirmed.
     """
     before = ""
     until = time.monotonic() + _PATIENCE_S
@@ -364,7 +364,7 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
 
 
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
-    """Whether NumPy can have an array of this shape; it counts an empty axis as one row."""
+    """Whether NumPy can have an array of this shape; its size limit counts an axis of length 0 as 1."""
     if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(is_whole(n, 0, _MOST_BYTES) for n in shape):
         return False
     return bool(item_bytes * math.prod(max(n, 1) for n in shape) <= _MOST_BYTES)

@@ -28,7 +28,7 @@ def check_flags(segment: Segment) -> bool:
     if not check_lost(segment):
         return False
     attributes = segment.attributes
-    steps += attributes.steps_lost - sum(count for _, count in attributes.lost)  # every row of a range is a step
+    steps += attributes.steps_lost - sum(count for _, count in attributes.lost)  # flags make every lost row a step
     if attributes.sealed and steps != attributes.steps:
         files.report(
             "counters", segment.inside(layout.METADATA), f"says {attributes.steps} steps, but its rows hold {steps}"
@@ -79,7 +79,7 @@ def check_priorities(segment: Segment) -> None:
 
 
 def _is_within_run(segment: Segment, first: int, count: int) -> NDArray[np.bool_]:
-    """Return for each row of a pack whether the previous row is of the same lane and segment, (count,) bool."""
+    """Return whether each of ``count`` rows of a pack is of the same lane and segment as its previous row, as bools."""
     if segment.tables is None:
         return np.zeros(count, np.bool_)  # unknown without the tables
     starts = segment.tables.first_rows - first
@@ -92,7 +92,7 @@ Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
 
 
 def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
-    """Yield blocks of values of some lanes, in the order of rows, each of bounded size.
+    """Yield the values of an array in blocks of bounded size, each of some lanes, in the order of rows.
 
     A block is (lane, row, last, values, counted): the lane and the row of its first value, the last counted value of
     each lane before it (``before`` at first), the values, and the number of counted values of each lane.
@@ -144,7 +144,7 @@ def check_lost(segment: Segment) -> bool:
 
 
 def check_evicted(segment: Segment, evicted: list[tuple[int, int]]) -> None:
-    """Check that each eviction by hand, as position and steps, names an episode that was not lost."""
+    """Check that each eviction by hand, (position, steps), names an episode that was not lost."""
     for position, steps in evicted:
         row, lane = divmod(position, segment.lanes)
         if not is_episode(segment, lane, row, row + steps, int(segment.rows[lane])) or is_lost(segment, position):
@@ -188,9 +188,10 @@ class _Episodes(NamedTuple):
 
 
 def check_episodes(segment: Segment, *, deep: bool) -> None:
-    """Compare the table of episodes of a sealed segment, if it has one, with its rows. This is the last check.
+    """Compare the table of episodes of a sealed segment, if it has one, with its rows.
 
-    Columns that follow from rows with problems are not checked. ``deep``: check the sums of rewards, too.
+    This must be the last check: columns that follow from rows with reported problems are not compared. ``deep``: also
+    compare the sums of rewards.
     """
     if segment.attributes.episodes is None or not _are_sound(segment, layout.DONE):
         return
@@ -233,7 +234,7 @@ def _check_column(segment: Segment, name: str, expected: NDArray[Any], position:
 
 
 def _find(segment: Segment) -> _Episodes:
-    """Return the episodes, derived from the rows with a flag."""
+    """Return the episodes, derived from the rows whose flags are not 0."""
     parts = [np.zeros((3, 0), np.int64)]
     for lane, first, _, flags, counted in blocks(segment, layout.DONE, 0):
         at, row = np.nonzero(flags)

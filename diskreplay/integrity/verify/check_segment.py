@@ -32,7 +32,7 @@ from diskreplay.integrity.verify.pack_tables import read_tables
 from diskreplay.segments.documents import layout
 
 EntriesBySegment = Mapping[int, list[tuple[int, int]]]
-"""Position and steps of episodes that were evicted by hand, by segment number."""
+"""(position, steps) of the episodes that were evicted by hand, by segment number."""
 
 # The most attempts to verify a segment that changes, before a problem is reported.
 _ATTEMPTS = 5
@@ -73,7 +73,7 @@ def verify_segment(
 
 
 def verify_folder(root: str, where: str, number: int, plan: Plan, evicted: EntriesBySegment) -> list[Problem]:
-    """Return the problems of a segment that no process changes, in any folder. See `verify_segment`."""
+    """Return the problems of a segment that no process changes, in the folder ``where``; all checksums are checked."""
     files = Files(root)
     _verify_once(files, where, number, plan, True, evicted)
     return files.problems
@@ -82,7 +82,7 @@ def verify_folder(root: str, where: str, number: int, plan: Plan, evicted: Entri
 def _verify_once(
     files: Files, where: str, number: int, plan: Plan, deep: bool, evicted: EntriesBySegment
 ) -> bool | None:
-    """Verify a segment once; return whether it is sealed. None: unknown, and no process is changing it."""
+    """Verify a segment once; return whether it is sealed, or None if its document cannot be used."""
     if not files.is_folder(where):
         return None
     if was_lost(files, where):
@@ -132,7 +132,7 @@ def _check_episodes_of_rows(segment: Segment, number: int, evicted: EntriesBySeg
 
 
 def _with_values(segment: Segment) -> Segment:
-    """Return a segment with its values of episodes, by its attributes or, if it is not sealed, by flags."""
+    """Return a segment with its numbers of values of episodes, from its attributes or, without these, from flags."""
     attributes = segment.attributes
     values = np.array(attributes.values, np.int64) if attributes.values else segment.count_values(segment.rows)
     if (values > segment.rows).any():
@@ -153,7 +153,7 @@ def _with_tables(segment: Segment, number: int) -> Segment:
 
 
 def _prove(segment: Segment) -> NDArray[np.int64]:
-    """Return the proven rows, and report the number of unproven steps."""
+    """Return the number of proven rows of each lane, and report the number of unproven steps."""
     proven = proven_rows(segment)
     if steps := count_unproven(segment, proven):
         _report_unproven(segment, steps)
@@ -204,7 +204,7 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
     document = read_object(files, where)
     if document is not None and document != (shaped(template, lanes, lanes) if is_counter else template):
         is_table = path in segment.plan.tables
-        other = "is not that of a table of this pack" if is_table else "differs from the root's segment_metadata"
+        other = "does not describe a table of this pack" if is_table else "differs from the root's segment_metadata"
         files.report("metadata", where, other)
 
 
@@ -227,7 +227,7 @@ def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]
 
 
 def _names_beside_durable(segment: Segment) -> list[str]:
-    """Return the names of files next to the counter of durable rows."""
+    """Return the names of the segment's other files in the folder of the counter of durable rows."""
     of_packs = (layout.TABLES_COPY, layout.INDEXES_COPY) if segment.plan.tables else ()
     own = (layout.MARKS, layout.BLOCKS, layout.DOCUMENT_COPY, *of_packs)
     return [name.rpartition("/")[2] for name in own]
@@ -266,13 +266,13 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
         return array_mismatch(document, array, 2) or other
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
     if segment.attributes.claimed or not (segment.attributes.sealed or segment.attributes.in_place):
-        # Unproven rows may follow, or chunks that a loss of power cut off the length in the document.
+        # Unproven rows may follow, and a power failure may have lost the document's last, longer shape.
         covered = longest
     return f"has {length} rows, but its chunks have {covered}" if length < covered else None
 
 
 def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Check that exactly the chunks with rows are there, with their size; return the arrays without problems."""
+    """Check that the chunks with rows, and no others, are there with their size; return the arrays without problems."""
     files, good = segment.files, set()
     for path, chunks in present.items():
         before, rows, longest = len(files.problems), segment.chunk_rows[path], segment.longest_of(path)

@@ -77,7 +77,7 @@ class Blocks:
                 segment.files.report("checksum", where, f"does not match the checksum of {name}")
 
     def damage(self, name: str, fd: int) -> str:
-        """Describe the rows of a chunk file in damaged blocks; empty if they are unknown."""
+        """Return in words which rows of a chunk file are in damaged blocks; empty if that is unknown."""
         sums, segment = self.sums.get(name), self._segment
         path, _, file = name.rpartition("/")
         if sums is None or path in segment.attributes.compressed:
@@ -115,7 +115,7 @@ def _read(fd: int, count: int, at: int) -> bytes:
 
 
 def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) -> None:
-    """Check that every file of a sealed segment has its checksum; with ``deep``, that chunks match, too."""
+    """Check that every file of a sealed segment has a checksum and matches it; chunks are read only with ``deep``."""
     files, sums, wanted = segment.files, segment.attributes.checksums, _wanted_sums(segment, present)
     for name in sorted(wanted - sums.keys()):
         files.report("checksum", segment.inside(name), "has no checksum in the sealed segment")

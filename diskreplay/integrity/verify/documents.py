@@ -1,4 +1,4 @@
-"""Derives the content of a store's zarr.json files from its schema and from the page on the format."""
+"""Derives the content of a store's zarr.json files from its schema, as docs/format.md describes."""
 
 import json
 import math
@@ -28,14 +28,14 @@ _SELF = re.compile(rb'(?<="diskreplay_crc32c":")[0-9a-f]{8}(?=")')
 
 @dataclass(frozen=True)
 class Array:
-    """An array with rows: its shape without lanes and rows, and its dtype."""
+    """An array with rows: the shape of one row of one lane, and the dtype."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row of one lane."""
+        """The bytes of one row of one lane."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def chunk_number(self, name: str) -> int | None:
@@ -49,7 +49,7 @@ class Array:
 
 
 class Compressed(NamedTuple):
-    """The compression of an array of a pack: rows of an inner chunk, level of zstd, and bytes of its file."""
+    """The compression of an array of a pack: rows of an inner chunk, level of zstd, and bytes of the chunk file."""
 
     rows: int
     level: int
@@ -90,7 +90,7 @@ class Plan:
         compressed: Mapping[str, "Compressed"] = MappingProxyType({}),
         episodes: int | None = None,
     ) -> "Plan":
-        """Return the layout of a segment with these attributes: it may have an array of priorities, or be a pack."""
+        """Return the layout of a segment with these attributes, which may add an array of priorities and tables."""
         arrays, groups, templates, tables = self.arrays, self.groups, self.templates, self.tables
         columns = self.columns
         if episodes is not None:
@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def folders(self) -> list[str]:
-        """Paths of everything below a segment, parents first."""
+        """The paths of all folders below a segment, parents first."""
         return sorted([*self.arrays, *self.groups, *layout.LANE_COUNTERS, *self.tables, *self.columns])
 
 
@@ -146,7 +146,7 @@ def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Pla
 
 
 def parse(files: Files, where: str, data: bytes) -> Document | None:
-    """Return a JSON object, or None after it reported a problem."""
+    """Return the JSON object in ``data``, or None after it reported a problem of the file ``where``."""
     try:
         text = data.decode()
         if text.count("[") + text.count("{") > MOST_DEPTH:
@@ -239,7 +239,7 @@ def limiter_document(plan: Plan) -> bytes:
 
 
 def array_mismatch(document: Any, array: Array, lead: int) -> str | None:
-    """Return why a document does not describe ``array``; None: it does. ``lead`` axes may have any length."""
+    """Return why a document does not describe ``array``, or None. The first ``lead`` axes may have any length."""
     if not isinstance(document, dict):
         return "is not an object"
     dimensions = lead + len(array.shape)
@@ -268,7 +268,7 @@ def array_mismatch(document: Any, array: Array, lead: int) -> str | None:
 
 
 def is_group(document: Any) -> bool:
-    """Whether a document is a zarr v3 group's."""
+    """Whether a document describes a zarr v3 group."""
     return isinstance(document, dict) and document.get("zarr_format") == 3 and document.get("node_type") == "group"
 
 
@@ -296,7 +296,7 @@ def check_templates(files: Files, plan: Plan, where: str) -> None:
 
 
 def read_schema(files: Files, where: str, data: Any) -> Schema | None:
-    """Return the schema, or None after it reported a problem."""
+    """Return the schema in a JSON value, or None after it reported a problem of the file ``where``."""
     try:
         return Schema.from_json(data)
     except FormatError as error:

@@ -1,7 +1,7 @@
 """Problems, and a reader for files that may be damaged or hostile: it follows no link and maps nothing.
 
-The modules of this package are an independent reader. They share constants and the schema with the rest of diskreplay,
-but none of the code that reads or writes stores.
+The modules of this package are an independent reader. They share constants, the schema and the identity of the machine
+with the rest of diskreplay, but none of the code that reads or writes stores.
 """
 
 import errno
@@ -66,8 +66,8 @@ class Problem:
 class Files:
     """Reads files below a folder and collects their problems.
 
-    Names are relative to the folder, and their parts must be safe. ``on_read`` is called with the bytes on disk of each
-    file whose checksum was checked. Not thread-safe.
+    Names are relative to the folder; the caller checks that they have no part such as ``".."``. ``on_read`` is called
+    with the bytes on disk of each file whose checksum was checked. Not thread-safe.
     """
 
     def __init__(self, root: str, on_read: Callable[[int], None] = lambda nbytes: None) -> None:
@@ -87,7 +87,7 @@ class Files:
         return os.path.join(self.root, where or ".")  # the root itself may be a link to the store
 
     def listing(self, where: str) -> dict[str, str] | None:
-        """Return "file", "folder", "link" or "other" for each name; None after it reported a problem."""
+        """Return "file", "folder", "link" or "other" for each name in a folder; None after it reported a problem."""
         fd = self._open(where, os.O_RDONLY | os.O_DIRECTORY, "folder")
         if fd is None:
             return None
@@ -101,7 +101,7 @@ class Files:
             os.close(fd)
 
     def report_unknown(self, folder: str, names: Mapping[str, str], known: Container[str]) -> None:
-        """Report names of a folder that are not known: links, and other names that are not hidden."""
+        """Report the names in a folder that are not in ``known``; hidden files and folders are allowed."""
         for name, kind in sorted(names.items()):
             if name in known:
                 continue
@@ -131,9 +131,10 @@ class Files:
 
     @contextmanager
     def opened(self, where: str, nbytes: int | None = None) -> Iterator[int | None]:
-        """Open a regular file, of ``nbytes`` bytes if given, for a block; None after it reported a problem.
+        """Open a regular file for a block, and yield its descriptor, or None after it reported a problem.
 
-        It also reports an OSError of the block, as of a read.
+        A size other than ``nbytes``, if given, is a problem. An OSError in the block, such as a failed read, is
+        reported, too.
         """
         # Nonblocking: opening a pipe would wait for its other end.
         fd = self._open(where, os.O_RDONLY | os.O_NONBLOCK, "file")
@@ -156,7 +157,7 @@ class Files:
             os.close(fd)
 
     def read(self, where: str, most: int, nbytes: int | None = None) -> bytes | None:
-        """Return the content of a small file, or None after it reported a problem."""
+        """Return the content of a file of at most ``most`` bytes, or None after it reported a problem."""
         with self.opened(where, nbytes) as fd:
             if fd is None:
                 return None
@@ -187,7 +188,7 @@ def _type(entry: os.DirEntry[str]) -> str:
 
 
 def reason(error: OSError) -> str:
-    """Return the error message of the system."""
+    """Return the system's message of an error, without the path."""
     return error.strerror or type(error).__name__
 
 
@@ -210,7 +211,7 @@ _POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
 
 
 def checksum(fd: int) -> int:
-    """Return the CRC-32C of a file. It does not read holes, so a sparse file takes little time."""
+    """Return the CRC-32C of a file. Holes are not read, so a sparse file takes little time."""
     crc, at, size = 0, 0, os.fstat(fd).st_size
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     while at < size:
@@ -233,16 +234,16 @@ def _seek(fd: int, at: int, whence: int, size: int) -> int:
 
 
 def after_zeros(crc: int, count: int) -> int:
-    """Return the CRC-32C of data with the CRC-32C ``crc`` followed by ``count`` zero bytes."""
+    """Return the CRC-32C of data followed by ``count`` zero bytes; ``crc`` is the CRC-32C of the data."""
     return _times(_shift(count), crc ^ 0xFFFFFFFF) ^ 0xFFFFFFFF if count else crc
 
 
 def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
-    """Return the CRC-32C of a whole from those of its parts: all have ``length`` bytes, the last one ``last`` bytes.
+    """Return the CRC-32C of data from the CRC-32C of each of its parts, ``(parts,)`` uint32, at least one.
 
-    There must be at least one part. Without the inversions at both ends, a CRC is linear: the CRC of a whole is the CRC
-    of its first part, shifted by the length of the rest, exclusive-or the CRC of the rest. Each round joins pairs of
-    neighbours; zeros in front change nothing.
+    All parts have ``length`` bytes, except the last one, which has ``last`` bytes. Without the inversions at both ends,
+    a CRC is linear: the CRC of two parts is the CRC of the first, shifted by the length of the second, exclusive-or the
+    CRC of the second. Each round joins pairs of neighbours; zeros in front change nothing.
     """
     values, shift = sums[:-1] ^ np.uint32(after_zeros(0, length)), _shift(length)
     while len(values) > 1:

@@ -12,20 +12,24 @@ from diskreplay.integrity.verify.files import Files
 from diskreplay.segments.documents import layout
 
 Ints = NDArray[np.int64]
-# The most bytes of a table: a hostile one must not take more memory.
+# The most bytes that are read of a table, so that a damaged or hostile one cannot exhaust the memory.
 _MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """The tables of a pack: a line for each segment, and a line for each of their lanes; see `layout.PACK_COLUMNS`."""
+    """The two tables of a pack, with the columns of `layout.PACK_COLUMNS`.
+
+    ``members`` has a line for each segment that was merged into the pack, ``runs`` a line for each lane of these
+    segments, in the same order.
+    """
 
     members: Ints
     runs: Ints
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the segments."""
+        """The numbers of the merged segments."""
         found: list[int] = self.members[:, 0].tolist()
         return found
 
@@ -41,7 +45,7 @@ class Tables:
 
     @cached_property
     def between(self) -> list[tuple[int, int]]:
-        """The ranges of rows between two lanes, as (first, stop): compressed lanes begin with an inner chunk."""
+        """The ranges of rows between lanes, as (first, stop): lanes of a compressed pack begin with an inner chunk."""
         bounds = np.stack([self.stops[:-1], self.first_rows[1:]], axis=1)
         found: list[list[int]] = bounds[bounds[:, 0] < bounds[:, 1]].tolist()
         return [(first, stop) for first, stop in found]
@@ -53,7 +57,7 @@ class Tables:
 
     @cached_property
     def first_line(self) -> dict[int, tuple[int, int]]:
-        """The line of the first lane and the number of lanes of each segment, by its number."""
+        """The line of the first lane in ``runs``, and the number of lanes, by number of the merged segment."""
         lanes = self.members[:, 1].tolist()
         lines = np.cumsum([0, *lanes])[:-1].tolist()
         return {number: (line, count) for number, line, count in zip(self.numbers, lines, lanes, strict=True)}
@@ -83,14 +87,14 @@ def find_superseded(packs: Mapping[int, Tables]) -> set[int]:
 
 
 def find_torn(packs: Mapping[int, Tables], superseded: Iterable[int]) -> dict[int, int]:
-    """Return superseded packs with segments that no current pack has, each with a current pack that has others."""
+    """Return superseded packs with a segment that no current pack has, and for each a current pack that replaces it."""
     superseded = set(superseded)
     counted = {number: {*tables.numbers} for number, tables in packs.items() if number not in superseded}
     torn = {}
     for number in sorted(packs.keys() & superseded):
         own = {*packs[number].numbers}
         if not own <= set[int]().union(*counted.values()):
-            # A damaged table may name the pack itself as one of its segments.
+            # A damaged table of another pack may name this pack, not its segments.
             own.add(number)
             torn[number] = next(other for other, members in counted.items() if not own.isdisjoint(members))
     return torn

@@ -1,4 +1,4 @@
-"""Checks that the flags of a lane's rows are a sequence of episodes, from each row and the row before it."""
+"""Checks that the flags of a lane's rows are a sequence of episodes: compares each row with the previous one."""
 
 from functools import lru_cache
 
@@ -27,7 +27,7 @@ def is_row(flags: int) -> bool:
 
 
 def may_follow(before: int, flags: int) -> bool:
-    """Whether a row with ``flags`` may follow a row with ``before``; `START`: be the first of its lane."""
+    """Whether a row with ``flags`` may follow a row with the flags ``before``, or with `START` begin a lane."""
     if not is_row(flags):
         return False
     if flags & FIRST:
@@ -35,7 +35,7 @@ def may_follow(before: int, flags: int) -> bool:
     if before == START or before & NO_STEP:
         return False
     if before & _ENDED:
-        # Only the final observation. The values of the episode are then in that row.
+        # Only a final observation may follow; if it does, it has the values of the episode, not the last step.
         return flags & ~EPISODE_VALUES == OBSERVATION_ONLY and not before & EPISODE_VALUES
     return not flags & NO_STEP or bool(flags & (TRUNCATED | DISCARDED))
 
@@ -46,13 +46,13 @@ def _table() -> NDArray[np.bool_]:
 
 
 def first_wrong(flags: NDArray[np.uint8], before: NDArray[np.uint8], rows: NDArray[np.int64]) -> tuple[int, int] | None:
-    """Return the lane and the row of a row that may not follow the row before it, or None.
+    """Return (lane, row) of the first row that may not follow the row before it; None: all rows may.
 
     ``flags``, ``(lanes, width)`` uint8, are rows of some lanes. ``before``, ``(lanes,)`` uint8, has the row before the
     first one of each lane, or `START`. ``rows``, ``(lanes,)`` int64, is the number of rows of each lane that count.
     """
     previous = np.concatenate([before[:, None], flags[:, :-1]], axis=1)
-    # Most rows are inside an episode, where both are 0.
+    # Most rows are inside an episode: their flags and the previous ones are 0.
     lane, row = np.nonzero((flags | previous) != 0)
     pairs = previous[lane, row].astype(np.int64) << 8 | flags[lane, row]
     wrong = np.flatnonzero(~_table()[pairs] & (row < rows[lane]))

@@ -41,16 +41,17 @@ def verify(
 ) -> list[Problem]:
     """Verify a store. Other processes may write to it and evict segments meanwhile.
 
-    Checks that every file of the format is there, has its size and agrees with the schema; that counters are possible;
-    that the flags of counted rows are sequences of episodes; and the checksums of the metadata of sealed segments.
-    Steps in quarantine are problems of the kind ``"quarantine"``. Rows that are not committed are not checked, nor is a
-    segment whose writer died: the next process that opens the store with mode "a" seals it.
+    Checks that every file of the format is there, has its size and agrees with the schema. Also checks that counters
+    have possible values, that the flags of counted rows are sequences of episodes, and that the metadata of sealed
+    segments match their checksums. Steps in quarantine are problems of the kind ``"quarantine"``. Rows that are not
+    committed are not checked. An unsealed segment of a dead writer is not a problem: the next process that opens the
+    store with mode "a" seals it.
 
     The folder of the store may be moved within its file system meanwhile. ``deep``: also read every sealed chunk and
     every saved state of a sampler, and check their checksums. ``progress`` is called with the verified amount and the
-    total: bytes on disk with ``deep``, else segments. The problems are in the order of the store, problems outside its
-    segments first. Raises StoreNotFound if there is no store at ``path`` or it was deleted meanwhile, FormatError if
-    this release does not know its version.
+    total: bytes on disk with ``deep``, else segments. The list has the problems outside the segments first, then the
+    problems of each segment by number. Raises StoreNotFound if there is no store at ``path`` or it was deleted
+    meanwhile, FormatError if this release does not know the version of the store.
     """
     try:
         home = OpenFolder.of(path)  # a link to the store is followed
@@ -89,7 +90,7 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
 
 
 class _Meter:
-    """Reports the progress through segments of these sizes; within a segment, by the bytes read so far."""
+    """Calls ``progress`` with the sizes of the finished segments plus the bytes read of the current one."""
 
     def __init__(self, progress: Progress | None, sizes: Sequence[int]) -> None:
         self._progress, self._total = progress, sum(sizes)
@@ -139,7 +140,7 @@ def check_outside_segments(root: str, plan: Plan, deep: bool) -> OutsideSegments
     """Check the files of a store outside its segments; ``deep``: the saved states of samplers, too."""
     files = Files(root)
     good = check_root(files, plan)
-    # Listed before the counters are read: a segment beyond the counters was then made meanwhile, or is invalid.
+    # Listed before the counters are read: a listed segment beyond the counters is then invalid, or not counted yet.
     numbers = segment_numbers(files) if layout.SEGMENTS in good else []
     words = read_words(files) if layout.COUNTERS in good else None
     evicted = read_evictions(files, plan, words) if words and layout.EVICTIONS in good else {}
@@ -151,7 +152,7 @@ def check_outside_segments(root: str, plan: Plan, deep: bool) -> OutsideSegments
 
 
 def segment_numbers(files: Files) -> list[int]:
-    """Return the numbers of the segments of a store, lowest first."""
+    """Return the numbers of the segments of a store, lowest first; report other names among them."""
     names = files.listing(layout.SEGMENTS) or {}
     read = {int(name) for name in names if _NUMBER.fullmatch(name)}
     numbers = {number for number in read if layout.segment_name(number) in names and number < layout.MAX_SEGMENTS}
@@ -168,7 +169,7 @@ def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Ta
             attributes = read_attributes(quiet, where, plan)
             if attributes is not None and attributes.packed is not None:
                 tables = read_tables(quiet, where, attributes.packed, attributes.checksums)
-                if tables is not None and max(tables.numbers) < number:  # in whatever order
+                if tables is not None and max(tables.numbers) < number:  # `check_tables` reports a wrong order
                     found[number] = tables
     return found
 
@@ -176,8 +177,8 @@ def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Ta
 def _is_just_made(number: int, packs: Mapping[int, Tables], there: Sequence[int]) -> bool:
     """Whether an uncounted pack was just made: its segments, or older packs with them, are all still there.
 
-    Its maker will count it, or died before that. Until the next process that writes counts it, readers use these
-    segments.
+    An uncounted pack has a number beyond the store's counters. Its maker is about to count it, or died before that:
+    until another writing process counts the pack, readers use the segments that were merged into it.
     """
     if number not in packs:
         return False
