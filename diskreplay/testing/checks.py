@@ -1,4 +1,4 @@
-"""Compares a real store with its model; a function raises AssertionError with the first difference."""
+"""Functions that compare a real store with its model: each raises AssertionError with the first difference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPUTED = ("reward", "discount")
 
 
 def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cuts: bool = False) -> dict[int, int]:
-    """Compare every episode of a store's snapshot, hidden steps included, with the model; return the ids of its steps.
+    """Compare every episode of a store's snapshot, hidden steps included, with the model; return the visible ids.
 
     `key` names the integer extra field whose value is different in every step. A writer may cut open episodes when it
     begins a new segment, and the model cannot predict which. With `length_cuts`, the model's episodes are changed to

@@ -57,9 +57,10 @@ def _stack(episode: ModelEpisode, t: int, depth: int) -> Flat:
 def window_starts(
     episode: ModelEpisode, length: int, stride: int, pad: bool | str = True, align: str = "start"
 ) -> list[int]:
-    """Return the first steps of the windows of `Sequences`, without hidden ones.
+    """Return the first step of each window of `Sequences`, except hidden steps.
 
     `stride` is the number of steps from one start to the next; in `Sequences`, it is `length - overlap` by default.
+    `pad` and `align` are arguments of `Sequences`.
     """
     total = episode.window_end if episode.ended else episode.num_frames - 1
     starts: list[int] = []

@@ -181,7 +181,10 @@ class _Backup:
         self._done[info.number] = info.document
 
     def _copy_live(self, live: LiveRows) -> SegmentInfo | None:
-        """Copy the rows of a live segment, and return the copy; if that fails, copy its files as they are: None."""
+        """Copy the rows of a live segment, and return the copy.
+
+        If its rows cannot be read, its files are copied as they are, and None is returned.
+        """
         try:
             return copy_live(live, self._copy, self._account)
         except (Unreadable, *DAMAGE) as error:

@@ -63,8 +63,8 @@ class Backup:
 class Account:
     """Counts the finished bytes, and collects problems. Not thread-safe.
 
-    ``progress`` is called with the finished bytes, and with the bytes of the store when the backup began, in this
-    order. A file that is copied twice counts twice, but the finished bytes never exceed the bytes of the store.
+    ``progress`` is called with the finished bytes, and with the bytes of the store when the backup began. A file
+    that is copied twice counts twice, but the finished bytes never exceed the bytes of the store.
 
     Attributes
     ----------
@@ -183,7 +183,7 @@ def copy_noted(
 
 
 class noted:
-    """Context of copying one file: suppresses an error of reading the original, and notes it in the account."""
+    """Context manager that suppresses an error of reading the original, and notes it in the account."""
 
     def __init__(self, where: str, name: str, account: Account) -> None:
         self._where, self._name, self._account = where, name, account

@@ -68,10 +68,10 @@ class DeadWriters:
             self._seal(unsealed)
             leftovers -= self._leftovers()
         for where in lost:
-            self._remedies.note("quarantined", where, f"was not written when the power went; now in {QUARANTINE}")
+            self._remedies.note("quarantined", where, f"was lost when the power failed; now in {QUARANTINE}")
         for name in sorted(leftovers):
             # "was being deleted": a living process deletes without the store lock, so the maker need not be dead.
-            detail = "was being deleted" if name.startswith(PREFIX) else "a process died in the middle of it"
+            detail = "was being deleted" if name.startswith(PREFIX) else "was left by a process that died"
             self._remedies.note("removed", f"{layout.COUNTERS}/{name}", detail)
         for info in unsealed:
             self._note_fate(info, fates[info.number], proofs[info.number])
@@ -124,7 +124,7 @@ class DeadWriters:
         destroy(self._remedies.store, gone)
 
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
-        """Set aside segments that cannot be sealed: they have no durable row, or verify would report damage."""
+        """Set aside segments that cannot be sealed: they have no durable row, since verify found no damage."""
         with held_lock(self._remedies.store.lock_path):
             for info in unsealed:
                 where = layout.segment_folder(info.number)
@@ -236,7 +236,7 @@ def _counted_rows(info: SegmentInfo) -> Ints:
 
 
 def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
-    """Return the first row with invalid flags or a falling time, at most ``stop``; rows before ``first`` are valid."""
+    """Return the first row from ``first`` on with invalid flags or a decreasing time, or ``stop`` if all are valid."""
     flags = _rows(info, layout.DONE, lane, max(0, first - 1), stop)
     before = np.array([START], np.uint8) if first == 0 else flags[:1]
     rows = flags[None, min(first, 1) :]

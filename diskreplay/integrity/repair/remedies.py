@@ -115,7 +115,7 @@ class Remedies:
 
     @contextmanager
     def segment_lock(self, where: str) -> Iterator[bool]:
-        """Hold a segment's lock for a block, and yield True; yield False if a living writer holds it.
+        """Hold a segment's lock for a block, and yield True; yield False if a living writer may hold it.
 
         A dry run only looks at the lock. A segment whose lock cannot exist, such as one without its folder, is free.
         """

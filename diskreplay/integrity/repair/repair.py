@@ -208,4 +208,4 @@ class _Repair:
             return
         with suppress(FormatError):  # the counters may need repair first; then the next opener completes it
             for number in finish_replacements(self._remedies.store):
-                self._remedies.note("rebuilt", layout.segment_folder(number), "a process died in the middle of it")
+                self._remedies.note("rebuilt", layout.segment_folder(number), "a process that died had begun this")

@@ -116,7 +116,7 @@ def _document(info: SegmentInfo, folder: str) -> bytes:
 
 
 def _rows(info: SegmentInfo) -> NDArray[np.int64]:
-    """Return the number of rows of each lane, or an empty array if every counter of them is damaged."""
+    """Return the number of rows of each lane, or an empty array if all counters of lanes are damaged."""
     return np.frombuffer(_counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE), "<i8")
 
 

@@ -39,7 +39,7 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
     remedies.plan = plan
     with remedies.store_lock(), remedies.segment_lock(place) as is_free:
         if not dry_run and number in finish_replacements(store):
-            remedies.note("restored", place, "a process died in the middle of it")
+            remedies.note("restored", place, "a process that died had begun this")
         elif not is_free:
             raise ReplayError(f"{place} has a living writer; close the writer, then restore the segment")
         else:

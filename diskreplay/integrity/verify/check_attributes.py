@@ -44,10 +44,10 @@ class Attributes:
     steps: int
     checksums: dict[str, int]
     lost: tuple[tuple[int, int], ...]
-    lost_values: tuple[int, ...]  # the number of lost values of episodes in each range of `lost`
+    lost_values: tuple[int, ...]  # the number of lost values of episode fields in each range of `lost`
     steps_lost: int
     writer: int
-    values: tuple[int, ...] = ()  # the number of values of episodes of each lane, if sealed
+    values: tuple[int, ...] = ()  # the number of values of episode fields of each lane, if sealed
     times: tuple[int, int] | None = None
     episodes: int | None = None  # the number of lines of its table of episodes; None: no table
     claimed: tuple[int, ...] = ()
@@ -234,7 +234,7 @@ def _need(given: Any, good: Mapping[str, bool]) -> None:
 
 
 def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
-    """Return for each attribute that every segment has whether its value is possible, by name."""
+    """Return whether each attribute is possible, by name, for the attributes of every segment."""
     claimed, wall = given.get("claimed", []), given["clock"]["wall"]  # the zero of the rows' clock, in ns since 1970
     return {
         "uuid": is_uuid(given["uuid"]),
@@ -251,7 +251,7 @@ def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
 
 
 def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[str, bool]:
-    """Return for each attribute that sealing adds whether its value is possible, by name."""
+    """Return whether each attribute is possible, by name, for the attributes that sealing adds."""
     checksums, times = given["checksums"], given["times"]
     are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()), most=(1 << 32) - 1)
     return {
@@ -386,7 +386,7 @@ def _checksum(files: Files, where: str) -> int | None:
 
 
 def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:
-    """Whether a segment is where it was written in this boot: then its counters are valid without marks."""
+    """Whether a segment was written in this boot and is not a copy: its counters are then valid without marks."""
     volume = attributes.get("volume")
     if not boot_id() or attributes.get("boot_id") != boot_id() or not isinstance(volume, list) or len(volume) != 3:
         return False

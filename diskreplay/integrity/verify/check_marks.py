@@ -17,7 +17,7 @@ _INVERTED = 0xFFFFFFFF
 
 
 def proven_rows(segment: Segment) -> Ints:
-    """Return the number of proven rows of each lane: all rows before the first mark that does not match them."""
+    """Return the number of rows of each lane that marks prove: a mark counts if it and all marks before it match."""
     proven, values = np.zeros((2, segment.lanes), np.int64)
     for sums, upto in _marks(segment):
         more = segment.count_values(upto, proven)

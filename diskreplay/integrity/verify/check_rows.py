@@ -28,7 +28,7 @@ def check_flags(segment: Segment) -> bool:
     if not check_lost(segment):
         return False
     attributes = segment.attributes
-    steps += attributes.steps_lost - sum(count for _, count in attributes.lost)  # flags make every lost row a step
+    steps += attributes.steps_lost - sum(count for _, count in attributes.lost)  # lost rows have the flags of steps
     if attributes.sealed and steps != attributes.steps:
         files.report(
             "counters", segment.inside(layout.METADATA), f"says {attributes.steps} steps, but its rows hold {steps}"
@@ -79,7 +79,7 @@ def check_priorities(segment: Segment) -> None:
 
 
 def _is_within_run(segment: Segment, first: int, count: int) -> NDArray[np.bool_]:
-    """Return whether each of ``count`` rows of a pack is of the same lane and segment as its previous row, as bools."""
+    """Return for each row of a pack whether the previous row is of the same lane and segment, (count,) bool."""
     if segment.tables is None:
         return np.zeros(count, np.bool_)  # unknown without the tables
     starts = segment.tables.first_rows - first

@@ -132,7 +132,7 @@ def _check_episodes_of_rows(segment: Segment, number: int, evicted: EntriesBySeg
 
 
 def _with_values(segment: Segment) -> Segment:
-    """Return a segment with its numbers of values of episodes, from its attributes or, without these, from flags."""
+    """Return a segment with ``values`` and ``kept_values``, from its attributes or, without these, from flags."""
     attributes = segment.attributes
     values = np.array(attributes.values, np.int64) if attributes.values else segment.count_values(segment.rows)
     if (values > segment.rows).any():

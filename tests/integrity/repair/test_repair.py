@@ -324,7 +324,7 @@ def test_what_processes_left_half_done_is_removed(store_path):
     assert [action.where for action in repair(store_path, dry_run=True).actions] == wheres
     done = repair(store_path).actions
     assert [(action.what, action.where) for action in done] == [("removed", w) for w in wheres]
-    assert [action.detail for action in done] == ["a process died in the middle of it", "was being deleted"]
+    assert [action.detail for action in done] == ["was left by a process that died", "was being deleted"]
     assert [action.where for action in repair(store_path).actions] == []
 
 
