@@ -1,7 +1,8 @@
 """A model of a store in plain lists: it has the methods of a store, and the episodes that a store must have.
 
 The model is slow, and shares no code with the store that it is compared with: lanes hold episodes, episodes hold steps,
-steps hold arrays. Make the same calls on a `ModelWriter` and on a writer of a store, then compare them with `checks`.
+steps hold arrays. Make the same calls on a `ModelWriter` and on a writer of a store, then compare the two
+with the functions of `checks`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class ModelEpisode:
         return len(self.steps) if self.terminated or self.final is not None else len(self.steps) - 1
 
     def sampleable(self, n_step: int | None) -> list[int]:
-        """Return the steps that n-step transitions may start at; `n_step` None: Monte-Carlo returns."""
+        """Return the steps that n-step transitions may start at; `n_step` None: to the end of the episode."""
         if self.ended:
             return list(range(self.hidden, self.window_end))
         return [] if n_step is None else list(range(self.hidden, self.num_frames - n_step))

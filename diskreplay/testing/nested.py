@@ -21,7 +21,7 @@ def flat(value: Any, path: str) -> Flat:
 
 
 def pick(value: Any, index: Any) -> Any:
-    """Return a nested value whose leaves are indexed along their first axis."""
+    """Return a nested value with every leaf indexed along its first axis."""
     if isinstance(value, tuple):
         return tuple(pick(child, index) for child in value)
     if isinstance(value, Mapping):

@@ -42,7 +42,7 @@ _LOCK = f"{layout.COMMITTED}/{layout.LOCK}"
 def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Account) -> None:
     """Copy a sealed segment to the folder ``target``, which may hold some files already.
 
-    A file there that matches its checksum is kept. Every other file is copied, and a copy that does not match its
+    A file there is kept if it matches its checksum. Every other file is copied, and a copy that does not match its
     checksum is noted as a problem. Raises SegmentVanished if the segment is gone or was replaced, OSError if the target
     cannot be written.
     """

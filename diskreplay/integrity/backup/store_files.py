@@ -1,4 +1,4 @@
-"""Copies the files of a store outside its segments: documents, evictions by hand, limiters, states, quarantine."""
+"""Copies the files of a store outside its segments: documents, evictions, limiters, saved states, quarantine."""
 
 import os
 from collections.abc import Iterator

@@ -54,7 +54,7 @@ class DeadWriters:
         self._root, self._dry_run = remedies.root, remedies.dry_run
 
     def seal(self) -> None:
-        """Seal the segments of dead writers, and delete unfinished files and half-evicted segments.
+        """Seal the segments of dead writers, delete their temporary files, and complete evictions that they began.
 
         It takes the store lock itself.
         """
@@ -62,7 +62,7 @@ class DeadWriters:
         leftovers, lost = self._dead_leftovers(), self._never_written()
         fates = {info.number: fate_of(info) for info in unsealed}
         proofs = {info.number: prove(info) for info in unsealed}
-        # Another process may have sealed a segment, and retention may have evicted it, before it was read.
+        # A segment may be gone by now: another process may have sealed it, and retention evicted it.
         unsealed = [info for info in unsealed if info.path.is_dir()]
         if not self._dry_run:
             self._seal(unsealed)

@@ -1,4 +1,4 @@
-"""The actions of a repair on the files of a store, and its result."""
+"""The actions of a repair on the files of a store, and the result of a repair."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress

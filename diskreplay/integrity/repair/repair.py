@@ -73,7 +73,7 @@ class _Repair:
         self._foreign, self._salvage = foreign, salvage
 
     def run(self, progress: Progress | None) -> Repaired:
-        """Repair everything."""
+        """Repair the store, and return the result."""
         problems = without(verify(self._home, deep=True, progress=progress), "quarantine")
         plan = read_plan(self._remedies.files)
         if plan is None:  # the layout of a store is known only by its own document
@@ -136,7 +136,7 @@ class _Repair:
         self._repair_segments(damaged, numbers)
 
     def _repair_groups(self, problems: list[Problem]) -> None:
-        """Make missing groups of the root; set aside a file in the place of one."""
+        """Make missing groups of the root; set aside a file in the place of a group."""
         for problem in problems:
             if problem.where in GROUPS and problem.where != layout.COUNTERS and problem.kind in ("missing", "type"):
                 if problem.kind == "type":
@@ -144,7 +144,7 @@ class _Repair:
                 self._remedies.make_group(problem.where)
 
     def _repair_segments(self, damaged: dict[int, list[Problem]], numbers: list[int]) -> None:
-        """Repair damaged segments, except those with living writers; ``numbers`` are all segments."""
+        """Repair damaged segments without a living writer; ``numbers`` lists all segments of the store."""
         if not damaged:
             return
         # Rows of some of them may have been put into a pack since.

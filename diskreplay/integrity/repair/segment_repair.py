@@ -148,7 +148,7 @@ def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:
 
 
 def _rows_committed(segment: Path, most: int) -> int:
-    """Return the number of committed rows of a segment, at most ``most``; if it cannot be read, ``most``."""
+    """Return the number of committed rows of a segment, at most ``most``; ``most`` if the counter is unreadable."""
     with suppress(OSError, FormatError):
         data = read_regular(str(segment / layout.COMMITTED / "c.0"), None, 8 * layout.MAX_LANES)
         rows = np.frombuffer(data[: len(data) & ~7], "<i8").astype(np.float64).clip(0).sum()
@@ -157,7 +157,7 @@ def _rows_committed(segment: Path, most: int) -> int:
 
 
 def _rows_with_flags(segment: Path) -> int:
-    """Return the number of rows that the files of a segment have room for: the bytes of its flags, one a row."""
+    """Return the number of rows that a segment's files have room for: a row has one byte of flags."""
     with suppress(OSError):
         return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
     return 0

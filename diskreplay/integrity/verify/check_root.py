@@ -293,12 +293,12 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
 
 
 def _current(root: str, where: str) -> object:
-    """Return the number of the current state, or the value in its place."""
+    """Return the number of the current state, or the invalid value that the document has for it."""
     return (_attributes(Files(root), where) or {}).get("current")
 
 
 def _check_current(files: Files, where: str, store: str) -> object:
-    """Check the current state, and return its number, or the value in its place."""
+    """Check the current state, and return its number, or the invalid value that the document has for it."""
     attributes = _attributes(files, where)
     names = files.listing(where)
     if attributes is None or names is None:

@@ -45,7 +45,7 @@ class Tables:
 
     @cached_property
     def between(self) -> list[tuple[int, int]]:
-        """The ranges of rows between lanes, as (first, stop): lanes of a compressed pack begin with an inner chunk."""
+        """The ranges of rows between lanes, as (first, stop): each lane of a compressed pack begins an inner chunk."""
         bounds = np.stack([self.stops[:-1], self.first_rows[1:]], axis=1)
         found: list[list[int]] = bounds[bounds[:, 0] < bounds[:, 1]].tolist()
         return [(first, stop) for first, stop in found]

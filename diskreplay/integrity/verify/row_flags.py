@@ -27,7 +27,10 @@ def is_row(flags: int) -> bool:
 
 
 def may_follow(before: int, flags: int) -> bool:
-    """Whether a row with ``flags`` may follow a row with the flags ``before``, or with `START` begin a lane."""
+    """Whether a row with ``flags`` may follow a row with the flags ``before``.
+
+    If ``before`` is `START`, whether the row may be the first one of a lane.
+    """
     if not is_row(flags):
         return False
     if flags & FIRST:
@@ -35,7 +38,7 @@ def may_follow(before: int, flags: int) -> bool:
     if before == START or before & NO_STEP:
         return False
     if before & _ENDED:
-        # Only a final observation may follow; if it does, it has the values of the episode, not the last step.
+        # Only a final observation may follow. That row, and not the last step, then has the values of the episode.
         return flags & ~EPISODE_VALUES == OBSERVATION_ONLY and not before & EPISODE_VALUES
     return not flags & NO_STEP or bool(flags & (TRUNCATED | DISCARDED))
 

@@ -161,7 +161,7 @@ def segment_numbers(files: Files) -> list[int]:
 
 
 def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Tables]:
-    """Return the tables of all undamaged packs among segments; report nothing."""
+    """Return the tables of all undamaged packs among these segments, by number; report no problem."""
     found, quiet = {}, files.quiet()
     for number in numbers:
         where = layout.segment_folder(number)
@@ -196,7 +196,7 @@ _PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3
 
 
 def check_quarantine(files: Files, next_segment: int | None) -> None:
-    """Report each segment in quarantine with steps, and each whose number a new segment could get."""
+    """Report each segment in quarantine that has steps, or a number that a new segment could get."""
     if not os.path.lexists(files.path(_FOLDER)):
         return
     scratch = files.quiet()  # damage inside the quarantine is not reported
