@@ -261,7 +261,7 @@ def _layout(file: Path, document: Json) -> _Layout | None:
         return None
     try:
         if document["version"] != _VERSION:
-            raise FormatError("it is of a version that this release does not read")
+            raise FormatError(f"it has the version {document['version']!r:.50}, and this release reads {_VERSION}")
         schema, names = Schema.from_json(document["schema"]), dict(document["names"])
         if names.keys() != schema.step_leaves.keys() or not all(isinstance(name, str) for name in names.values()):
             raise FormatError("it does not name an array of each leaf")

@@ -68,6 +68,8 @@ def create(
     ------
     StoreExists
         Something exists at ``path``. With ``exist_ok``, it is not a store, or has another schema or another limit.
+    StorageFull
+        The disk has no room for the store.
     SchemaError
         ``validate`` is "space", and an action has no space.
     ValueError

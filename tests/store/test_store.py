@@ -44,6 +44,23 @@ def test_a_new_store_may_take_an_empty_folder_that_is_there(tmp_path):
         assert len(store) == 0
 
 
+def test_a_full_disk_is_not_taken_for_a_store_in_an_empty_folder_that_is_there(tmp_path):
+    """A limit of the size of files fails the same calls as a full disk."""
+    said = run_python(
+        """
+import resource, sys, diskreplay as dr
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    dr.create(sys.argv[1], dr.Schema(dr.Field((), "f4"), dr.Field((), "f4")))
+except dr.StorageFull as error:
+    print(error)
+""",
+        str(tmp_path),
+    )
+    assert "is larger than its file system" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_open_shows_what_was_written(tmp_store):
     filled(tmp_store)
     with dr.open(tmp_store) as store:

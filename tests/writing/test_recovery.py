@@ -52,7 +52,7 @@ def first_refused(append, first):
         try:
             append(number)
         except dr.StorageFull:
-            with pytest.raises(dr.StorageFull, match="free some and append again"):
+            with pytest.raises(dr.StorageFull, match="free some and repeat the call"):
                 append(number)
             return number
     raise AssertionError("the disk was never full")

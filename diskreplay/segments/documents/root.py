@@ -1,5 +1,6 @@
 """The root of a store: its identity, its schema and the choices made when it was created."""
 
+import errno
 import os
 import re
 import shutil
@@ -27,7 +28,14 @@ from diskreplay.segments.documents.metadata import (
     whole,
 )
 from diskreplay.segments.files.commit import StoreCounters
-from diskreplay.segments.files.durable import file_system_type, has_stable_inodes, sync_folder, sync_tree, write_atomic
+from diskreplay.segments.files.durable import (
+    file_system_type,
+    has_stable_inodes,
+    storage_error,
+    sync_folder,
+    sync_tree,
+    write_atomic,
+)
 from diskreplay.segments.files.locks import make_lock
 from diskreplay.segments.files.machine import check_platform
 
@@ -264,7 +272,7 @@ def create_root(
 ) -> None:
     """Make an empty store, which is complete when its folder appears at ``path``.
 
-    Raises StoreExists if anything other than an empty folder is already there.
+    Raises StoreExists if anything other than an empty folder is already there, StorageFull if the disk has no room.
     """
     check_local(path)
     check_platform()
@@ -306,9 +314,9 @@ def create_root(
         os.rename(building, path)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
-        if path.exists():
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # of the rename
             raise StoreExists(f"{path} exists already; open it, or create(..., exist_ok=True)") from error
-        raise
+        raise storage_error(error, path, f"no space to create {path}; free some, and create it again") from None
     for folder in [path, *above]:
         sync_folder(folder.parent)
 

@@ -140,7 +140,7 @@ def storage_error(error: OSError, path: os.PathLike[str] | str, message: str | N
         limit = "is larger than its file system, or the limit of this process (`ulimit -f`), allows a file to be"
         return StorageFull(error.errno, f"{os.fspath(path)} {limit}; raise that limit, or use a smaller chunk_bytes")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        usual = f"no space for {os.fspath(path)}; free some and append again, nothing was lost"
+        usual = f"no space for {os.fspath(path)}; free some and repeat the call, nothing was lost"
         return StorageFull(error.errno, message or usual)
     return error
 
