@@ -1,6 +1,7 @@
-"""The options that all imports share: the leaf of the store that each feature becomes, and its dtype.
+"""The options that imports and exports share: they choose the leaf of the store for each feature, and its dtype.
 
-A reader gives each feature a default path, such as ``"obs/image"``. The options move features to other paths.
+A feature is a named array of a data set. A leaf is a field of a store's nested schema, and has a path, such as
+``"obs/image"``. A reader gives each feature a default path. The options move features to other paths.
 """
 
 import re
@@ -40,12 +41,14 @@ class Options(TypedDict, total=False):
     Attributes
     ----------
     obs, action, reward, extra : str, list of str, or dict of str to str
-        The features that become this part of a step. A name makes the feature the part itself. A list, or a dict
-        ``{name in the store: name in the data set}``, makes a dict of them. A slash in a name nests. The name of a
-        folder of features stands for all features in it. Without ``extra``, the other features are extra fields.
+        The features that become this part of a step. With one name, the part is that feature. With a list, or a dict
+        ``{name in the store: name in the data set}``, the part is a dict of features, which a slash in a name nests.
+        The name of a folder of features stands for all features in it. If the option of a part is given, features
+        that the part had by default and that no option names become extra fields. If ``extra`` is given, only the
+        features that it names become extra fields, and all others are left out.
     rename : dict of str to str
-        ``{name in the data set: name in the store}``. A name that begins with a part, such as "obs/top", moves
-        the feature there; another name renames it within its part.
+        ``{name in the data set: name in the store}``. A new name that begins with a part, such as "obs/top", moves
+        the feature there. Any other new name renames the feature within its part.
     skip : str or list of str
         Features, or folders of features, to leave out.
     on_error : {"raise", "skip"}
@@ -56,7 +59,7 @@ class Options(TypedDict, total=False):
         ``{path in the store: dtype}``, such as ``{"obs/image": "uint8"}``. A value that the dtype cannot hold is
         refused, unless the dtype ends with ":unsafe", which rounds.
     where : callable
-        A predicate over the episodes of the data set, see `SourceEpisode`. Other episodes are left out.
+        A function of an episode of the data set, a `SourceEpisode`. It returns whether to import the episode.
     """
 
     obs: Names | None
@@ -99,13 +102,13 @@ class Choice:
             if given is not None and not isinstance(given, Mapping):
                 raise SchemaError(f"{name} must be a dict, not {given!r:.80}")
         if wrong := [to for to in (self.rename or {}).values() if not isinstance(to, str) or not to]:
-            raise SchemaError(f"rename gives features names in the store, and not {wrong[0]!r:.80}")
+            raise SchemaError(f"rename must give each feature a name in the store, not {wrong[0]!r:.80}")
         if self.where is not None and not callable(self.where):
             example = "such as lambda episode: episode.total_reward > 20"
             raise SchemaError(f"where must be a function of an episode, {example}, not {self.where!r:.80}")
 
     def named(self, option: str) -> list[str] | None:
-        """Return the features that "obs", "action", "reward", "extra" or "skip" names; None if it is not given."""
+        """Return the features that "obs", "action", "reward", "extra" or "skip" names; None without the option."""
         given: Any = getattr(self, option)
         if given is None or isinstance(given, str):
             return None if given is None else [given]
@@ -116,7 +119,7 @@ class Choice:
         return any(is_in(name, skipped) for skipped in self.named("skip") or ())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options that determine the data in the store, for the note of the import."""
+        """Return the options that determine the imported data, as JSON for the store's note about the import."""
         found: dict[str, Any] = {}
         for name, given in vars(self).items():
             if name == "compression" or given in (None, (), [], "raise"):
@@ -131,7 +134,7 @@ class Choice:
 
 
 def is_in(name: str, folder: str) -> bool:
-    """Tell whether a feature has this name, or is in the folder of this name: slashes or dots separate names."""
+    """Tell whether a feature is called ``folder`` or is in this folder; slashes or dots separate folders."""
     return name == folder or name.startswith((f"{folder}/", f"{folder}."))
 
 
@@ -144,12 +147,14 @@ def check_option(name: str, value: object, choices: Collection[object]) -> None:
 
 @dataclass(frozen=True)
 class SourceEpisode:
-    """The episode that a predicate receives: the attributes of `Episode` that a data set has.
+    """An episode of a data set, with the attributes of `Episode` that data sets have.
+
+    The function ``where`` of an import receives it.
 
     Attributes
     ----------
     number : int
-        Its number in the data set; the first is 0.
+        The number of the episode in the data set; the first is 0.
     schema : Schema
         The schema of the store.
     """
@@ -175,11 +180,14 @@ class SourceEpisode:
 
     @property
     def ended(self) -> str:
-        """How it ended: "terminated", "truncated" or "cut"."""
+        """How the episode ended: "terminated", "truncated" or "cut"."""
         return "terminated" if self.terminated else "cut" if self.cut else "truncated"
 
     def __getitem__(self, name: str) -> Any:
-        """Return "obs", "action", "reward" or an extra field, ``(T, ...)``, or an episode field; None if missing."""
+        """Return the values of "obs", "action", "reward" or an extra field, ``(T, ...)``, or of an episode field.
+
+        None: the episode lacks the field. KeyError: the schema lacks it.
+        """
         if name in (OBS, ACTION, REWARD):
             return self._data.tree(self.schema, name)
         for part in (EXTRA, FIELDS):
@@ -192,16 +200,16 @@ class SourceEpisode:
 
 @dataclass(frozen=True)
 class Layout:
-    """The leaves of a store for the features of a data set.
+    """The leaf of the store that each feature of a data set becomes.
 
     Attributes
     ----------
     schema : Schema
         The schema of the store.
     paths : dict of str to str
-        The leaf of each kept feature, by the path that the reader gives the feature.
+        The path of each kept feature in the store, by the default path that the reader gives the feature.
     not_kept : list of str
-        Names of features without a leaf.
+        Names of the features that are left out.
     unsafe : set of str
         The leaves whose values may be rounded.
     """
@@ -212,14 +220,16 @@ class Layout:
     unsafe: Collection[str] = field(default=(), repr=False)
 
     def apply(self, what: str, episode: EpisodeData) -> EpisodeData:
-        """Return an episode with the leaves of the store; ``what`` names it in messages.
+        """Return an episode with its arrays at the store's paths and in its dtypes.
+
+        ``what`` names the episode in messages.
 
         Raises
         ------
         SchemaError
             A chosen dtype cannot hold a value.
         FormatError
-            An episode field is a nest, and the episode lacks some leaves of it.
+            The episode has some leaves of a nested episode field, but not all.
         """
         count = len(episode)
         steps = {new: episode.steps[old] for old, new in self.paths.items() if old in episode.steps}
@@ -245,7 +255,7 @@ class Layout:
             return rows
         with np.errstate(invalid="ignore", over="ignore"):
             made: NDArray[Any] = rows.astype(wanted)
-            # An integer may wrap, and wrap back to its value: both comparisons are needed.
+            # An integer may wrap, and wrap back to its value in the first comparison: both are needed.
             same = (made.astype(rows.dtype) == rows) & (made == rows)
         if rows.dtype.kind == "f" and wanted.kind == "f":
             same |= np.isnan(rows)
@@ -260,13 +270,14 @@ class Layout:
 
 
 def _rounded(rows: NDArray[Any], cast: NDArray[Any]) -> NDArray[Any]:
-    """Return the nearest values of the dtype of ``cast``, which NumPy made; 0 for NaN in integers.
+    """Return ``rows`` as the nearest values of the dtype of ``cast``; a NaN becomes 0 in integers.
 
-    For integers, NumPy drops fractions and high bits: 2.7 would become 2, and 300 would become 44 in a uint8.
+    ``cast`` is the result of NumPy's ``astype``. In integers, it has lost fractions and high bits: 2.7 is 2, and 300 is
+    44 in a uint8.
     """
     if cast.dtype.kind not in "iu":
         return cast
-    # A float64 has room for the bounds of each integer, or for the next number beyond.
+    # A float64 can be the bound of each integer dtype, or the next number beyond it.
     whole = np.asarray(np.rint(rows.astype(np.float64)) if rows.dtype.kind == "f" else rows)
     bounds = np.iinfo(cast.dtype)
     with np.errstate(invalid="ignore"):
@@ -284,7 +295,7 @@ def lay_out(
     choice: Choice,
     left_out: Collection[str] = (),
 ) -> Layout:
-    """Return the layout of features by their default paths and the options.
+    """Return the layout that the options make of the features.
 
     Parameters
     ----------
@@ -295,7 +306,8 @@ def lay_out(
     names : dict of str to str
         The feature's name for each default path.
     schema : Schema, optional
-        The schema of the leaves, which may have tuples. It is used if no option moves a feature.
+        The schema of the leaves, which may have tuples; paths alone cannot express tuples. The layout has this schema
+        if the options change no path and no dtype.
     choice : Choice
         The options.
     left_out : list of str
@@ -332,7 +344,7 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Return `found` with the trees of `given` for parts that have the same leaves: `given` may have tuples."""
+    """Return `found`, with the parts of `given` that have the same leaves, since only `given` can have tuples."""
     if given is None:
         return found
 
@@ -374,7 +386,7 @@ class _Chooser:
                 self._names[path if name in self._names else name] = path
 
     def paths(self) -> tuple[dict[str, str], list[str]]:
-        """Return the leaves by default path, and the names of features without a leaf."""
+        """Return the path of each kept feature by its default path, and the names of the other features."""
         skipped = {
             name
             for each in self._choice.named("skip") or ()
@@ -426,7 +438,7 @@ class _Chooser:
                     yield name, f"{part}/{below or self._short(name, part)}"
 
     def _find(self, wanted: str, option: str) -> list[tuple[str, str]]:
-        """Return the feature of this name, or the features in the folder of this name, each with its path below it."""
+        """Return the feature of this name, or the features in the folder of this name with their paths inside it."""
         if wanted in self._names:
             return [(wanted, "")]
         for slash in "/.":
@@ -435,7 +447,7 @@ class _Chooser:
         raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is not a feature; {self.advice()}")
 
     def _short(self, name: str, part: str) -> str:
-        """Return the name of a feature below a part: the end of its default path, or its own name."""
+        """Return a feature's path below a part: its default path, or its name, without the part at the beginning."""
         _, _, below = self._names[name].partition("/")
         return below or _ROLE.sub("", name)
 

@@ -15,9 +15,9 @@ _FILE, _VERSION = "dataset.json", 1
 
 @dataclass(frozen=True)
 class Description:
-    """The schema of a data set, its numbers of episodes and steps, and the note of an import.
+    """The schema of a data set, its numbers of episodes and steps, and the note of the import that made the store.
 
-    It is written last: a folder without it is not a data set.
+    The file is written last, so a folder without the file is not a complete data set.
     """
 
     schema: Schema

@@ -1,4 +1,4 @@
-"""An ended episode as arrays by the paths of a schema: readers of formats make it, and writers get it."""
+"""An ended episode as arrays by schema path, as the reader of a format yields it and the writer receives it."""
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,9 +17,13 @@ PRIORITY = "priority"
 HIDDEN = "hidden"
 FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
 ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
-"""Names of data that a format may lack, next to paths of leaves, "priority" and "hidden" (the marks of hidden steps).
+"""Names of data that some formats cannot hold, in addition to paths of leaves, "priority" and "hidden".
 
-- ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without it; its last one is repeated.
+Hidden steps are the steps at the start of an episode that a limit on capacity or age hides from samplers. The marks of
+hidden steps are a bool for each step.
+
+- ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without this observation; an
+  export repeats the last one.
 - ``ends``: an episode that is both terminated and truncated, or neither. ``cut``: one that is neither.
 - ``notes``: notes of episodes. ``schema``: the schema. ``metadata``: the import's note about the whole data set.
 """
@@ -32,18 +36,18 @@ class EpisodeData:
     Attributes
     ----------
     steps : dict of str to array
-        Rows by the paths of `Schema.step_leaves`. Observations are ``(T + 1, ...)`` with a final one, otherwise
-        ``(T, ...)``; other leaves are ``(T, ...)``.
+        Arrays by the paths of `Schema.step_leaves`. Observations are ``(T + 1, ...)`` if the episode has a final
+        observation, otherwise ``(T, ...)``; other leaves are ``(T, ...)``.
     terminated, truncated : bool
-        How the environment ended it. Both false: the episode was cut.
+        How the environment ended the episode. Both false: the episode was cut.
     fields : dict of str to array
-        The given episode fields by path, such as ``"episode/seed"``.
+        The episode fields that have a value, by path, such as ``"episode/seed"``.
     priority : array, optional
-        Initial priorities ``(T,)``; NaN: the step has none. None: no step has one.
+        Initial priorities, ``(T,)``, with NaN for a step without one. None: no step has an initial priority.
     notes : optional
         Data that no array holds, as JSON: texts, and values that only some steps have.
     hidden_steps : int
-        The number of first steps that a capacity or an age hides from samplers.
+        The number of steps at the start that a limit on capacity or age hides from samplers.
     """
 
     steps: Arrays
@@ -60,7 +64,7 @@ class EpisodeData:
 
     @property
     def cut(self) -> bool:
-        """Whether it was neither terminated nor truncated."""
+        """Whether the episode was neither terminated nor truncated."""
         return not (self.terminated or self.truncated)
 
     @property
@@ -70,7 +74,7 @@ class EpisodeData:
 
     @classmethod
     def of(cls, episode: Episode, schema: Schema, notes: Json = None, wanted: Container[str] | None = None) -> Self:
-        """Read all leaves of an ended episode of a store, or the wanted ones.
+        """Read an ended episode of a store: all leaves, or the paths in ``wanted``.
 
         Raises
         ------
@@ -93,16 +97,16 @@ class EpisodeData:
 
     @property
     def hidden(self) -> NDArray[np.bool_]:
-        """Whether each step is hidden from samplers, ``(T,)``: a column of exports."""
+        """The marks of hidden steps: whether each step is hidden from samplers, ``(T,)``."""
         found: NDArray[np.bool_] = np.arange(len(self)) < self.hidden_steps
         return found
 
     def with_hidden(self, path: str) -> Self:
-        """Return the episode with the marks of hidden steps as a leaf."""
+        """Return the episode with the marks of hidden steps as the leaf at ``path``."""
         return replace(self, steps={**self.steps, path: self.hidden})
 
     def with_final_obs(self) -> Self:
-        """Return the episode with a final observation; if it has none, its last one is repeated."""
+        """Return the episode with a final observation, which repeats the last one if the episode lacks it."""
         if self.has_final_obs:
             return self
         return self._with_obs({path: np.concatenate([rows, rows[-1:]]) for path, rows in self._obs()})
@@ -122,7 +126,7 @@ class EpisodeData:
         return nested(schema, part, self.steps)
 
     def append_to(self, writer: Writer, schema: Schema) -> None:
-        """Append the episode to a store of the schema in one piece.
+        """Append the whole episode with a writer of a store, whose schema is ``schema``.
 
         Raises
         ------
@@ -136,7 +140,7 @@ class EpisodeData:
 
 
 def with_hidden(schema: Schema, path: str) -> Schema:
-    """Return a schema with an extra field for the marks of hidden steps."""
+    """Return a schema with a bool extra field at ``path`` for the marks of hidden steps."""
     extra = {**schema.extra, path.removeprefix(f"{EXTRA}/"): Field((), "bool")}
     return Schema(schema.obs, schema.action, schema.reward, extra, schema.episode)
 

@@ -1,7 +1,7 @@
 """Export: write the ended episodes of a store to a data set. The data set appears when it is complete.
 
-The options choose leaves of the store, their names and their dtypes. A format gets the resulting schema and episodes.
-The export names data that the format cannot hold before it writes the first episode.
+The options choose leaves of the store, their names and their dtypes. A format receives the resulting schema and
+episodes. Before the first episode is written, the export reports the data that the format cannot hold.
 """
 
 import os
@@ -48,26 +48,29 @@ _PREFIX_CHARACTERS = 48
 
 
 class ExportOptions(TypedDict, total=False):
-    """The options that every ``export_dataset`` takes; an import takes the same, with the names of its data set.
+    """The options that every ``export_dataset`` takes.
 
-    A format writes its data set as if the store had these leaves. An import of the data set finds them.
+    They are options of an import, too, which names features of the data set instead of paths of the store. A format
+    writes the data set as if the store had the resulting leaves, and an import of the data set finds these leaves.
 
     Attributes
     ----------
     obs, action, reward, extra : str, list of str, or dict of str to str
-        The leaves that become this part of a step, by their paths: "extra/latent". A path makes the leaf the part
-        itself. A list, or a dict ``{name in the part: path in the store}``, makes a dict of them. The path of a dict of
-        the schema stands for its leaves. Leaves that no option names keep their part, unless ``extra`` is given.
+        The leaves that become this part of a step, by their paths, such as "extra/latent". With one path, the part is
+        that leaf. With a list, or a dict ``{name in the part: path in the store}``, the part is a dict of leaves. The
+        path of a dict of the schema stands for its leaves. If the option of a part is given, leaves that are in the
+        part and that no option names become extra fields. If ``extra`` is given, only the leaves that it names become
+        extra fields, and all others are left out.
     rename : dict of str to str
-        ``{path in the store: new name}``. A name that begins with a part, such as "obs/top", moves the leaf there;
-        another name renames it within its part.
+        ``{path in the store: new name}``. A new name that begins with a part, such as "obs/top", moves the leaf there.
+        Any other new name renames the leaf within its part.
     skip : str or list of str
         Leaves, or dicts of the schema, to leave out.
     dtype : dict of str to str
         ``{path in the store: dtype}``. A value that the dtype cannot hold is refused, unless the dtype ends with
         ":unsafe", which rounds.
     where : callable
-        A predicate over `Episode`. The other episodes are left out.
+        A function of an `Episode`. It returns whether to export the episode.
     """
 
     obs: Names | None
@@ -93,13 +96,14 @@ class Plan(NamedTuple):
     Attributes
     ----------
     path : Path
-        Where to write it. The path does not exist, and the folder above is new. The last part is the data set's name.
+        The path to write, which does not exist yet. It is in a new folder, and ends with the data set's name.
     schema : Schema
         The schema of the exported leaves, with an extra field for the marks of hidden steps if some are hidden.
     episodes, steps : int
         The number of exported episodes, and of their steps.
     metadata : dict
-        The note of the import that made the store: "format", "source" and "metadata". Empty without one.
+        The note of the import that made the store: "format", "source", "metadata" and more. Empty if
+        no import made the store.
     """
 
     path: Path
@@ -116,15 +120,16 @@ class Format:
     Attributes
     ----------
     not_held : mapping
-        Data of these episodes that it cannot hold, with the reasons: by paths of leaves, and by the names in
+        The data that the format cannot hold, with the reasons. The keys are paths of leaves, and the names in
         `diskreplay.interop.exchange.episode_data`.
     write : callable
-        ``write(plan, episodes)`` writes a data set of these episodes. The driver removes its files if it fails. All
-        episodes have a final observation if "no_final_obs" is in ``not_held``, and none has one if "final_obs" is.
+        ``write(plan, episodes)`` writes a data set of these episodes. If it raises, `export_from` removes its files.
+        ``episodes`` have final observations if "no_final_obs" is in ``not_held``, and lack them if "final_obs" is.
     lossy : mapping
-        Leaves that are kept inexactly at the caller's request, by path, with the kind of loss.
+        The kind of loss for each leaf, by path, that the caller asked to keep inexactly.
     marks_hidden : bool
-        Whether it marks hidden steps in a column of its own. Other formats use an extra field if steps are hidden.
+        Whether the format has its own column for the marks of hidden steps. For other formats, the export adds an
+        extra field if steps are hidden.
     """
 
     not_held: Mapping[str, str]
@@ -158,17 +163,17 @@ class ChosenEpisode:
 
     @property
     def has_notes(self) -> bool:
-        """Whether the import that made the store kept a note on it."""
+        """Whether the import that made the store kept a note about the episode."""
         return self._note is not None
 
     @property
     def has_priorities(self) -> bool:
-        """Whether a step has an initial priority."""
+        """Whether any step has an initial priority."""
         return not np.isnan(self._episode[PRIORITY]).all()
 
     @property
     def has_rewards(self) -> bool:
-        """Whether a reward is not zero."""
+        """Whether any reward is not zero."""
         source = self._source_of(REWARD)
         return source is not None and bool(self._episode.rows(source).any())
 
@@ -181,7 +186,7 @@ class ChosenEpisode:
         return next((old for old, new in self._layout.paths.items() if new == path), None)
 
     def read(self, schema: Schema) -> EpisodeData:
-        """Read the exported leaves; ``schema`` is the store's.
+        """Read the exported leaves of the episode; ``schema`` is the schema of the store.
 
         Raises
         ------
@@ -195,7 +200,7 @@ class ChosenEpisode:
 
 
 MakeFormat = Callable[[Schema, Sequence[ChosenEpisode], Mapping[str, Json]], Format]
-"""Returns the format for a schema, the episodes, and the `metadata` of a `Plan`."""
+"""A function that returns the format for a schema, the episodes, and the `metadata` of a `Plan`."""
 
 
 @dataclass(frozen=True)
@@ -205,13 +210,13 @@ class Exported:
     Attributes
     ----------
     path : str
-        The data set.
+        The path of the data set.
     episodes, steps : int
-        Their numbers in the data set.
+        The numbers of episodes and of steps in the data set.
     open_episodes : int
         The number of episodes that were left out because they have not ended.
     not_held : list of NotHeld
-        Data of these episodes that the format cannot hold. They are not in the data set.
+        Data of these episodes that the format cannot hold, and that the data set therefore lacks.
     lossy : list of NotHeld
         Data that are kept inexactly, as the caller asked.
     not_kept : list of str
@@ -243,8 +248,8 @@ def export_from(
     store_or_path : Store or path
         The store. The episodes of its current snapshot are exported in the order of their start.
     path : path
-        The data set. Nothing may be there. It appears when it is complete. An export that fails leaves nothing. One
-        that is killed leaves a hidden folder ``.NAME.new-...`` next to the path.
+        The path of the new data set. Nothing may be there. The data set appears when it is complete. An export that
+        fails leaves nothing. A killed export leaves a hidden folder ``.NAME.new-...`` next to the path.
     make_format : callable
         Returns the format for a schema, the exported episodes, and the note of the import that made the store.
     options : ExportOptions
@@ -274,7 +279,7 @@ def export_from(
         not_held = find_not_held(layout.schema, episodes, noted, made.not_held)
         steps, lossy = sum(map(len, episodes)), [NotHeld(path, how) for path, how in made.lossy.items()]
         lossy += [
-            NotHeld(path, f"values that are no {layout.schema.leaves[path].dtype} are rounded")
+            NotHeld(path, f"values that {layout.schema.leaves[path].dtype} cannot hold are rounded")
             for path in layout.unsafe
         ]
         exported = Exported(str(target), len(episodes), steps, num_open, not_held, lossy, list(layout.not_kept))
@@ -290,7 +295,7 @@ def export_from(
 
 
 def _choice(options: ExportOptions) -> Choice:
-    """Return the options of an export; TypeError for an unknown one, as a Python function raises."""
+    """Return the options of an export as a `Choice`; an unknown option is a TypeError, as in a call of a function."""
     for name in options:
         if name in RENAMED:
             raise SchemaError(f"the option {name} is called {RENAMED[name]} now, in all formats")
@@ -315,7 +320,7 @@ def _lay_out(store: Store, choice: Choice) -> Layout:
 def _read(
     episodes: Sequence[ChosenEpisode], schema: Schema, hidden: str | None, not_held: Container[str]
 ) -> Iterator[EpisodeData]:
-    """Yield the episodes of a store as a format takes them, with the marks of hidden steps at a path."""
+    """Yield the episodes as a format takes them, with the marks of hidden steps at the path ``hidden``."""
     for episode in episodes:
         data = episode.read(schema)
         if hidden is not None:
@@ -359,22 +364,22 @@ def place_hidden(
     episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
 ) -> tuple[Format, str | None]:
-    """Decide how a data set marks the steps that a capacity or an age hides.
+    """Return a format that keeps the marks of hidden steps, if the format can, and the path of the marks.
 
-    The data set has an extra field for the marks only if steps are hidden. If the format has no place for such a field,
-    the result of the export names the marks.
+    The data set has an extra field for the marks only if steps are hidden. If the format cannot hold this field, the
+    marks are in ``not_held`` of the returned format.
 
     Parameters
     ----------
     plain : Format
         The format for the schema of the exported leaves.
     make_format, schema, episodes, noted
-        The maker of formats, and its arguments.
+        The function that returns a format, and its arguments.
 
     Returns
     -------
     tuple of Format and str or None
-        The format, and the path of the field.
+        The format, and the path of the extra field. None: no extra field is added.
     """
     count = sum(episode.hidden_steps for episode in episodes)
     if plain.marks_hidden or not count:
@@ -400,7 +405,7 @@ def place_hidden(
 def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episode], int]:
     """Return the ended episodes that meet the predicate, in the order of their start, and the number of open ones.
 
-    Episodes whose segment has left the store meanwhile are left out.
+    Episodes whose segment was deleted since the snapshot are left out.
     """
     ended, num_open = [], 0
     for episode in episodes:
@@ -415,12 +420,12 @@ def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episo
 
 
 def began(episode: Episode) -> float:
-    """Return the time of an episode's first step, when it was published; episodes of all writers are ordered by it."""
+    """Return the time of an episode's first step in seconds, by which the episodes of all writers are ordered."""
     return float(episode.times[0])
 
 
 def in_order(episodes: Iterable[Episode]) -> list[Episode]:
-    """Return episodes in the order of their start; leave out episodes whose segment has left the store meanwhile."""
+    """Return episodes in the order of their start, without episodes whose segment was deleted since the snapshot."""
     dated = []
     for episode in episodes:
         with suppress(SegmentGone):
@@ -431,9 +436,9 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
 def find_not_held(
     schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json], lacking: Mapping[str, str]
 ) -> list[NotHeld]:
-    """Return the unsupported data that any episode has.
+    """Return the data in ``lacking`` that at least one episode has.
 
-    Episodes are read until all names are found. Priorities are the only arrays of steps that are read.
+    The search ends when an episode was found for each name. It reads no arrays of steps except priorities.
 
     Parameters
     ----------
@@ -442,14 +447,14 @@ def find_not_held(
     noted : mapping
         The note about the data set, by the import that made the store.
     lacking : mapping of str to str
-        The reasons by paths of leaves, and by the names in `diskreplay.interop.exchange.episode_data`.
+        The data that the format cannot hold, with the reasons: see `Format.not_held`.
 
     Raises
     ------
     SegmentGone
         An episode has left the store since the snapshot.
     """
-    # A format lacks marks of hidden steps only if some are hidden.
+    # `place_hidden` puts HIDDEN into ``lacking`` only if steps are hidden.
     found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | (schema.step_leaves.keys() if episodes else set())
     for episode in episodes:
         missing = lacking.keys() - found
@@ -460,7 +465,7 @@ def find_not_held(
 
 
 def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return the names of an episode's data, except leaves of steps; fields and priorities only from ``among``."""
+    """Return the names of an episode's data except leaves of steps; fields and priorities only if in ``among``."""
     found = {path for path in (schema.leaves.keys() - schema.step_leaves.keys()) & among if episode.has_field(path)}
     found.add(FINAL_OBS if episode.has_final_obs else NO_FINAL_OBS)
     if episode.terminated == episode.truncated:
@@ -480,9 +485,9 @@ class ColumnWriter:
     array
         The array of h5py or zarr; rows are assigned to slices of it.
     block_rows : int
-        The number of rows of a block.
+        The number of rows in a block, such as a chunk of the file.
     begin : int
-        The first row to write. Rows before it in its block get the value ``fill``.
+        The index of the first row to write. Earlier rows of its block get the value ``fill``.
     """
 
     def __init__(self, array: Any, block_rows: int, begin: int = 0, fill: float = 0) -> None:

@@ -1,4 +1,4 @@
-"""Schemas of arrays by the paths of their leaves, and Gymnasium spaces of the fields of a schema."""
+"""Make schemas from arrays by path, and Gymnasium spaces from the fields of a schema."""
 
 import math
 from collections import OrderedDict
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -> dict[str, Field]:
-    """Return the fields of arrays ``(rows, ...)``; SchemaError for an array that cannot be stored, with its place."""
+    """Return the field of each array, ``(rows, ...)``, by path; SchemaError for an array that cannot be stored.
+
+    ``place`` is the data set, and ``advice`` the end of the message.
+    """
     found = dict[str, Field]()
     for path, values in rows.items():
         try:
@@ -41,14 +44,14 @@ def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
 
 
 def field_tree(leaves: Mapping[str, Field], part: str) -> Any:
-    """Return the tree of a part: its own field, or a dict of the fields below it, which may be empty."""
+    """Return the fields of a part: a single field, or a nested dict of the fields below it, which may be empty."""
     prefix = f"{part}/"
     below = {path.removeprefix(prefix): field for path, field in leaves.items() if path.startswith(prefix)}
     return leaves[part] if part in leaves else nest(below)
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values in dicts that the slashes of their keys nest."""
+    """Return values in nested dicts: the key "a/b" becomes the key "b" in the dict "a"."""
     tree: dict[str, Any] = {}
     for path, value in values.items():
         *keys, last = path.split("/")
@@ -60,7 +63,9 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def space_of(tree: Any) -> "Space[Any]":
-    """Return the space of a tree of fields. A field without a space becomes a Box of all values of its dtype.
+    """Return the Gymnasium space of nested fields.
+
+    A field without a space becomes a Box of all values of its dtype.
 
     Raises
     ------
@@ -99,6 +104,6 @@ def _range(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 
 def _bounds(values: Any, field: Field) -> NDArray[Any]:
-    # float64 reads infinities, which are texts here. It would round integers of 64 bits.
+    # Infinities are texts here, which NumPy converts to float64. Integers of 64 bits would be rounded in float64.
     read = np.asarray(values, np.float64 if field.dtype.kind == "f" else field.dtype)
     return np.broadcast_to(read.astype(field.dtype), field.shape)

@@ -1,7 +1,7 @@
 """Checks of foreign data sets: only regular files, sizes within bounds, and one class of error.
 
-Nothing in a data set is trusted. It may name files that block or never end, claim more than it holds, or make a library
-raise errors that the library's authors did not expect.
+Nothing in a data set is trusted. A data set may name files that block or never end, claim more data than it has, or
+make a library raise errors that its authors did not expect.
 """
 
 import errno
@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 NUMBERS = "biuf"
-"""The kinds of NumPy's dtypes whose values are bytes of a fixed size."""
+"""The values of ``dtype.kind`` for booleans, integers and floats: the dtypes that are read from data sets."""
 
 _DOCUMENTS = (".json", ".jsonl", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _DOCUMENT_BYTES = 64 << 20
-# Deflate packs at most 1032 bytes into one.
+# Deflate compresses at most 1032 bytes into one.
 _SMALL_BYTES, _MOST_PACKED = 256 << 20, 1100
-_MOST_ABSENT = 1 << 17  # chunks
+_MOST_ABSENT = 1 << 17  # chunks that any file may omit
 # Errors of the system, not of the data. They pass unchanged.
 _OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
@@ -49,12 +49,13 @@ _OF_THE_SYSTEM = {
 
 @contextmanager
 def foreign(place: Path) -> Iterator[int]:
-    """Check the files of a data set for a block that reads it; yield their size in bytes.
+    """Check the files of a data set, yield their size in bytes, and raise FormatError for damaged data in the block.
 
     Raises
     ------
     FormatError
-        It has something other than regular files and folders, or damaged data raise any error in the block.
+        The data set has something other than regular files and folders, or the block raises an error that damaged data
+        cause: see `reading`.
     """
     with reading(place):
         yield check_files(place)
@@ -62,10 +63,10 @@ def foreign(place: Path) -> Iterator[int]:
 
 @contextmanager
 def reading(name: Path | str) -> Iterator[None]:
-    """Raise FormatError for every error that damaged data cause in a block; other errors pass unchanged.
+    """Raise FormatError for every error in a block, except errors of this package, imports, the disk and permissions.
 
-    Errors of this package, missing libraries, and errors of the disk or of permissions are no fault of the data. An
-    error of this package becomes one printable line. The line names the data set if ``name`` is a path.
+    The other errors keep their class. The message of an error of this package becomes one printable line, which names
+    the data set if ``name`` is a path.
     """
     try:
         yield
@@ -110,7 +111,7 @@ def check_files(place: Path) -> int:
     Raises
     ------
     FormatError
-        It has a pipe, device or socket, a link that leads elsewhere, or a document of more than 64 MiB.
+        The data set has a pipe, device or socket, a link that leads elsewhere, or a document of more than 64 MiB.
     """
     root = os.path.realpath(place)
     try:
@@ -187,10 +188,10 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) -> None:
-    """Check that ``nbytes`` can come from a file, or a data set, of ``stored`` bytes.
+    """Check that a file or data set of ``stored`` bytes can have ``nbytes`` of uncompressed data, as it claims.
 
-    A claim of up to ``small`` bytes passes for any file: constant values compress to almost nothing. Raises FormatError
-    for a larger claim that no compression reaches.
+    A claim of up to ``small`` bytes passes for any file, since constant values compress to almost nothing. A larger
+    claim raises FormatError if no compression could reach its ratio.
     """
     if nbytes < 0 or nbytes > max(small, stored * _MOST_PACKED):
         raise FormatError(f"{what} claims {nbytes} bytes, which cannot come from {stored} stored bytes; it is damaged")
@@ -199,8 +200,8 @@ def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) 
 def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what: str) -> None:
     """Check that an array's number of chunks can come from ``stored`` bytes: each chunk costs memory and time.
 
-    An index has eight bytes or more for a chunk. A small number of chunks always passes, since a file may omit chunks
-    of zeros. Raises FormatError for more chunks.
+    The index in a file has at least eight bytes for each chunk. A small number of chunks always passes, since a file
+    may omit chunks of zeros. A larger number than the index can have raises FormatError.
     """
     count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
     if count > max(_MOST_ABSENT, stored // 8):
@@ -221,13 +222,15 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_npz(path: Path, wanted: Callable[[str], bool] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the wanted arrays of an archive by name; without ``wanted``, all. The arrays are read-only.
+    """Return the arrays of an npz archive by name: all of them, or those whose names ``wanted`` accepts.
+
+    The arrays are read-only.
 
     Raises
     ------
     FormatError
-        The archive is damaged or missing. A wanted array has Python objects, or not the number of bytes that its
-        header's shape needs.
+        The archive is damaged or missing. Or a wanted array has Python objects, or another number of bytes than the
+        shape and dtype in its header need.
     """
     with reading(path), open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
         members = archive.infolist()
@@ -254,5 +257,5 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
         nbytes = member.file_size - opened.tell()
         if math.prod(shape) * dtype.itemsize != nbytes:
             raise FormatError(f"{what} does not have the bytes of its shape {shape!s:.80}")
-        # One read: zlib takes longer for NumPy's reads of 256 KiB. The archive's directory bounds the size.
+        # One read: zlib takes longer for NumPy's reads of 256 KiB. `read_npz` has checked the sizes.
         return np.ndarray(shape, dtype, opened.read(nbytes), order="F" if is_fortran else "C")

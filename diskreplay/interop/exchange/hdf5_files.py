@@ -1,7 +1,7 @@
 """Checks of foreign HDF5 files: data sets must be arrays inside of the file, with sizes that the file can hold.
 
-HDF5 lets a file name other files: by external storage, external links, and virtual data sets of parts of other files.
-Reading such a data set would copy any file that it names.
+An HDF5 file can refer to other files: by external storage, by external links, and by virtual data sets, which consist
+of parts of other files. If an import followed these references, it could copy any file of the machine into the store.
 """
 
 import math
@@ -23,9 +23,9 @@ Shape = tuple[int, ...]
 
 _MOST_DEEP = 64
 _SUFFIXES = ".hdf5", ".h5"
-# Most names of files in a message.
+# The most names of files that a message lists.
 _SHOWN = 5
-# Filters that do not pack: shuffle, and a checksum.
+# Filters that do not compress: shuffle, and a checksum.
 _PLAIN_FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)
 
 
@@ -40,18 +40,18 @@ def check_is_file(path: Path) -> None:
 
 
 def check_hdf5(path: Path) -> dict[str, Shape | None]:
-    """Check every link and data set of a file before one is read.
+    """Check every link and data set of a file, before any of its data are read.
 
     Returns
     -------
     dict of str to tuple of int or None
-        The shapes of the data sets by name. None: a soft link, or another name of a group.
+        The shapes of the data sets by name. The value is None for a soft link, and for a second name of a group.
 
     Raises
     ------
     FormatError
-        A link or data set leads to another file; a data set is packed several times, or claims more than the file can
-        hold. The message names it.
+        A link or data set leads to another file. Or a data set is compressed more than once, or claims more than the
+        file can hold. The message names the link or data set.
     OSError
         The file is not HDF5.
     """
@@ -65,7 +65,8 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
     return found
 
 
-# Files may have thousands of arrays, and h5py's objects are ten times slower than their identifiers.
+# The functions below use h5py's low-level identifiers: files may have thousands of arrays, and `h5py.Dataset` and
+# `h5py.Group` are ten times slower.
 
 
 def read_array(item: h5py.h5d.DatasetID) -> Any:
@@ -120,7 +121,10 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> Shape:
 
 
 def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the members of all groups by name; None for a soft link, and for another name of a group."""
+    """Yield the name and the object of each member of all groups.
+
+    The object is None for a soft link, and for a second name of a group.
+    """
     waiting, seen = [(root, "", 0)], set()
     while waiting:
         group, above, depth = waiting.pop()

@@ -1,6 +1,7 @@
 """Import: append the episodes of a data set to a new store, or resume an interrupted import.
 
-Earlier releases kept some values in side folders. An import names these values and does not read them.
+An export by an earlier release kept some values in a side folder, next to the data set or inside it. An import does not
+read these values, and warns with their names.
 """
 
 import math
@@ -53,10 +54,10 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally, ste
 from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
-# Episodes whose notes share a document. A resumed import reads only the episodes of the last document again.
+# The number of episodes whose notes share a document. A resumed import reads only the last document's episodes again.
 EPISODES_A_NOTE = 128
-# The least bytes of a segment in a compressed import, and the most segments. The background would merge more packs than
-# that, which takes their disk space twice.
+# The least size of a segment in a compressed import, in bytes, and the most segments. If there were more, the
+# compaction in the background would merge their packs, which takes their disk space twice.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
 # An import warns if it cuts more often than once in this number of steps.
 _STEPS_A_CUT = 10
@@ -65,7 +66,7 @@ _STEPS_A_CUT = 10
 class Planned(NamedTuple):
     """The plan of an import: the episodes of the data set, the steps to append, and their bytes without compression.
 
-    The numbers include episodes that a predicate leaves out. ``free`` is the free disk space in bytes.
+    The numbers include episodes that ``where`` leaves out. ``free`` is the free disk space in bytes.
     """
 
     episodes: int
@@ -83,7 +84,7 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that is open to be read.
+    """A data set that is open for an import.
 
     Attributes
     ----------
@@ -94,32 +95,35 @@ class Source:
     schema : Schema or None
         The default schema of its steps. None: the reader cannot tell which feature is the observation or the action.
     episodes, steps : int
-        Their numbers in the data set.
+        The numbers of episodes and of steps in the data set.
     read : callable
-        ``read(n, paths)`` yields the episodes in order, from number n on. They have the leaves at ``paths``; other
+        ``read(n, paths)`` yields the episodes in order, from position n on. They have the leaves at ``paths``; other
         leaves are optional.
     metadata : dict
         The format's metadata of the whole data set, as JSON.
     cut : int
-        The number of cuts: the reader cuts an episode where the next row's observation is not the step's next one.
+        The number of cuts. The reader cuts an episode after a step whose next observation is not the observation of the
+        next row.
     part : str
-        The part of the data set, such as a split. Empty: all of it.
+        The part of the data set, such as a split. Empty: the whole data set.
     export_path : Path, optional
-        The path that an export was given; the import looks there for side folders. None: ``place``.
+        The path of the export that wrote the data set. An earlier release may have left a side folder there. None:
+        ``place``.
     skipped : list of Skipped
         Episodes that the reader left out.
     not_kept : list of str
-        Data of the data set that are not features.
+        Names of data in the data set that are not features, and that an import leaves out.
     left_out : list of str
         Features that the reader left out because the caller skips them.
     texts : dict of str to list of str
-        The texts that numbers stand for, by the default path of their leaf, or by another name.
+        The texts that the numbers in a leaf stand for, by the default path of the leaf, or by another name for
+        `Store.texts`.
     leaves : dict of str to Field, optional
-        The fields of the episodes by the default path of each feature. None: the leaves of ``schema``.
+        The field of each feature, by its default path. None: the leaves of ``schema``.
     names : dict of str to str, optional
-        The feature's name for each default path. None: the paths.
+        The name of each feature, by its default path. None: the names are the paths.
     numbers : list of int, optional
-        The number of each episode in the data set, for messages. None: 0, 1, 2 and so on.
+        The number of each episode in the data set, for messages and for ``where``. None: 0, 1, 2 and so on.
     files : list of str, optional
         The file of each episode, for messages, if an episode is a file.
     """
@@ -144,7 +148,7 @@ class Source:
     files: Sequence[str] | None = None
 
     def number_of(self, position: int) -> int:
-        """Return the data set's number of the episode at a position."""
+        """Return the number that the episode at a position has in the data set."""
         return position if self.numbers is None else self.numbers[position]
 
     def describe(self, position: int) -> str:
@@ -153,7 +157,7 @@ class Source:
         return f"episode {self.number_of(position)}{file}"
 
     def lay_out(self, choice: Choice) -> Layout:
-        """Return the layout of its features; raises the errors of `lay_out`."""
+        """Return the layout that the options make of the features; raises the errors of `choosing.lay_out`."""
         leaves = self.leaves
         if leaves is None:
             assert self.schema is not None
@@ -207,7 +211,8 @@ def import_into(
     Parameters
     ----------
     path : path
-        The store. The path may be new, or have an empty store with this schema or an import of the same data set.
+        The store. The path may be new, or have an empty store with the resulting schema, or an import of the same data
+        set.
     source : Source
         The data set.
     choice : Choice
@@ -218,8 +223,8 @@ def import_into(
     Raises
     ------
     StoreExists
-        Something else is at the path. Or the store is an import of other data or with other options. Or the store or
-        the data set changed since an import was interrupted.
+        Something else is at the path. Or the store was imported from other data or with other options. Or the store or
+        the data set has changed since an import was interrupted.
     StoreLocked
         A writer has the store open, such as another call of this import: both would append the same episodes.
     SchemaError
@@ -293,7 +298,7 @@ def import_into(
 
 
 def _plan(path: Path, source: Source, schema: Schema) -> Planned:
-    """Return the plan, with the steps that no earlier call has appended."""
+    """Return the plan of an import: its steps are only the steps that earlier calls have not appended."""
     steps = source.steps
     with suppress(ReplayError), open_store(path) as store:
         is_complete = (store.read_note(NOTE) or {}).get(COMPLETE)
@@ -305,7 +310,7 @@ def _plan(path: Path, source: Source, schema: Schema) -> Planned:
 def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[str, Json]) -> tuple[bool, int]:
     """Return whether the import is complete, and the store's number of episodes; write the note of a new import."""
     note = store.read_note(NOTE)
-    # Steps that are hidden or lost would shift the number of the first episode to come.
+    # Hidden or lost steps would shift the number of the next episode to append.
     info = store.info()
     changed = info["steps_inserted"] != len(store)
     if note is None:
@@ -338,7 +343,8 @@ def _append(
 ) -> tuple[int, int]:
     """Append the episodes that the store lacks; return the numbers of episodes and steps."""
     existing, steps = store.episodes[:begun], 0
-    # If all episodes are wanted, a number finds an episode again. Otherwise the data set is read from the beginning.
+    # If all episodes are wanted, episode n of the store is episode n of the data set. Otherwise the data set is read from
+    # the beginning, to find which of its episodes the store has.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     source = selection.source
     done = first, sum(map(len, existing[:first]))
@@ -365,7 +371,7 @@ def _append(
 
 
 class _Selection:
-    """The wanted episodes of a data set, with the leaves of the store.
+    """The wanted episodes of a data set, converted to the leaves of the store.
 
     Attributes
     ----------
@@ -397,7 +403,7 @@ class _Selection:
             yield made, where is None or bool(where(SourceEpisode(number, schema, made)))
 
     def _readable(self, first: int) -> Iterator[tuple[int, EpisodeData]]:
-        """Yield the readable episodes that fit the layout, with their positions; damage of any kind is FormatError."""
+        """Yield the readable episodes that fit the layout, with their positions; skip others, or raise their error."""
         number = first
         while number < self.source.episodes:
             try:
@@ -419,7 +425,7 @@ class _Selection:
 
 
 def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Collection[str]) -> None:
-    """Check that an episode has the declared leaves, with one row a step, the declared shapes, and numbers."""
+    """Check that an episode has the declared leaves: one row for each step, the declared shapes, and numeric dtypes."""
     what = f"{source.describe(position)} of {source.name}"
     if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
         raise FormatError(f"{what} has no {missing[0]}; it has {', '.join(episode.steps)}")
@@ -456,9 +462,9 @@ def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: i
 
 
 class _Segments:
-    """The segments of an import. With compression, each is compressed before the next one begins.
+    """The segments that an import writes; with compression, each is compressed before the next one begins.
 
-    The disk then holds the compressed steps, one segment without compression, and its pack.
+    So the disk needs room only for the compressed steps, one uncompressed segment, and the pack that replaces it.
 
     Parameters
     ----------
@@ -509,7 +515,7 @@ def _as_note(value: Json) -> Json:
 
 
 class _Notes:
-    """Collects the notes of episodes, and writes one document of the store for `EPISODES_A_NOTE` episodes."""
+    """Collects the notes of episodes, and writes one document of the store for each `EPISODES_A_NOTE` episodes."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._number, self._waiting = store, 0, dict[str, Json]()

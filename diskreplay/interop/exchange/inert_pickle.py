@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 
 _KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-# The most levels of nested tuples. The hash of deeper ones, as keys of a dict, overflows the stack.
+# The most levels of nested tuples. Hashing deeper tuples, as keys of a dict, overflows the stack.
 _MOST_DEEP = 64
 _MOST_ARGUMENTS = 64
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 _PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
-# Opcodes of bytes. The check skips their values from this length on.
+# Opcodes of bytes. The check skips values of at least this number of bytes.
 _ARRAYS, _LARGE = (pickle.BINBYTES8, pickle.BYTEARRAY8, pickle.BINBYTES), 4096
 _OF_NUMPY = ("numpy._core", "numpy.core")  # the second is the name in NumPy 1
 
@@ -33,7 +33,7 @@ class Record:
     class_name : str
         The dotted name of its class.
     args : tuple
-        The arguments of the call of its class.
+        The arguments that the pickle passes to its class.
     state : object
         The pickled state of the object, usually a dict of its attributes.
     """
@@ -44,7 +44,7 @@ class Record:
     state: object
 
     def __new__(cls, *args: object) -> "Record":
-        """Keep the arguments; UnpicklingError for more than 64, since a few bytes of a file could copy many."""
+        """Keep the arguments; more than 64 are an UnpicklingError, since a few bytes of a file could copy many."""
         if len(args) > _MOST_ARGUMENTS:
             raise pickle.UnpicklingError(f"it calls {cls.class_name} with {len(args)} arguments")
         record = object.__new__(cls)
@@ -62,7 +62,7 @@ class Record:
 
 
 class PickledArray:
-    """An array of a pickle; ``values`` is None if its dtype is not a known one of numbers."""
+    """An array of a pickle; ``values`` is None if the array has another dtype than bool, int or float."""
 
     __slots__ = ("values",)
 
@@ -81,7 +81,7 @@ class PickledArray:
 
 
 class _Dtype:
-    """A dtype of numbers. NumPy never restores it, since NumPy trusts the layout that a pickle claims."""
+    """A dtype of numbers, restored without NumPy, since NumPy trusts the layout that a pickle claims."""
 
     __slots__ = ("known",)
 
@@ -139,7 +139,7 @@ class _Unpickler(pickle.Unpickler):
         return dict(items)
 
     def _copy(self, items: int) -> None:
-        """Count copied values: a file can name the same text or list many times."""
+        """Count copied values, and raise beyond twice the file's size: a file can name the same list many times."""
         self._left -= items
         if self._left < 0:
             raise pickle.UnpicklingError("it copies the same values many times")
@@ -164,8 +164,8 @@ def _subclass(base: type) -> type:
 def load(path: Path, classes: Collection[str]) -> Any:
     """Return the object of a pickle; its classes are not imported.
 
-    Numbers, texts, bytes, lists, tuples, dicts and sets are themselves, arrays are `PickledArray`, and objects of the
-    named classes are `Record`. No code of the file runs.
+    Numbers, texts, bytes, lists, tuples, dicts and sets are restored. Arrays become `PickledArray`, and objects
+    of the named classes become `Record`. No code of the file runs.
 
     Parameters
     ----------
@@ -194,15 +194,15 @@ def load(path: Path, classes: Collection[str]) -> Any:
         raise
     except MemoryError:
         raise FormatError(f"{path} is damaged: it claims more than the memory holds") from None
-    except Exception as error:  # damaged bytes cause any error in calls, items and states
+    except Exception as error:  # damaged bytes may raise any error in calls, items and states
         raise FormatError(f"{path} is damaged, or not a pickle: {type(error).__name__}: {error}") from None
 
 
 def _check(mapped: mmap.mmap) -> None:
-    """Check the opcodes of a pickle before it is loaded: none claims more than the file has.
+    """Check, before a pickle is loaded, that none of its opcodes claims more than the file has.
 
-    The loader allocates memory for a value's place in the memo and for its length. The check also follows how deep the
-    values on the stack are nested, since Python hashes nested tuples without a limit.
+    The loader would allocate memory for every length, and for every place in the memo, that an opcode claims. The check
+    also follows how deep the values on the stack are nested, since Python hashes nested tuples without a limit.
 
     Raises
     ------
@@ -285,14 +285,14 @@ def _taken(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> list[int]
 
 
 def array(value: Any, name: str) -> NDArray[Any]:
-    """Return the numbers of an array; FormatError for any other value."""
+    """Return a `PickledArray` as a NumPy array in native byte order; FormatError for any other value."""
     if not isinstance(value, PickledArray) or value.values is None:
         raise FormatError(f"{name} is not an array of numbers")
     return value.values.astype(value.values.dtype.newbyteorder("="), copy=False)
 
 
 def arrays(value: Any, name: str) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a dict; FormatError for any other value."""
+    """Return a dict of `PickledArray` as a dict of NumPy arrays; FormatError for any other value."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise FormatError(f"{name} is not a dict of arrays")
     return {key: array(item, f"{name}[{key!r}]") for key, item in value.items()}

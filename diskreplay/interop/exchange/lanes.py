@@ -1,7 +1,7 @@
 """Flat buffers of transitions: the order of their rows, and the boundaries of episodes in them.
 
-A lane is one environment's stream of transitions. Such buffers mark where an episode ended, and not where it began. An
-episode continues as long as the next observation of each transition is the observation of the following one.
+A lane is one environment's stream of transitions. A flat buffer marks where an episode ended, but not where it began.
+So an episode is taken to continue while each transition's next observation is the following transition's observation.
 """
 
 import math
@@ -21,7 +21,7 @@ _BLOCK_BYTES = 8 << 20
 
 
 class Piece(NamedTuple):
-    """The part of a lane from position ``start`` to before ``stop``: an episode, or the rest of one."""
+    """The transitions of a lane from position ``start`` to before ``stop``: an episode, or a part of one."""
 
     lane: int
     start: int
@@ -33,21 +33,21 @@ class Piece(NamedTuple):
 
 
 def ring_order(rows: int, next_row: int, is_full: bool) -> Ints:
-    """Return the written rows of a ring buffer, oldest first; ``next_row`` is the next one to write."""
+    """Return the numbers of the written rows of a ring buffer, oldest first; ``next_row`` is the next row to write."""
     if not is_full:
         return np.arange(next_row)
     return (np.arange(rows) + next_row) % rows
 
 
 def rows_at(order: Ints) -> slice | Ints:
-    """Return consecutive row numbers as a slice, which gives a view of an array and no copy; others unchanged."""
+    """Return row numbers as a slice if they are consecutive: a slice of an array is a view, and not a copy."""
     if len(order) and (np.diff(order) == 1).all():
         return slice(int(order[0]), int(order[-1]) + 1)
     return order
 
 
 def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order: Ints) -> Bools:
-    """Tell after which transitions the next row's observation is not the transition's next observation, by `differ`.
+    """Tell after which transitions the observation of the next row differs from the transition's next observation.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any
 
 
 def pieces(ended: Bools) -> list[Piece]:
-    """Return the pieces of all lanes by their start; pieces with the same start are in the order of their lanes.
+    """Return the pieces of all lanes, sorted by start, and pieces with the same start by lane.
 
     ``ended``, ``(T, lanes)``, tells after which transitions a piece ends. The last piece of a lane ends with the lane.
     """
@@ -175,7 +175,7 @@ def pieces(ended: Bools) -> list[Piece]:
 class LaneFiller:
     """Assigns pieces to lanes: each piece is placed at the end of the shortest lane.
 
-    If all lanes began together, pieces in the order of `pieces` get the lanes that they came from.
+    If all lanes began at position 0, pieces that are placed in the order of `pieces` return to their own lanes.
     """
 
     def __init__(self, lanes: int) -> None:

@@ -1,4 +1,4 @@
-"""Progress of imports and exports: a function gets steps; an `Announced` gets the plan, episodes and bytes, too."""
+"""Progress of imports and exports, for a function of steps, or for an `Announced` that also gets the plan and bytes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class Amount(NamedTuple):
 
 @dataclass
 class Announced:
-    """A progress that receives the plan before the first episode, and amounts.
+    """A receiver of progress: of the plan before the first episode, and of the finished and the total `Amount`.
 
-    The plan is a `Planned` of an import, and the `Exported` of an export.
+    The plan is the `Planned` of an import or the `Exported` of an export.
     """
 
     announce: Callable[[Any], None]
@@ -39,7 +39,7 @@ class Tally:
     schema : Schema
         The schema of the steps.
     episodes, steps : int
-        The total numbers.
+        The numbers in the whole data set.
     done : tuple of int
         The numbers of episodes and steps that an earlier call finished.
     """

@@ -12,7 +12,7 @@ from diskreplay.workers import Job, Workers
 
 T = TypeVar("T")
 
-# Short episodes are handed over together: to hand over one takes threads longer than to read one.
+# Short episodes are passed to the other thread together, since passing an episode takes longer than reading it.
 _AHEAD_BYTES = 1 << 20
 
 
@@ -32,7 +32,7 @@ def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
 def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, None, None]:
     """Yield episodes, or raise the error of reading one, in order; a thread reads the next ones meanwhile.
 
-    The thread reads at least one episode, and stops when the arrays take ``_AHEAD_BYTES``.
+    The thread reads at least one episode ahead, and more until their arrays take ``_AHEAD_BYTES``.
     """
     with closing(read_ahead(repeat(partial(_next_ones, episodes)))) as packs:
         for some, error in packs:
@@ -44,7 +44,7 @@ def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, No
 
 
 def _next_ones(episodes: Iterator[EpisodeData]) -> tuple[list[EpisodeData], Exception | None]:
-    """Return the next episodes, none at the end, and the error that stopped the reading."""
+    """Return the next episodes (an empty list at the end), and the error that stopped the reading, or None."""
     found, nbytes = list[EpisodeData](), 0
     try:
         while nbytes < _AHEAD_BYTES and (episode := next(episodes, None)) is not None:
@@ -68,7 +68,8 @@ def write_behind(
     episodes : iterable
         The episodes.
     write : callable
-        ``write(first, episodes)`` writes a group; ``first`` is the number of its first episode. Its errors are raised.
+        ``write(first, episodes)`` writes a group; ``first`` is the number of the group's first episode. `write_behind`
+        raises its errors.
     most_bytes, most_episodes
         A group is complete when its arrays take ``most_bytes`` or it has ``most_episodes``.
     """

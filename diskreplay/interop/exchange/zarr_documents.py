@@ -1,7 +1,7 @@
 """Checks of the documents of zarr arrays, before zarr reads an array: dtypes, sizes and codecs.
 
-zarr creates the codecs that a document names. Some of them run code, such as pickle, or call other codecs that do. So
-dtypes and codecs must be on a list. The codecs of the list unpack numbers and nothing else.
+zarr creates the codecs that a document names. Some codecs, such as pickle, run code, or call other codecs that do. So
+only listed dtypes and codecs are accepted. The listed codecs decode numbers and do nothing else.
 """
 
 import bz2
@@ -32,11 +32,11 @@ _DTYPES_3 = {
 }
 _COMPRESSORS = {"blosc", "zstd", "lz4", "zlib", "gzip", "bz2"}
 _FILTERS = {"shuffle", "delta", "crc32", "crc32c", "adler32", "fletcher32"}
-# Codecs of images. A program can read them after it has registered that library's codecs.
+# Codecs of images, from the library imagecodecs. zarr can use them if the program has registered them.
 _IMAGES = "imagecodecs_"
 _OF_NUMCODECS = "numcodecs."
 _SHARDS = "sharding_indexed"
-# A packed chunk takes at most twice its bytes and this much.
+# A compressed chunk takes at most twice its uncompressed bytes, and this number more.
 _OVERHEAD = 64 << 10
 _ZSTD_BLOCK, _BLOSC_HEADER, _CHECKSUMS = 128 << 10, 16, 64
 
@@ -47,11 +47,12 @@ class Layout(NamedTuple):
     Attributes
     ----------
     nbytes, chunk_nbytes : int
-        Bytes of the whole array, and of a chunk.
+        Uncompressed bytes of the whole array, and of a chunk.
     compressor : str, optional
-        The codec whose header or stream gives the size of an unpacked chunk. None: no compressor.
+        The codec that compressed the chunks. None: they are not compressed.
     most : int
-        The most bytes of a chunk that it has unpacked: filters may add a checksum, or change the dtype.
+        The most bytes that the compressor may unpack for a chunk. It is more than ``chunk_nbytes``, since filters may
+        add a checksum or widen the dtype.
     """
 
     nbytes: int
@@ -60,28 +61,28 @@ class Layout(NamedTuple):
     most: int
 
     def may_unpack(self, data: memoryview) -> bool:
-        """Tell whether a chunk is complete and unpacks to ``most`` bytes or fewer; it never unpacks more than that."""
+        """Tell whether a chunk is complete and unpacks to ``most`` bytes or fewer; the check unpacks no more bytes."""
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
             return False
-        if self.compressor == "blosc":  # it reads the packed length of its header, even beyond the end of the data
+        if self.compressor == "blosc":  # blosc reads the length in its header, even beyond the end of the data
             is_whole = len(data) >= _BLOSC_HEADER and int.from_bytes(data[12:16], "little") <= len(data)
             return is_whole and int.from_bytes(data[4:8], "little") <= most
         if self.compressor == "lz4":
             return int.from_bytes(data[:4], "little") <= most
         if self.compressor == "zstd":
-            return _zstd_size(data) <= 2 * most  # the estimate takes blocks at their largest size
+            return _zstd_size(data) <= 2 * most  # the estimate assumes the largest size of each block
         make = _STREAMS.get(self.compressor or "")
         return make is None or _stream_fits(make, data, most)
 
 
 class Documents:
-    """The documents of a group of zarr, in a folder or in an open zip file.
+    """The metadata documents of the arrays in a zarr group, in a folder or in an open zip file.
 
     Parameters
     ----------
     place : Path
-        The folder or zip file. Its files were checked.
+        The folder or zip file, which `check_files` has checked.
     archive : ZipFile, optional
         The zip file. None: ``place`` is a folder.
     stored : int
@@ -126,7 +127,7 @@ class Documents:
         return found
 
     def _read(self, name: str) -> list[bytes]:
-        """Return a document and its duplicates: a zip file may have several of one name, and readers choose one."""
+        """Return all documents of one name, if any: a zip file may have several, and a reader may use any of them."""
         if self._archive is None:
             file = self._place / name
             if not file.is_file():
@@ -164,7 +165,7 @@ class Documents:
         return self._layout(name, np.dtype(kind), document.get("shape"), chunks, names)
 
     def _named(self, name: str, codecs: Json, *, in_shard: bool = False) -> list[tuple[str, Mapping[str, Json]]]:
-        """Return the codecs of version 3 with their configurations; check the codecs inside of shards."""
+        """Return the codecs of a zarr 3 document with their configurations; check the codecs inside of shards."""
         found: list[tuple[str, Mapping[str, Json]]] = []
         for each in codecs if isinstance(codecs, list) else [codecs]:
             codec = each if isinstance(each, Mapping) else {"name": each}
@@ -252,7 +253,7 @@ _STREAMS: Mapping[str, Callable[[], _Stream]] = {"zlib": _any_zlib, "gzip": _any
 
 
 def _stream_fits(make: Callable[[], _Stream], data: bytes | memoryview, most: int) -> bool:
-    """Tell whether consecutive streams unpack to ``most`` bytes or fewer. Damaged streams pass: zarr reports them."""
+    """Tell whether consecutive streams unpack to ``most`` bytes or fewer; damaged ones pass, and zarr reports them."""
     left = most
     while data:
         stream = make()
@@ -269,7 +270,10 @@ def _stream_fits(make: Callable[[], _Stream], data: bytes | memoryview, most: in
 
 
 def _zstd_size(data: memoryview) -> int:
-    """Return the most bytes that a zstd frame unpacks to: the size in its header, or the largest size of its blocks."""
+    """Estimate the most bytes that a zstd frame unpacks to: the size in its header, or the sum of its blocks' sizes.
+
+    A compressed block counts as the largest size of a block, except the last one, which counts as its compressed size.
+    """
     flags = data[4] if len(data) > 4 else 0
     code, is_single = flags >> 6, flags >> 5 & 1
     width = (is_single, 2, 4, 8)[code]
@@ -280,7 +284,7 @@ def _zstd_size(data: memoryview) -> int:
     while not is_last and at + 3 <= len(data):
         header = int.from_bytes(data[at : at + 3], "little")
         is_last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
-        total += size  # less than a packed block unpacks to: the total may lack up to one block
+        total += size  # of the last block, if compressed, this may be too little by up to one block
         at += 3 + (1 if kind == 1 else size)
         if kind == 2:
             total += _ZSTD_BLOCK - size if not is_last else 0

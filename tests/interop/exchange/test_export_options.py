@@ -149,7 +149,7 @@ def test_a_value_that_a_dtype_cannot_hold_is_refused_and_nothing_is_left(store: 
     done = npz.export_dataset(
         store, tmp_path / "set", dtype={"extra/latent": "uint8:unsafe"}, rename={"extra/latent": "z"}
     )
-    assert [(name, how) for name, how in done.lossy] == [("extra/z", "values that are no uint8 are rounded")]
+    assert [(name, how) for name, how in done.lossy] == [("extra/z", "values that uint8 cannot hold are rounded")]
     npz.import_dataset(tmp_path / "set", tmp_path / "back")
     with dr.open(tmp_path / "back") as opened:
         assert opened.schema.extra["z"].dtype == np.uint8
