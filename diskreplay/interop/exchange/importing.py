@@ -343,8 +343,8 @@ def _append(
 ) -> tuple[int, int]:
     """Append the episodes that the store lacks; return the numbers of episodes and steps."""
     existing, steps = store.episodes[:begun], 0
-    # If all episodes are wanted, episode n of the store is episode n of the data set. Otherwise the data set is read from
-    # the beginning, to find which of its episodes the store has.
+    # If all episodes are wanted, episode n of the store is episode n of the data set. Otherwise the data set is read
+    # from the beginning, to find which of its episodes the store has.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     source = selection.source
     done = first, sum(map(len, existing[:first]))

@@ -1,30 +1,31 @@
-"""Data sets of LeRobot: folders of parquet files, images and videos, of versions 2.0, 2.1 and 3.0; 3.0 is written.
+"""Data sets of LeRobot: folders of parquet files, images and videos. Imports read 2.0, 2.1 and 3.0; exports write 3.0.
 
-A feature ``observation.images.top`` is the leaf ``obs/images/top``, and the only one below ``observation`` is ``obs``
-itself; ``action`` follows the same rule. ``next.reward`` is the reward. An episode is terminated if ``next.done`` is
-true in its last step, otherwise it is cut. Other features are extra fields of steps, and numbers in the table of
-episodes are episode fields. A text of a step is stored as a number. The notes of the store have the texts, the texts of
-tasks, and the statistics.
+A feature ``observation.images.top`` becomes the leaf ``obs/images/top``. If only one feature is below ``observation``,
+it becomes ``obs`` itself. The same holds for ``action``. ``next.reward`` is the reward. An episode is terminated if
+``next.done`` is true in its last step, otherwise it is cut. If both ``next.terminated`` and ``next.truncated`` exist,
+they tell how an episode ended instead. Other features are extra fields of steps, and numbers in the table of episodes
+are episode fields. A text of a step is stored as a number. The notes of the store have the texts, the texts of tasks,
+and the statistics.
 
-An import maps further features:
+An import follows these further rules:
 
 - ``action.arm`` and ``action.hand`` are ``action/arm`` and ``action/hand``. A feature such as ``next.success`` is an
   extra field of the same name.
 - ``task_index`` is an extra field: ``store.texts["task"][number]`` is the text of a task.
 - ``timestamp`` and ``frame_index`` are extra fields if they differ from the values that the frame rate gives.
-- Images have the order of axes of ``info.json``. A frame of a video is found by its time. If the nearest frame is
+- Images keep the order of axes in ``info.json``. A frame of a video is found by its time. If the nearest frame is
   further away than half the time between two frames, the import raises.
 - Other files below ``meta`` are not read.
-- ``on_error="skip"`` leaves out an episode without its film, its file of steps or its row in the table of episodes. A
-  camera without any film is refused.
+- ``on_error="skip"`` leaves out an episode whose video, file of steps or row in the table of episodes is missing. If a
+  camera has no video at all, the import raises.
 
 An export follows these rules:
 
 - Each episode is a row group, which the loader of LeRobot reads.
-- An array of bytes is an image if it has 1, 3 or 4 channels and is at least 8 pixels high and wide.
+- A uint8 field with three axes is an image if it has 1, 3 or 4 channels and is at least 8 pixels high and wide.
 - Names of axes, the frame rate, the robot, texts and statistics of an imported data set are written back. Statistics
-  are computed again if the steps differ.
-- If some episode was truncated, ``next.truncated`` and ``next.terminated`` say how each one ended.
+  are computed again if the steps differ from the imported steps.
+- If any episode was truncated, the columns ``next.truncated`` and ``next.terminated`` tell how each episode ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,11 +63,11 @@ __all__ = ["export_dataset", "import_dataset"]
 _FPS = 30
 _DEFAULT = Choice()
 _REASONS = {
-    FINAL_OBS: "an episode ends with its last step",
-    SCHEMA: "bounds of spaces, tuples, and scalars, which are vectors of one number",
+    FINAL_OBS: "an episode of LeRobot has no observation after its last step",
+    SCHEMA: "tuples and bounds of spaces are not kept, and scalars become vectors of one number",
     PRIORITY: "there are no initial priorities",
     NOTES: "there is no place for the notes of an episode",
-    METADATA: "it belongs to another format",
+    METADATA: "it was imported from another format",
 }
 
 
@@ -148,11 +149,12 @@ def export_dataset(
     path : path
         The folder. Nothing may be there.
     fps : float, optional
-        Frames a second, for the timestamps. None: the rate of the data set that the store was imported from, or 30.
+        Frames per second, for the timestamps. None: the rate of the data set that the store was imported from, or 30.
     task : str
         The description of the task. It is used if the store was not imported from a data set with tasks.
     video : bool
-        Encode images of three colours as H.264, which loses detail. Otherwise they are exact PNG files in a column.
+        Encode images of three channels as H.264 video, which loses detail. False: images are PNG files in a column,
+        without loss.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
@@ -203,7 +205,7 @@ def _format(
 
 
 def _own(noted: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return the note of an import from LeRobot; empty for a store from elsewhere."""
+    """Return the note of the import from LeRobot that made the store; empty for other stores."""
     found: Mapping[str, Json] = noted["metadata"] if noted.get("format") == NAME else {}
     return found
 
@@ -225,7 +227,7 @@ def _flags(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json], keys: set
 
 
 def _derived(columns: Sequence[Column], schema: Schema, episodes: Sequence[ChosenEpisode]) -> Schema | None:
-    """Return the schema that a reader would find; None if it depends on values."""
+    """Return the schema that an import of the data set would find; None if it depends on values in the columns."""
     if any(column.kind == "text" or column.key in {*COUNTERS, *FLAGS} for column in columns):
         return None
     fields = {name: Field(leaf.shape, leaf.dtype) for name, leaf in schema.episode.items() if isinstance(leaf, Field)}

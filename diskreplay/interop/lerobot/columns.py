@@ -1,4 +1,4 @@
-"""Columns of a parquet table as arrays of steps, and back."""
+"""Convert columns of a parquet table to arrays of steps, and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ Texts = Mapping[str, Sequence[str]]
 
 
 def arrow_type(column: Column) -> pa.DataType:
-    """Return the type of a column: a list of fixed size for vectors, nested lists for arrays of more axes."""
+    """Return the Arrow type of a column: a list of fixed size for vectors, nested lists for arrays of more axes."""
     if column.kind == "image":
         return _FILES
     if column.kind == "text":
@@ -50,7 +50,7 @@ def library_type(column: Column) -> dict[str, Json]:
 
 
 def to_arrow(column: Column, rows: Array, texts: Texts) -> pa.Array:
-    """Return rows ``(T, *shape)`` of a leaf as a column."""
+    """Return rows ``(T, *shape)`` of a leaf as an Arrow column; ``texts`` has the texts of each feature."""
     if column.kind == "image":
         files = images.to_png(images.as_rows_first(rows, column.channels_first))
         names = [f"frame-{t:06d}.png" for t in range(len(files))]
@@ -80,7 +80,7 @@ def from_arrow(column: Column, values: pa.ChunkedArray, texts: Texts, what: str)
     Raises
     ------
     FormatError
-        The column has other lengths or another type than the feature, or lacks values.
+        The column's type or the lengths of its lists differ from the feature's, or values are missing.
     """
     if column.kind == "text":
         codes = pc.index_in(values, value_set=pa.array(texts[column.key], pa.string()))
@@ -88,7 +88,7 @@ def from_arrow(column: Column, values: pa.ChunkedArray, texts: Texts, what: str)
     if column.kind == "image":
         return _from_files(column, values, what)
     count, flat = len(values), values.combine_chunks()
-    if isinstance(flat, pa.ChunkedArray):  # if there are no chunks
+    if isinstance(flat, pa.ChunkedArray):  # pyarrow returns this for a column without chunks
         flat = pa.concat_arrays(flat.chunks) if flat.num_chunks else pa.array([], flat.type)
     size = int(np.prod(column.shape, dtype=np.int64))
     lengths = column.shape if pa.types.is_nested(flat.type) else ()

@@ -22,7 +22,7 @@ COUNTERS: Mapping[str, Field] = {
     INDEX: Field((), "int64"),
     TASK: Field((), "int64"),
 }
-"""Columns of every data set. A store has the first two and the last as extra fields if they cannot be derived."""
+"""Columns of every data set. The timestamp, frame and task become extra fields if they cannot be derived."""
 
 NEXT_REWARD, DONE, TERMINATED, TRUNCATED = "next.reward", "next.done", "next.terminated", "next.truncated"
 FLAGS = DONE, TERMINATED, TRUNCATED
@@ -30,7 +30,7 @@ OBSERVATION = "observation"
 OF_EPISODES = "episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index"
 """Columns of the table of episodes that are not episode fields."""
 
-_TAKEN = EPISODE, INDEX, "task"  # by the layout: names that an extra field cannot have
+_TAKEN = EPISODE, INDEX, "task"  # names that LeRobot uses itself, so that an extra field cannot have them
 _PARTS = {OBS: OBSERVATION, ACTION: "action"}
 _CHANNELS, _COLOURS = (1, 3, 4), 3
 _LEAST_SIDE = 8  # of an image, in pixels
@@ -46,11 +46,11 @@ class Column:
     key : str
         The name of the feature.
     path : str
-        The leaf.
+        The path of the leaf.
     field : Field
         The field of the leaf.
     kind : str
-        "array", "image", "video", or "text": the store has the number of one of the data set's texts.
+        "array", "image", "video" or "text". For a text, the leaf has its number in the data set's list of texts.
     """
 
     key: str
@@ -60,7 +60,7 @@ class Column:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the feature, with one to five axes."""
+        """The shape of the feature, with one to five axes: a field with more axes is flattened."""
         shape = self.field.shape
         return (self.field.row_bytes // self.field.dtype.itemsize,) if len(shape) > _MOST_AXES else shape or (1,)
 
@@ -70,7 +70,10 @@ class Column:
         return is_channels_first(self.field.shape)
 
     def feature(self, noted: Feature | None = None) -> dict[str, Json]:
-        """Return the feature as in `info.json`; ``noted``, if it is alike, adds data such as the names of axes."""
+        """Return the feature's entry in `info.json`.
+
+        If the entry ``noted`` has the same dtype and shape, it adds data such as the names of axes.
+        """
         dtype = {"array": self.field.dtype.name, "text": "string"}.get(self.kind, self.kind)
         made: dict[str, Json] = {"dtype": dtype, "shape": list(self.shape), "names": None}
         if self.kind in ("image", "video"):
@@ -81,7 +84,7 @@ class Column:
 
 
 def is_image(field: Field) -> bool:
-    """Tell whether a field is kept as images: uint8, with 1, 3 or 4 channels as its first or last axis."""
+    """Tell whether a field is kept as images: uint8, 1, 3 or 4 channels as first or last axis, 8 pixels or more."""
     shape = field.shape
     if field.dtype != np.uint8 or len(shape) != 3:
         return False
@@ -112,7 +115,7 @@ def columns_of(
     schema : Schema
         The schema of the store.
     noted : mapping
-        The note of an import from LeRobot, with the names of the features; otherwise empty.
+        The note of the import from LeRobot that made the store, with the names of the features; empty for other stores.
     video : bool
         Encode images as video.
     """
@@ -169,7 +172,7 @@ def columns_in(features: Mapping[str, Feature], kept: Mapping[str, Feature]) -> 
     features : mapping
         The features of `info.json`, without counters and flags.
     kept : mapping
-        Counters and flags that are extra fields.
+        Counters and flags that become extra fields.
 
     Raises
     ------
@@ -199,7 +202,7 @@ def is_key_of(key: str, prefix: str) -> bool:
 
 
 def _path(part: str, prefix: str, key: str, keys: list[str]) -> str:
-    """Return the leaf of an observation or action: the part itself if it is the only one, otherwise nested by dots."""
+    """Return the path of an observation or action: the part itself for the only one, otherwise nested by the dots."""
     if len(keys) == 1:
         return part
     below = [other.removeprefix(prefix).removeprefix(".") or prefix for other in keys]

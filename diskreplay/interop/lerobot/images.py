@@ -43,7 +43,7 @@ def _to_png(image: Bytes) -> bytes:
 
 
 def from_files(files: Iterable[bytes | None], shape: Sequence[int], what: str) -> Bytes:
-    """Return the images ``(T, height, width, channels)`` of files of the shape ``(height, width, channels)``.
+    """Return the images in PNG or other files as one array, ``(T, *shape)``; ``shape`` is (height, width, channels).
 
     Raises
     ------
@@ -99,7 +99,7 @@ class VideoReader:
     def __init__(self, path: Path, size: Size) -> None:
         self._path = path
         try:
-            # The name gives the format: FFmpeg would take a text with names of files or addresses for a playlist.
+            # The suffix gives the format. If FFmpeg guessed it, a text file could be a playlist that names other files.
             self._container = av.open(
                 str(path), format=_VIDEO_FORMATS.get(path.suffix, "mp4"), options={"protocol_whitelist": "file"}
             )
@@ -128,7 +128,7 @@ class VideoReader:
         self._container.close()
 
     def frames(self, times: Sequence[float], tolerance_s: float) -> Bytes:
-        """Return the frames at these times, in seconds and rising, as ``(T, height, width, 3)``.
+        """Return the frames that are nearest to the ascending times, in seconds, as ``(T, height, width, 3)``.
 
         Raises
         ------
@@ -174,7 +174,7 @@ class VideoWriter:
     path : Path
         The file.
     fps : float
-        Frames a second.
+        Frames per second.
     size : (int, int)
         Height and width of a frame.
 

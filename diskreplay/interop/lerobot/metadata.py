@@ -47,7 +47,7 @@ class Metadata:
     root : Path
         The folder of the data set.
     is_lenient : bool
-        Leave out and note episodes that the metadata lack, instead of raising FormatError.
+        Add episodes that the metadata lack to ``skipped``, instead of raising FormatError.
 
     Attributes
     ----------
@@ -60,17 +60,18 @@ class Metadata:
     features : dict
         The features in `info.json`, by name.
     fps : float
-        Frames a second.
+        Frames per second.
     lengths : array
         The number of steps of each episode, ``(episodes,)``.
     files : list of Path
         The file with the steps of each episode.
     fields, values : dict
-        Other columns of the table of episodes, by name: their field, and their values. None: an episode has no value.
+        The field and the values of each other column of the table of episodes, by name. The value None: the episode
+        lacks the field.
     tasks : dict of int to str
         Texts of tasks by their numbers.
     stats : str
-        The text of `stats.json`; empty without one.
+        The text of `stats.json`; empty if the file does not exist.
 
     Raises
     ------
@@ -107,15 +108,15 @@ class Metadata:
         self.stats = stats.read_text() if stats.is_file() else ""
 
     def _check_numbers(self) -> None:
-        """Note episodes that the table lacks, or raise FormatError."""
+        """Add episodes that the table lacks to ``skipped``, or raise FormatError if the reader is not lenient."""
         total = self.info.get("total_episodes", len(self.numbers))
         if type(total) is not int or total < 0:
             raise FormatError(f"{self.root / INFO}: total_episodes must be a number of episodes, not {total!r:.80}")
         last = int(self.numbers[-1]) + 1 if len(self.numbers) else 0
         if total < len(self.numbers):
             raise FormatError(
-                f"{self.root}: {INFO} says {total} episodes, and the table of episodes has {len(self.numbers)}; write "
-                "the right total_episodes into it"
+                f"{self.root}: {INFO} says {total} episodes, and the table of episodes has {len(self.numbers)}; "
+                "correct total_episodes"
             )
         missing = np.setdiff1d(np.arange(max(last, total)), self.numbers).tolist()
         if missing and not self.is_lenient:
@@ -253,7 +254,7 @@ def read_schema(path: Path) -> pa.Schema:
 
 
 def read_table(path: Path, names: Sequence[str] | None) -> pa.Table:
-    """Return columns of a parquet file, None for all; FormatError for a missing or damaged file."""
+    """Return the named columns of a parquet file, or all for None; FormatError for a missing or damaged file."""
     with reading(path):
         return open_table(path).read(None if names is None else list(names))
 
@@ -279,9 +280,9 @@ def _read_lines(path: Path) -> list[dict[str, Json]]:
 
 
 def _filled(pattern: str, parts: Mapping[str, int | str]) -> str:
-    """Fill a pattern with the parts that it names in braces, and pad numbers with zeros: `{episode_index:06d}`.
+    """Return a pattern with its names in braces replaced by ``parts``, numbers padded as in `{episode_index:06d}`.
 
-    Python's own formatting would follow attributes, and pad to any width.
+    `str.format` is not used, since a pattern could read attributes of objects, or pad a number to any width.
     """
 
     def part(found: re.Match[str]) -> str:

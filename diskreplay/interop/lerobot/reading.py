@@ -41,13 +41,13 @@ from diskreplay.interop.step_values import as_flags
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# The approximate size of row groups that are read together: reused memory is faster than more memory.
+# The approximate bytes of the row groups that are read together. Larger reads need new memory, which is slower.
 _BLOCK_BYTES = 4 << 20
 _MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
-    """A file of steps: the position of its first episode, and the lengths of its episodes."""
+    """A file of steps: its path, the position of its first episode, and the number of steps of each of its episodes."""
 
     path: Path
     first: int
@@ -207,14 +207,14 @@ def _pieces(meta: Metadata) -> list[_Piece]:
 
 
 class _Scan:
-    """A scan of all steps before the first is read. It finds the ends of episodes, and the columns that can be derived.
+    """Reads counters, flags and texts of all steps before an import: how episodes ended, and which columns are derived.
 
     Attributes
     ----------
     kept : list of str
         Counters and flags that are extra fields, because their values differ from the derived ones.
     left_out : set of str
-        Features that are not leaves.
+        Counters and flags: features that do not become leaves, except the ones in ``kept``.
     known : set of str
         Columns that a feature or the layout names.
     shared : set of Path
@@ -314,7 +314,7 @@ class _Videos:
 
 
 def _tables(path: Path, keys: list[str], skipped: int, block_bytes: int) -> Iterator[pa.Table]:
-    """Yield columns of a file, some row groups at a time, after ``skipped`` rows; a thread reads the next ones."""
+    """Yield columns of a file as tables of some row groups, from row ``skipped`` on; a thread reads the next table."""
     file = open_table(path)
     return read_ahead(
         partial(_table, path, file, keys, *block) for block in _blocks(file.metadata, skipped, block_bytes)
@@ -322,7 +322,7 @@ def _tables(path: Path, keys: list[str], skipped: int, block_bytes: int) -> Iter
 
 
 def _blocks(metadata: pq.FileMetaData, skipped: int, block_bytes: int) -> Iterator[tuple[list[int], int]]:
-    """Yield the row groups to read together, and the number of their first rows to skip."""
+    """Yield the row groups to read together, and the number of rows to skip at their beginning."""
     at, groups, rows, nbytes = 0, list[int](), 0, 0
     for group in range(metadata.num_row_groups):
         found = metadata.row_group(group)

@@ -36,7 +36,7 @@ def of_rows(rows: NDArray[Any]) -> Statistics:
 
 
 def of_images(rows: NDArray[np.uint8], channels_first: bool) -> Statistics:
-    """Return the statistics of each channel from some of the images, with pixels from 0 to 1: ``(channels, 1, 1)``."""
+    """Return the statistics of each channel, ``(channels, 1, 1)``, from some of the images, with pixels from 0 to 1."""
     some = rows[np.linspace(0, len(rows) - 1, min(len(rows), _MOST_IMAGES)).astype(np.int64)]
     some = images.as_rows_first(some, channels_first)
     stride = -(-max(some.shape[1:3]) // _LONGEST_SIDE)
@@ -90,7 +90,7 @@ def as_json(found: Mapping[str, Statistics]) -> dict[str, Json]:
 
 
 def agree(found: Mapping[str, Statistics], noted: Mapping[str, Json]) -> bool:
-    """Tell whether noted statistics agree with the ones of the written rows, except images."""
+    """Tell whether the statistics of an imported data set agree with the written rows; images are not compared."""
     try:
         return found.keys() == noted.keys() and all(
             np.allclose(np.ravel(noted[key][name]), np.ravel(values), rtol=1e-4, atol=1e-6)

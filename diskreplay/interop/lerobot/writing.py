@@ -58,11 +58,11 @@ class Contents:
     flags : tuple of str
         The columns for the ends of episodes.
     fps : float
-        Frames a second.
+        Frames per second.
     task : str
-        The text of the task, if ``noted`` has none.
+        The text of the task, if ``noted`` has no tasks.
     noted : dict
-        The note of an import from LeRobot; otherwise empty.
+        The note of the import from LeRobot that made the store; empty for other stores.
     """
 
     columns: list[Column]
@@ -90,7 +90,7 @@ class Contents:
 
     @property
     def texts(self) -> Mapping[str, Sequence[str]]:
-        """The texts that columns of numbers stand for."""
+        """The texts that the numbers of a feature stand for, by the name of the feature."""
         texts: Mapping[str, Sequence[str]] = self.noted.get("texts", {})
         return texts
 
@@ -102,7 +102,7 @@ class Contents:
 
 
 def write(contents: Contents, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write a data set."""
+    """Write episodes to a new data set at ``plan.path``."""
     plan.path.mkdir()
     with closing(_DataSet(plan, contents)) as data_set:
         for episode in episodes:
@@ -111,7 +111,7 @@ def write(contents: Contents, plan: Plan, episodes: Iterable[EpisodeData]) -> No
 
 
 class _DataSet:
-    """Writes a data set."""
+    """Writes a data set, one episode after the other."""
 
     def __init__(self, plan: Plan, contents: Contents) -> None:
         self._root, self._plan, self._contents = plan.path, plan, contents
@@ -175,7 +175,7 @@ class _DataSet:
     def _fields(self) -> dict[str, pa.DataType]:
         leaves = self._plan.schema.leaves
         kinds = {name: arrow_type(Column(name, path, leaves[path])) for path, name in self._contents.fields.items()}
-        # An episode may lack its value, and pyarrow before 26 writes no null for a list of fixed size.
+        # An episode may have no value, and pyarrow before 26 cannot write a null in a column of lists of fixed size.
         return {
             name: pa.list_(kind.value_type) if pa.types.is_fixed_size_list(kind) else kind
             for name, kind in kinds.items()
@@ -207,7 +207,7 @@ class _DataSet:
         return [self._tasks.setdefault(number, str(number)) for number in unique]
 
     def _merge(self, found: Mapping[str, statistics.Statistics]) -> None:
-        """Add the statistics of the episodes of a file, by feature."""
+        """Merge the statistics of a file's episodes, by feature, into the statistics of the data set."""
         for key, each in found.items():
             parts = [statistics.merged(each)] + ([self._statistics[key]] if key in self._statistics else [])
             self._statistics[key] = statistics.merged(statistics.stacked(parts))

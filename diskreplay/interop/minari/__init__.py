@@ -3,23 +3,24 @@
 Observations, actions, rewards, terminations and truncations are fields of the store, with the spaces of the data set
 and the dtypes of the data. The seed of an episode is its episode field ``seed``. The infos of steps are the extra field
 ``infos``, with the same nesting, and the infos of the reset are the episode field ``reset_infos``. The notes of the
-store have data that are not arrays of the steps: texts, options, and infos that other episodes lack. They also have the
-metadata of the data set, such as the spec of the environment and the authors.
+store have data that are not arrays of the steps: texts, options, and infos that other episodes lack. The notes also
+have the metadata of the data set, such as the spec of the environment and the authors.
 
 An import follows these rules:
 
 - The options name features as the files do: ``observations/image``, ``actions``, ``rewards``, ``infos/success``,
   ``seed``, and ``reset_infos/success`` for the infos of the reset.
 - An episode with equal numbers of observations and steps has no final observation.
-- Flags of terminations and truncations before the last step of an episode are notes.
-- Texts in a dict of observations are notes. A data set whose observations are only texts is refused. So is a space that
-  no store can hold.
-- The fields of infos are the fields of the first episode. If a later episode lacks one, its values are zeros, and a
-  note says so.
+- Flags of terminations and truncations before the last step of an episode become notes.
+- Texts in a dict of observations become notes. If the observations are only texts, or a store cannot hold a space, the
+  import raises.
+- The fields of infos are the fields of the first episode. If a later episode lacks an info, its values are zeros in
+  this episode, and a note says so.
 - Images that Minari keeps as JPEG are imported as Minari decodes them.
 
-An export writes the notes of an import back. The extra fields of other stores become infos. Their first row, the row of
-the reset, is zeros. An episode that was cut is truncated. An episode without a final observation repeats its last one.
+An export writes the notes of an import back. The extra fields of other stores become infos. The first row of these
+infos, which belongs to the reset, is zeros. An episode that was cut is marked as truncated. In an episode without a
+final observation, the last observation is repeated.
 """
 
 import os
@@ -205,7 +206,7 @@ def _home() -> Path:
 
 
 def _found(source: str | PathLike[str]) -> Path:
-    """Return the folder of a data set with its metadata.json."""
+    """Return the folder with the metadata.json of a data set; ``source`` is a name or a path."""
     places = [Path(source).absolute()]
     if isinstance(source, str) and DATA_SET_ID.fullmatch(source):
         places.insert(0, _home() / source)
@@ -251,7 +252,7 @@ def _check_hdf5(folder: Path) -> None:
 def _not_held(schema: Schema, data_format: str, noted: Mapping[str, Json]) -> dict[str, str]:
     lacking = {
         "priority": "Minari has no priorities",
-        "cut": "Minari has it as truncated",
+        "cut": "Minari marks the episode as truncated",
         "no_final_obs": "each episode of Minari has a final observation; the last one is repeated",
     }
     if noted.get("format") != NAME:
@@ -261,7 +262,7 @@ def _not_held(schema: Schema, data_format: str, noted: Mapping[str, Json]) -> di
             continue
         below = path.removeprefix(f"{FIELDS}/{RESET_INFOS}/")
         if below == path or f"{EXTRA}/{INFOS}/{below}" not in schema.leaves:
-            lacking[path] = "an episode of Minari has a seed and infos of its reset, no other fields"
+            lacking[path] = "an episode of Minari has a seed and infos of its reset, but no other fields"
     for name in schema.extra.get(INFOS, {}):
         if name in schema.extra:
             lacking |= {

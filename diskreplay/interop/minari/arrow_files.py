@@ -1,10 +1,10 @@
 """Read and write episodes of Minari in Arrow and Parquet.
 
-A file has one row for each observation, also for a final one. A final row has only the observation. The number of
-steps, which is in another file, tells whether there is one.
+A file has one row for each observation. The row of a final observation has nothing else. An episode has a final
+observation if the file has one row more than the number of steps, which is in another file.
 
-Minari's own functions copy each array twice, look at all files of the data set after each episode, and read an episode
-of more than 131072 steps in parts.
+Minari's own functions are not used. They copy each array twice, look at all files of the data set after each episode,
+and read an episode of more than 131072 steps in parts.
 """
 
 import io
@@ -45,7 +45,7 @@ _ARRAYS = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
 def read_file(
     folder: Path, data_format: str, observations: AnySpace, actions: AnySpace, is_jpeg: bool, steps: int
 ) -> Raw:
-    """Return the episode of ``steps`` steps in a folder; arrays of an Arrow file stay in its mapped memory.
+    """Return the episode of ``steps`` steps in a folder; arrays of an Arrow file are views of the mapped file.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def _decode_infos(column: Any) -> Raw:
 
 
 def write_file(folder: Path, data_format: str, observations: AnySpace, actions: AnySpace, raw: Raw) -> None:
-    """Write an episode into a new folder; images are not JPEG."""
+    """Write an episode into a new folder; images are written as arrays, not as JPEG."""
     rows = len(raw["rewards"]) + 1
     columns = {
         "observations": _encode(observations, raw["observations"], rows),

@@ -18,21 +18,21 @@ __all__ = ["Layout", "derive"]
 
 NOTE = "minari"
 RESET_INFOS, SEED = "reset_infos", "seed"
-"""Names of episode fields. The extra field `INFOS` has the infos that steps returned."""
+"""Names of the episode fields of the reset's infos and of the seed. Infos of steps are in the extra field `INFOS`."""
 
 _ABSENT, _NO_SEED, _TEXTS = "absent", "no_seed", "observations"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The leaves of a store for the values of a data set's episodes.
+    """The mapping between the values in Minari's episodes and the leaves of a store.
 
     Attributes
     ----------
     schema : Schema
         The schema of the store.
     infos : dict of str to str
-        The path of the extra field for each info that has one, by the keys of the info, joined by slashes.
+        The path of the extra field of each info. The key has the nested keys of the info, joined by slashes.
     texts : list of str
         The keys of observations that are texts, joined by slashes.
     """
@@ -51,7 +51,7 @@ class Layout:
         return cls(schema, infos, texts)
 
     def episode(self, raw: Raw) -> EpisodeData:
-        """Return an episode of Minari as an episode of the store; its notes have values without a field."""
+        """Return an episode of Minari as an episode of the store; values without a field become notes."""
         schema, count = self.schema, len(raw["rewards"])
         observations, texts = self._texts(raw["observations"])
         steps = dict(schema.flatten(OBS, observations)) | dict(schema.flatten(ACTION, raw["actions"]))
@@ -91,7 +91,7 @@ class Layout:
                 del left[name]
             else:
                 steps[path] = np.zeros((count, *leaf.shape), leaf.dtype)
-                if has_reset:  # a nest must have all its values
+                if has_reset:  # a nested episode field must have all its values
                     fields[reset] = np.zeros(leaf.shape, leaf.dtype)
                 absent += [name]
         notes: dict[str, Json] = {_ABSENT: absent} if absent else {}
@@ -100,7 +100,7 @@ class Layout:
         return fields, notes
 
     def _seed(self, metadata: Raw, fields: dict[str, Any], notes: dict[str, Json]) -> None:
-        """Move the seed to its field, if there is one and it fits."""
+        """Move the seed from the metadata to its episode field; without a seed that fits, leave a note."""
         if f"{FIELDS}/{SEED}" not in self.schema.leaves:
             return
         seed = metadata.get(SEED)
@@ -114,8 +114,8 @@ class Layout:
     def raw(self, episode: EpisodeData, *, in_arrow: bool) -> Raw:
         """Return an episode of the store in Minari's form: the arguments of `EpisodeBuffer`, and further "metadata".
 
-        ``in_arrow``: for Arrow and Parquet. Their columns have the same length, so each info without a value of the
-        reset gets a row of zeros for it, also below "infos".
+        ``in_arrow`` is true for Arrow and Parquet. All columns of their files have the same length, so an info without
+        a value of the reset begins with a row of zeros. In HDF5, only infos from outside of the field "infos" do.
         """
         schema, count = self.schema, len(episode)
         notes = _own(episode.notes)
@@ -164,7 +164,7 @@ def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[
 def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:
     """Tell whether an info has the rows of a field: one for each step, and one for the reset if that has a field.
 
-    If the reset has no field, the info may have a row of zeros for it.
+    If the reset has no field, the info may begin with a row of zeros for the reset.
     """
     if rows.shape[1:] != leaf.shape or rows.dtype != leaf.dtype:
         return False

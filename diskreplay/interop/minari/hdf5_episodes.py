@@ -23,7 +23,7 @@ __all__ = ["read_hdf5"]
 def read_hdf5(
     folder: Path, observations: AnySpace, actions: AnySpace, is_jpeg: bool, numbers: Iterable[int]
 ) -> Iterator[Raw]:
-    """Yield episodes of a checked file as Minari returns them; an episode without infos has empty ones."""
+    """Yield episodes of a checked file as Minari returns them; the infos are an empty dict if the file has none."""
     with h5py.File(folder / "main_data.hdf5", "r") as file:
         for number in numbers:
             group = h5py.h5o.open(file.id, f"episode_{number}".encode())

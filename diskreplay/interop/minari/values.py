@@ -1,4 +1,4 @@
-"""Convert values of Minari that no array of a store holds to JSON, such as texts and options; handle its spaces."""
+"""Convert values of Minari that are not arrays, such as texts and options, to JSON and back; change its spaces."""
 
 import base64
 from collections import OrderedDict
@@ -24,7 +24,7 @@ def to_json(value: Any, name: str) -> Any:
     Raises
     ------
     SchemaError
-        There is no JSON for the value; the message has ``name``.
+        The value cannot be converted; the message has ``name``.
     """
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
@@ -81,7 +81,7 @@ AnySpace = Space[Any]
 
 
 def without_texts(space: AnySpace, name: str) -> tuple[AnySpace, list[str]]:
-    """Return a space without the texts in its dicts, and their paths, joined by slashes.
+    """Return a space without the texts in its dicts, and the paths of these texts, with slashes between the keys.
 
     Raises
     ------
@@ -109,9 +109,9 @@ def _without_texts(space: AnySpace, path: str) -> tuple[AnySpace | None, list[st
 
 
 def with_one_bound(space: AnySpace) -> AnySpace:
-    """Return a space with only the first number of each box.
+    """Return a space whose boxes have only the bounds of their first number.
 
-    Minari's JSON keeps the same parts of this space, without the many thousand bounds of an image.
+    If Minari's JSON keeps this space, it also keeps the given one, whose bounds of images may be many thousand numbers.
     """
     if isinstance(space, spaces.Dict):
         return spaces.Dict(OrderedDict((key, with_one_bound(inner)) for key, inner in space.spaces.items()))

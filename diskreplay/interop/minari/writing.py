@@ -35,12 +35,12 @@ _COMPUTED = {
     *("observation_space", "action_space", "dataset_id", "minari_version"),
 }
 _SETS = "author", "author_email"
-# A group is written when its episodes take this number of bytes, or reach this number.
+# A group is written when its episodes have this number of bytes, or when it has this number of episodes.
 _WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 
 
 def write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write a data set; ``name`` is its name in the folder of Minari, if it has one."""
+    """Write episodes to a new data set; ``name`` is its name in the folder of Minari, or None for another path."""
     plan.path.mkdir()
     data_set = _DataSet(plan, data_format, name)
     write_behind(episodes, data_set.write, _WAITING_BYTES, _WAITING_EPISODES)
@@ -48,7 +48,7 @@ def write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Itera
 
 
 class _DataSet:
-    """Writes a data set."""
+    """Writes a data set, one group of episodes after the other."""
 
     def __init__(self, plan: Plan, data_format: DataFormat, name: str | None) -> None:
         self._plan, self._name, self._data_format = plan, name, data_format
@@ -75,7 +75,7 @@ class _DataSet:
         return space_of(schema.obs), space_of(schema.action)
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
-        """Return the shapes and dtypes that spaces must agree in; only Arrow needs the dtypes."""
+        """Return the shapes and dtypes of observations and actions that spaces must have; only Arrow needs dtypes."""
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 

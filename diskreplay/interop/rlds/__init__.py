@@ -1,23 +1,23 @@
-"""Data sets of RLDS in TFDS: TFRecord files with one example an episode, read and written without TensorFlow.
+"""Data sets of RLDS in TFDS: TFRecord files with one example per episode, read and written without TensorFlow.
 
-``features.json`` has the features of a step. Row t of an episode's steps has an observation, the action that was taken
-in it and the reward of the action. The last row has only the final observation; its action and reward mean nothing.
+``features.json`` describes the features of a step. Row t of an episode's steps has an observation, the action taken
+after it and the reward of the action. The last row has only the final observation; its action and reward mean nothing.
 
 An import follows these rules:
 
-- ``store.texts["language_instruction"][number]`` is a text. The episode field ``split`` is a number in
-  ``store.texts["split"]``.
-- PNG and JPEG images, tensors packed as bytes or by zlib, and class labels are read. Videos, sounds, and sequences
-  inside a step are refused by name.
-- A missing file is refused, and so is a file with fewer episodes than ``dataset_info.json`` says. With
-  ``on_error="skip"``, the missing episodes are left out and named. So are records with a wrong checksum. After a
-  damaged length no record can be found, so the rest of the file is left out.
-- Pixels equal the pixels of TensorFlow, which decodes JPEG with a fast cosine transform. simplejpeg uses this transform
-  too. The transform of Pillow changes 94% of the pixels of BridgeData, by 1.9 of 255 on average and by 17 at most.
+- A text is stored as a number: ``store.texts["language_instruction"][number]`` is the text. The episode field ``split``
+  is the number of a name in ``store.texts["split"]``.
+- PNG and JPEG images, tensors packed as bytes or by zlib, and class labels are read. For videos, sounds, and
+  sequences inside a step, the import raises, and the message names the feature.
+- The import raises for a missing file, and for a file with fewer episodes than ``dataset_info.json`` says. With
+  ``on_error="skip"``, the missing episodes are left out and listed, and so are records with a wrong checksum. If the
+  length of a record is damaged, the next record cannot be found, so the rest of the file is left out.
+- Pixels equal the pixels of TensorFlow, which decodes JPEG with a fast cosine transform, as simplejpeg does. Pillow's
+  transform would change 94% of the pixels of BridgeData, by 1.9 of 255 on average and by 17 at most.
 
 An export writes files of at most 256 MiB. TFDS stores numbers as float32 and int64. If these change a value or take
-much space, the export writes bytes instead. uint32 and uint64 stay int64, since TFDS cannot read their bytes. An
-episode without a final observation repeats its last one.
+much space, the export writes bytes instead. uint32 and uint64 stay int64, since TFDS cannot read their bytes. In an
+episode without a final observation, the last observation is repeated.
 """
 
 from collections.abc import Sequence
@@ -122,7 +122,7 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a data set that ``tfds.builder_from_directory`` reads.
 
-    There is one split, "train". Images are written as PNG. Values that an example does not hold exactly are bytes.
+    There is one split, "train". Images are written as PNG, and values that an example cannot hold exactly as bytes.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def export_dataset(
     Raises
     ------
     SchemaError
-        Two fields would have the same name, or ``name`` cannot be one.
+        Two fields would have the same name, or ``name`` has other characters.
     StoreExists
         Something is at ``path``.
     MissingExtra
@@ -159,15 +159,11 @@ def export_dataset(
 
 def _not_held(schema: Schema) -> dict[str, str]:
     feature_names(schema)
-    return {
-        path: "only texts and numbers of every episode have a place"
-        for path in schema.leaves
-        if path.startswith("episode/")
-    } | {
-        PRIORITY: "a step has no place for it",
-        ENDS: "episodes are terminated or truncated there, and nothing else",
+    return {path: "fields of episodes are not written" for path in schema.leaves if path.startswith("episode/")} | {
+        PRIORITY: "a step of RLDS has no priority",
+        ENDS: "an episode of RLDS is either terminated or truncated",
         NO_FINAL_OBS: "without a final observation, the last one is repeated",
-        NOTES: "texts are not written",
+        NOTES: "notes of episodes are not written",
         SCHEMA: "only shapes and dtypes are kept",
-        METADATA: "there is no place for it",
+        METADATA: "the note of the import is not written",
     }

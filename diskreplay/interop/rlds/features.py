@@ -108,7 +108,7 @@ class Feature(NamedTuple):
         return np.frombuffer(raw, self.dtype).reshape(self.shape)
 
     def encode(self, rows: NDArray[Any]) -> Sequence[bytes] | NDArray[Any]:
-        """Return values in the form of an example."""
+        """Return rows in the form that `make_example` takes: bytes for each row, or the numbers themselves."""
         if self.kind == "image":
             return [encode_png(row) for row in rows]
         return rows if self.encoding == "none" else [row.tobytes() for row in rows]

@@ -62,7 +62,7 @@ class _Record(NamedTuple):
 
 
 class _Raw(NamedTuple):
-    """A record of a file, or an error in place of ``episodes`` records; None if their number is unknown."""
+    """A record of a file, or an error in place of ``episodes`` records, which is None if their number is unknown."""
 
     split: str
     file: Path
@@ -72,7 +72,7 @@ class _Raw(NamedTuple):
 
     @property
     def what(self) -> str:
-        """The episodes, in words for messages."""
+        """The numbers of the episodes as text for messages."""
         if self.episodes is None:
             return f"the episodes of {self.file.name} from number {self.number} on"
         last = self.number + self.episodes - 1
@@ -88,7 +88,7 @@ class _Split(NamedTuple):
 
 
 class _Episode(NamedTuple):
-    """An episode with steps: the number of its record in the files, and its number of rows that are not steps."""
+    """An episode: the number of its record in all files, its split, its rows, and how many last rows are not steps."""
 
     record: int
     split: str
@@ -161,7 +161,7 @@ class DataSet:
         self.leaves = self._find_leaves()
 
     def _raw(self) -> Iterator[_Raw]:
-        """Yield the records; check the number of each file.
+        """Yield the records of all files, and check the number of records in each file.
 
         Damaged records raise FormatError. With ``on_error="skip"``, they are yielded as errors. If the length of a
         record is damaged, all later records of its file are lost.
@@ -195,7 +195,7 @@ class DataSet:
             raise FormatError(f"{file}: {error}") from None
 
     def _find_episodes(self, last: str | None) -> list[_Episode]:
-        """Return the episodes with steps, and note the others."""
+        """Return the episodes with steps, and add the others to ``skipped``."""
         acted = [name for path, name in self._paths.items() if is_at(path, ACTION) or path == REWARD]
         found, ends = list[_Episode](), dict[str, dict[bool, int]]()
         wanted = [_FIRSTS, *self._tables, *(acted if last is None else ())]
@@ -253,7 +253,8 @@ class DataSet:
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
             elif is_at(inside, ACTION) or inside == REWARD:
                 found[inside] = name
-            # Observations keep their last row. The actions tell whether it is a step.
+            # Options may name further observations, which keep their last row, and actions, which tell whether this row
+            # is a step.
             elif any(is_in(inside, each) for each in obs):
                 found[f"{OBS}/{inside}"] = name
             elif any(is_in(inside, each) for each in actions):
@@ -277,7 +278,7 @@ class DataSet:
                     raise
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the wanted leaves of the episodes from number ``first`` on."""
+        """Yield the wanted leaves of the episodes from position ``first`` on."""
         paths = {path: name for path, name in self._paths.items() if path in wanted}
         names = None if len(paths) == len(self._paths) else {*paths.values(), f"{STEPS}{TERMINAL}"}
         episodes = iter(self._episodes[first:])
@@ -369,7 +370,7 @@ _SHARD_BYTES = 256 << 20
 
 
 def write(name: str, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write a data set with a name."""
+    """Write episodes to a new data set; ``name`` is its name in TFDS."""
     plan.path.mkdir()
     with closing(_Folder(plan, name)) as folder:
         for episode in episodes:
@@ -378,7 +379,7 @@ def write(name: str, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
 
 
 class _Folder:
-    """Writes a data set."""
+    """Writes a data set, one episode after the other."""
 
     def __init__(self, plan: Plan, name: str) -> None:
         self._plan, self._name = plan, name
@@ -416,7 +417,7 @@ class _Folder:
         self._bytes += len(data)
 
     def close(self) -> None:
-        """Close the file of the shard."""
+        """Close the file that is being written."""
         if self._file is not None:
             self._file.close()
 

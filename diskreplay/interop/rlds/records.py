@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from diskreplay import FormatError
 from diskreplay.interop.exchange.foreign import check_memory
 
-# A feature is numbers, float32 or int64, or bytes: an array of kind "V" if all have the same size, otherwise a list.
+# The values of a feature: an array of float32 or int64, or a list of bytes. Bytes of one size are an array of kind "V"
+# instead.
 Values = list[bytes] | NDArray[Any]
 
 _MASK_DELTA = 0xA282EAD8
@@ -125,7 +126,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return a number of any length, and the place after it."""
+    """Return the varint at a position, and the position after it."""
     value = 0
     for digit in range(_MOST_DIGITS):
         byte = message[at + digit]
@@ -140,7 +141,7 @@ def _inside(message: memoryview, number: int) -> Iterator[memoryview]:
 
 
 def _joined(parts: Iterator[memoryview], last: bool = False) -> bytes | memoryview:
-    """Join the parts of a value, or return the last one: protobuf merges repeated messages and replaces texts."""
+    """Join the parts of a value, or return the last part: protobuf merges repeated messages, but replaces texts."""
     found = [*parts]
     return b"".join(found) if len(found) > 1 and not last else found[-1] if found else b""
 
@@ -161,7 +162,7 @@ def _values(feature: bytes | memoryview) -> Values:
 
 
 def _integers(digits: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return packed numbers of any length."""
+    """Return the integers in packed varints as an array of int64."""
     is_last = digits < 0x80
     if is_last.all():
         return digits.astype(np.int64)
