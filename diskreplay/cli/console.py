@@ -31,14 +31,14 @@ from diskreplay.cli.text import aligned, count, duration, size, to_json
 from diskreplay.interop.exchange.progress import Amount
 from diskreplay.segments.files.durable import write_atomic
 
-# Columns of the output to a pipe, where rich assumes 80: grep reads these tables, not a screen.
+# The width of the output to a pipe, in characters. rich's default of 80 would fold lines that grep should find whole.
 PIPE_WIDTH = 200
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 
 PROBLEMS = 1  # the exit code of a command that found problems
 
 StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")]
-"""The argument of every command that looks at a store."""
+"""The argument of every command that reads a store."""
 
 SECONDS_A_LINE = 30.0  # between lines of progress, if stderr is not a terminal
 
@@ -47,7 +47,7 @@ Row = TypeVar("Row")
 
 
 def not_nan(value: float) -> float:
-    """Return the value of an option with bounds, if it is not NaN: typer before 0.29 accepts NaN."""
+    """Return the value of an option, or raise BadParameter for NaN, which the bounds of typer before 0.29 accept."""
     if value != value:
         raise typer.BadParameter("nan is not a number")
     return value
@@ -67,7 +67,7 @@ def emit(text: str) -> None:
 
 
 def save(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a reader sees the old file or the new one. A pipe or a device is written to."""
+    """Replace a file atomically, so that a reader sees the old file or the new one; a pipe or device is written to."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_bytes(data)
@@ -119,11 +119,11 @@ def complain(message: str) -> None:
     try:
         print(f"diskreplay: {message}", file=sys.stderr, flush=True)
     except OSError:
-        pass  # stderr is closed; the exit code still says it
+        pass  # stderr is closed; the exit code still reports the error
 
 
 def ask(question: str) -> bool:
-    """Ask a question on the terminal, and return whether the answer was yes; without a terminal, it is no."""
+    """Ask a question on the terminal, and return whether the answer was yes; return False without a terminal."""
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
@@ -187,7 +187,7 @@ def _amounts(task: Task) -> str:
 
 @contextmanager
 def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle signals in the block, in the main thread; ignored signals, as with nohup, stay ignored."""
+    """Handle signals during the block, if it runs in the main thread; ignored signals, as with nohup, stay ignored."""
     in_main = threading.current_thread() is threading.main_thread()
     wanted = [number for number in numbers if in_main and signal.getsignal(number) is not signal.SIG_IGN]
     previous = [(number, signal.signal(number, handler)) for number in wanted]

@@ -26,7 +26,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Make nothing; only prin
 
 
 def copy(path: console.StorePath, to: Target, where: Where = None, dry_run: DryRun = False) -> None:
-    """Copy the ended episodes of a store, or of a selection, to a new store.
+    """Copy the ended episodes of a store, or a selection of them, to a new store.
 
     The new store has the same schema, limits and settings. It keeps every value, final observations, episode fields,
     and how each episode ended. One writer appends the episodes, oldest first, so ids and times are new. Saved states of
@@ -43,8 +43,9 @@ def merge(
 ) -> None:
     """Merge the ended episodes of stores with one schema into a new store.
 
-    Episodes are copied as by `copy`. The new store has the settings of the first store and no limits, which would
-    evict some of the episodes: `Store.resize` sets them. An episode that is in several stores is copied from each.
+    Episodes are copied as by `copy`. The new store has the settings of the first store, but no limits, since these
+    could evict merged episodes. `Store.resize` sets limits later. An episode that is in several stores is copied from
+    each.
     """
     *sources, to = paths
     if len(sources) < 2:
@@ -81,7 +82,7 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
 
 @contextmanager
 def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
-    """Make a store with the settings of another for a block; it appears at its path after the block."""
+    """Make a store with the settings of another and yield it; the store appears at its path after the block."""
     building = hidden_sibling(to.absolute(), f".new-{os.getpid()}")
     try:
         with dr.create(

@@ -38,7 +38,7 @@ def demo(
 
     Four collectors play with the newest policy and append their steps. The trainer samples 5-step transitions from the
     growing store, by priority, and trains a DQN until the greedy policy has a mean return of at least 475 over 20
-    episodes. Then it prints the output of `inspect`. The exit code is 1 if it did not learn in time.
+    episodes. Then the demo prints the output of `inspect`. The exit code is 1 if the policy is not that good in time.
     """
     if path is not None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise StoreExists(
@@ -65,7 +65,7 @@ def demo(
             ):
                 for learner in rounds:
                     check_signals()
-                    if learner.updates:  # from the first update on, kernels are compiled
+                    if learner.updates:  # the time limit begins after the first update, which compiles kernels
                         give_up_at = min(give_up_at, time.monotonic() + max_seconds)
                     learnt = learner.mean_return >= dqn_per.ENOUGH_RETURN
                     if learnt or time.monotonic() >= give_up_at:
@@ -90,9 +90,9 @@ def demo(
 
 @contextmanager
 def signals_noted() -> Iterator[Callable[[], None]]:
-    """Turn signals that would end the process into a normal end of the block, and yield a function that checks for one.
+    """Delay the effect of signals that would end the process, and yield a function that checks for a signal.
 
-    After a signal, the check and the end of the block raise SystemExit. The first signal raises nowhere else: an
+    After a signal, the check and the end of the block raise SystemExit. The first signal raises nowhere else, since an
     exception during compilation crashes the process, and Python drops an exception in a finalizer. A second signal
     raises immediately.
     """

@@ -137,7 +137,7 @@ def _mount(path: Path) -> tuple[str | None, list[str]]:
         with suppress(IndexError):
             escaped, options, shared = before.split(" ")[4], before.split(" ")[5], after.split(" ")[2]
             point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), escaped)
-            # If two are mounted at one place, the later one is in use.
+            # If two file systems are mounted at one place, the later one is in use.
             if path.is_relative_to(point) and len(point) >= len(found[0] or ""):
                 names = dict.fromkeys([*options.split(","), *shared.split(",")])
                 found = point, [name for name in names if "/" not in name]  # an overlay names dozens of folders
@@ -220,7 +220,7 @@ def _problems(found: Mapping[str, Any]) -> Iterator[str]:
 def _untested(libraries: Mapping[str, Library]) -> Iterator[str]:
     pythons, python = tested_pythons(), platform.python_version()
     if not pythons:
-        yield f"{os.path.dirname(dr.__file__)} is not installed, so its versions are unknown: install it with pip"
+        yield f"{os.path.dirname(dr.__file__)} is not installed, so tested versions are unknown: install it with pip"
     elif ".".join(python.split(".")[:2]) not in pythons:
         yield f"Python {python} is outside of the tested versions ({', '.join(pythons)}): use one of these"
     for name, library in libraries.items():
@@ -266,7 +266,7 @@ def _limit(number: int | None) -> str:
 
 
 def versions_of_this_process(known: Mapping[str, Library]) -> dict[str, object]:
-    """Return versions for a program: of the package, Python and the system, and of the installed libraries."""
+    """Return the versions of the package, of Python, of the system and of the installed libraries, for JSON."""
     return {
         "diskreplay": dr.__version__,
         "python": platform.python_version(),
@@ -276,7 +276,7 @@ def versions_of_this_process(known: Mapping[str, Library]) -> dict[str, object]:
 
 
 def known_libraries() -> dict[str, Library]:
-    """Return the libraries of the core and the extras by name; none if the package has no metadata."""
+    """Return the libraries of the core and the extras by name; an empty dict if the package has no metadata."""
     known = _metadata()
     extras = {"", *known.get_all("Provides-Extra", [])} - _DEVELOPMENT
     tested: dict[str, SpecifierSet] = {}
@@ -293,12 +293,12 @@ def known_libraries() -> dict[str, Library]:
 
 
 def tested_pythons() -> list[str]:
-    """Return the tested minor versions of Python; none if the package has no metadata."""
+    """Return the tested minor versions of Python; an empty list if the package has no metadata."""
     return [found[1] for line in _metadata().get_all("Classifier", []) if (found := _PYTHON.fullmatch(line))]
 
 
 def _metadata() -> metadata.PackageMetadata | Message:
-    """Return the metadata of the package; none if it is not installed."""
+    """Return the metadata of the package; an empty message if it is not installed."""
     try:
         return metadata.metadata("diskreplay")
     except metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
 """`diskreplay import` and `export`: convert data sets of other formats into a store, and back.
 
-`--option NAME=VALUE` passes an argument to the function of a format, by its name there.
+`--option NAME=VALUE` passes a keyword argument to the Python function of a format.
 """
 
 import inspect
@@ -82,7 +82,7 @@ Options = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="An argument of the format's function in Python; may be repeated. A wrong name lists all.",
+        help="An argument of the format's function in Python; may be repeated. An unknown NAME lists all names.",
     ),
 ]
 
@@ -153,7 +153,7 @@ class WhereOfSource:
         self._condition: Callable[[Any], bool] | None = None
 
     def __call__(self, episode: SourceEpisode) -> bool:
-        """Return whether an episode meets it; SchemaError for a name that is not in the data set."""
+        """Return whether an episode meets the condition; SchemaError for a name that is not in the data set."""
         if self._condition is None:
             made = compile_where(self.expression, episode.schema, SOURCE_PROPERTIES)
             self._condition = cast(Callable[[Any], bool], made)
@@ -244,10 +244,10 @@ def export_store(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export the ended episodes of a store, or of a selection, to a new data set.
+    """Export the ended episodes of a store, or a selection of them, to a new data set.
 
-    Before it begins, the export lists values that the format cannot hold: they are left out. The scheme npz holds
-    everything. An interrupted export leaves nothing. Open episodes are left out.
+    Before it begins, the export lists the data that the format cannot hold and that it leaves out. The scheme npz holds
+    everything. An interrupted export leaves no files. Open episodes are left out.
     """
     scheme, to = _parsed(target)
     check_local(to)
@@ -278,7 +278,7 @@ def export_store(
 
 
 def _listed(title: str, names: Sequence[str]) -> list[str]:
-    """Return a part of the last line; an empty list without names."""
+    """Return the names as a part of the last line, in a list, which is empty if there are no names."""
     return [f"{title}: {', '.join(map(text.clean, names))}"] if names else []
 
 
@@ -308,7 +308,7 @@ def _amount(done: Any) -> str:
 
 
 class _Kind(NamedTuple):
-    """The values of an option in words, and their reader, which raises ValueError or KeyError for any other text."""
+    """The values of an option in words, and a function that parses a value, or raises ValueError or KeyError."""
 
     words: str
     read: Callable[[str], Any]

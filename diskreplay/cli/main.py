@@ -144,7 +144,7 @@ def _unexpected(error: Exception) -> str:
     if hasattr(error, "format_message"):
         command = getattr(getattr(error, "ctx", None), "command_path", "diskreplay")
         message = error.format_message()
-        # pydantic, which newer releases of typer check values with, names neither the value nor the bound.
+        # Newer releases of typer check values with pydantic, whose message names neither the value nor the bound.
         if error.__cause__ is not None and hasattr(error.__cause__, "errors"):
             (found, *_) = error.__cause__.errors()
             where, _, reason = message.partition(": ")

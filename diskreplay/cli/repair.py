@@ -48,7 +48,7 @@ def summary(problems: Sequence[Problem], path: str) -> str:
 
 
 MOST_LOST = 10_000
-"""The most steps that are set aside without asking."""
+"""The most steps that `repair` sets aside, which is to move them to quarantine, without asking."""
 
 
 def repair(

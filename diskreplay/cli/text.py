@@ -29,11 +29,11 @@ def step_classes(counts: Mapping[str, int]) -> list[str]:
 
 
 def size(number: int | None) -> str:
-    """Return bytes in the largest unit with a digit before the point: 12.3 MB."""
+    """Return a number of bytes as text, in the largest unit that gives 1 or more: 12.3 MB."""
     if number is None:
         return NOTHING
     amount, unit = float(number), 0
-    # From 999.95 on, the next unit: it would be rounded to 1000.0.
+    # 999.95 would be rounded to 1000.0, so it has the next unit.
     while abs(amount) >= (1000 if unit == 0 else 999.95) and unit < len(UNITS) - 1:
         amount, unit = amount / 1000, unit + 1
     return f"{number:,} B" if unit == 0 else f"{amount:,.1f} {UNITS[unit]}"
@@ -62,7 +62,7 @@ def share(part: int, whole: int | None) -> str:
 
 
 def percent(part: float | None) -> str:
-    """Return a share as a percentage; a tiny share is not 0%, nearly all is not 100%: 12.5%, < 0.1%."""
+    """Return a share from 0 to 1 as a percentage: 12.5%, or "< 0.1%" and "> 99.9%" near the ends."""
     if part is None:
         return NOTHING
     if 0 < part < 0.001:
@@ -105,7 +105,7 @@ def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
     """Return the lines of a table: the headers, and a line for each row.
 
     Columns whose headers begin with > are aligned to the right. If a line is wider than `width`, each row becomes a
-    line with the name before each cell, and there is no line of headers.
+    line with the column's name before each cell, and there is no line of headers.
     """
     names = [header.removeprefix(">") for header in headers]
     sides = [">" if header != name else "<" for header, name in zip(headers, names, strict=True)]

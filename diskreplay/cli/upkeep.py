@@ -1,4 +1,4 @@
-"""`diskreplay backup`, `compact` and `evict`: copy a store, merge its segments, and hide episodes of it."""
+"""`diskreplay backup`, `compact` and `evict`: copy a store, merge its segments, and evict episodes."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -26,11 +26,12 @@ def backup(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of a line.")] = False,
 ) -> None:
-    """Make a consistent copy of a store, which other processes may write meanwhile.
+    """Make a consistent copy of a store; other processes may write to the store meanwhile.
 
     The copy has the state of the store at one moment, with all ids, limits, priorities and saved states. Open episodes
-    are cut in it. It shares the blocks of sealed data (reflink) or has hard links to it, if the file system can;
-    otherwise they are copied. Checksums of sealed data are checked. The copy appears at its path when it is complete.
+    are cut in the copy. If the file system can, the copy shares the blocks of sealed data (reflink), or has hard links
+    to the files; otherwise the data are copied. Checksums of sealed data are checked. The copy appears at its path when
+    it is complete.
     Repeat the command to continue after an interruption or a full disk. Exit code 1 if the store is damaged: damaged
     files are copied as they are.
     """
@@ -62,13 +63,15 @@ def compact(
             "--compression", metavar="zstd[:LEVEL]", help="Compression of wide fields; default: as in the store."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; only print their number.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; only print the number of segments.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of a line.")] = False,
 ) -> None:
     """Merge sealed segments into packs. A store with many short segments then has fewer files and is faster.
 
     Ids, episodes, priorities and saved states do not change. Other processes may write and sample meanwhile. Segments
-    that are written, damaged, or large enough to fill half a pack are not merged.
+    that are still written, damaged, or large enough to fill half a pack are not merged.
     """
     how = parse_compression(compression)
     with dr.open(path, "r" if dry_run else "a") as store, console.bar("Merging", in_bytes=True) as progress:

@@ -56,7 +56,7 @@ RIGHT_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("return", "returns", "ret", "reward", "rewards", "score", "total_return"), "called total_reward"),
     **dict.fromkeys(("len", "lengths", "steps", "n_steps", "num_steps", "size"), "called length"),
 }
-"""The right names for other common names of properties, for messages."""
+"""What messages say about names that users may try instead of the names of properties."""
 
 FIELDS = "episode"  # episode["length"] is the field, if a property has the same name
 
@@ -80,10 +80,10 @@ _KINDS = {float: "a number", str: "a text"}
 def compile_where(
     expression: str, schema: Schema, properties: Mapping[str, tuple[type, Read]] = PROPERTIES
 ) -> Predicate:
-    """Return the function of an episode that an expression describes, for any ``where`` argument.
+    """Return a function that tells whether an episode meets an expression, for any ``where`` argument.
 
-    A comparison with a missing value is false, and a calculation with one is a missing value. ``properties`` has the
-    names of an episode apart from its fields.
+    A comparison with a missing value is false, and the result of a calculation with a missing value is missing.
+    ``properties`` has the names that an expression may use in addition to episode fields.
 
     Raises
     ------
@@ -232,7 +232,7 @@ class _Compiler:
 
 
 def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Episode], Any], otherwise: Value) -> Read:
-    """Return a function that combines two values; `otherwise` if a value is missing or there is no result."""
+    """Return a function that combines two values, or returns `otherwise` if a value is missing or the work fails."""
 
     def read(episode: Episode) -> Value:
         one, other = left(episode), right(episode)
@@ -245,7 +245,7 @@ def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Epis
 
 
 def _number(value: Any, keys: list[Any]) -> Value:
-    """Return a number of a field as it prints: a float32 of 0.1 then equals 0.1 in an expression."""
+    """Return the number of a field at some keys, rounded as Python prints it: a float32 of 0.1 then equals 0.1."""
     if value is None:
         return None
     for key in keys:

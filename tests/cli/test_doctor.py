@@ -136,7 +136,7 @@ def test_a_checkout_that_is_not_installed_has_no_table_to_compare_with(
     done = run("doctor", "--json")
     found = json.loads(done.out)
     assert (done.code, found["libraries"]) == (0, {})
-    assert "is not installed, so its versions are unknown: install it with pip" in found["problems"][0]
+    assert "is not installed, so tested versions are unknown: install it with pip" in found["problems"][0]
 
 
 def test_another_platform_is_unusable(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
