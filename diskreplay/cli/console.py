@@ -199,7 +199,7 @@ def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType
 
 
 class TextTable:
-    """A table whose columns are functions from a row to its text. On a narrow terminal each row is a paragraph.
+    """A table whose columns are functions from a row to its text; on a narrow terminal, each row is a paragraph.
 
     Columns whose headers begin with > are aligned to the right. At most ``limit`` rows are shown; ``hint`` names the
     option that shows the others.

@@ -101,7 +101,7 @@ def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
 
 
 def write(target: dr.Store, episodes: Sequence[Episode], progress: console.Report) -> list[Episode]:
-    """Append unchanged copies of episodes; return the copied ones. Episodes whose segment is gone are left out."""
+    """Append unchanged copies of the episodes whose segment still exists, and return these episodes."""
     total, done, copied = sum(map(len, episodes)), 0, []
     with target.writer(durability="none") as writer:
         for episode in episodes:

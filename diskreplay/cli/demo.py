@@ -38,7 +38,7 @@ def demo(
 
     Four collectors play with the newest policy and append their steps. The trainer samples 5-step transitions from the
     growing store, by priority, and trains a DQN until the greedy policy has a mean return of at least 475 over 20
-    episodes. Then the demo prints the output of `inspect`. The exit code is 1 if the policy is not that good in time.
+    episodes. Then the demo prints the output of `inspect`. The exit code is 1 if no policy reaches this return in time.
     """
     if path is not None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise StoreExists(

@@ -44,7 +44,7 @@ class Library(NamedTuple):
 
     @property
     def is_tested(self) -> bool:
-        """Whether the installed version was tested; True if it is not installed."""
+        """Whether the installed version was tested; True if the library is not installed."""
         return self.version is None or self.tested.contains(self.version, prereleases=True)
 
 
@@ -54,9 +54,9 @@ def doctor(
 ) -> None:
     """Describe this machine for a bug report.
 
-    Prints versions, the processor, the file system of PATH (default: the current folder), the cache of kernels,
-    /dev/shm and limits of a process. Each problem is a line that says what to do. Nothing is written, except that a
-    missing cache folder is made. Exit code 1 if the package cannot be used here.
+    Prints versions, the processor, the file system of PATH (default: the current folder), the cache of compiled
+    kernels, /dev/shm and limits of a process. Each problem is a line that says what to do. Nothing is written, except
+    that a missing cache folder is made. Exit code 1 if the package cannot be used here.
     """
     if not path.exists():
         raise typer.BadParameter(f"{str(path)!r} does not exist; name a folder", param_hint="'PATH'")
@@ -129,7 +129,7 @@ def _file_system(path: Path) -> dict[str, Any]:
 
 
 def _mount(path: Path) -> tuple[str | None, list[str]]:
-    """Return the mount point of a path and its options; None and no options if they are unknown."""
+    """Return the mount point of a path and its options; None and an empty list if they are unknown."""
     found: tuple[str | None, list[str]] = None, []
     for line in _read("/proc/self/mountinfo").splitlines():
         # number, parent, device, root, mount point, options, optional fields, "-", type, source, options of all mounts
@@ -157,7 +157,7 @@ def _limits() -> dict[str, int | None]:
 
 
 def _numba() -> dict[str, Any]:
-    """Return the state of numba and of the cache of kernels."""
+    """Return the state of numba and of the cache of compiled kernels."""
     folder = why = kept = error = None
     try:
         from diskreplay.kernels import cache  # Imported here: it loads numba.

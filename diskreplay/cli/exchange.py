@@ -37,7 +37,7 @@ SCHEMES: Mapping[str, str] = {
     "d4rl": "an HDF5 file of D4RL",
     "robomimic": "an HDF5 file of demonstrations of robosuite, robomimic or Isaac Lab",
 }
-"""The formats: the word before the colon, a module of `diskreplay.interop`, and the place after the colon."""
+"""The formats. The key is the word before the colon and a module of `diskreplay.interop`, the value explains WHERE."""
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -102,7 +102,7 @@ def import_store(
     ] = "raise",
     dtype: Dtype = None,
     compression: Annotated[
-        str | None, typer.Option(metavar="zstd[:LEVEL]", help="Compression of wide fields of the store.")
+        str | None, typer.Option(metavar="zstd[:LEVEL]", help="Compression of large fields, such as images.")
     ] = None,
     where: Where = None,
     as_json: AsJson = False,

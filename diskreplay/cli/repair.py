@@ -48,7 +48,7 @@ def summary(problems: Sequence[Problem], path: str) -> str:
 
 
 MOST_LOST = 10_000
-"""The most steps that `repair` sets aside, which is to move them to quarantine, without asking."""
+"""The most steps that `repair` sets aside (moves to quarantine) without asking."""
 
 
 def repair(
@@ -57,12 +57,10 @@ def repair(
     foreign: Annotated[
         bool, typer.Option("--foreign", help="Also seal segments of other machines; their writers must be dead.")
     ] = False,
-    salvage: Annotated[
-        bool, typer.Option("--salvage", help="Also count unproven steps whose flags are valid.")
-    ] = False,
+    salvage: Annotated[bool, typer.Option("--salvage", help="Also add unproven steps that look whole.")] = False,
     max_lost_steps: Annotated[
         int,
-        typer.Option("--max-lost-steps", min=0, metavar="N", help="Set no more than N steps aside without asking."),
+        typer.Option("--max-lost-steps", min=0, metavar="N", help="Ask before more than N steps are set aside."),
     ] = MOST_LOST,
     restore: Annotated[
         int | None,
@@ -80,11 +78,12 @@ def repair(
     """Repair a damaged store.
 
     Reads everything, like verify --deep. Metadata that follows from other files is written again. A segment with
-    damaged rows is rebuilt from its whole episodes, with the same ids. Damaged files, and files that do not belong in a
-    store, are moved to counters/quarantine inside it. Segments of dead writers are sealed. Only unfinished files of
-    dead processes are deleted, and the segment of --drop. Segments of living writers are left alone. The command asks
-    on the terminal, unless --yes is given, before it sets aside more steps than --max-lost-steps. Exit code 1 if steps
-    were set aside or are in quarantine, or a problem remains; with --dry-run if there is a problem.
+    damaged rows is rebuilt from its whole episodes, with the same ids, and the other steps are set aside. Whatever is
+    set aside, such as damaged files and files that do not belong in a store, is moved to the store's folder
+    counters/quarantine. Segments of dead writers are sealed. Nothing is deleted except unfinished files of dead
+    processes, and the segment of --drop. Segments of living writers are left alone. The command asks on the terminal,
+    unless --yes is given, before it sets aside more steps than --max-lost-steps. Exit code 1 if steps were set aside or
+    are in quarantine, or a problem remains; with --dry-run if there is a problem.
     """
     if drop is not None:
         if restore is not None:
@@ -135,7 +134,7 @@ def report_lines(done: Repaired, dry_run: bool) -> list[str]:
     if others and not dry_run:
         lines += ["not repaired; restore it from a backup:", *problem_lines(others)]
     if unproven and not dry_run:
-        lines += ["kept, but not shown; --salvage adds whole ones:", *problem_lines(unproven)]
+        lines += ["unproven steps, kept but not shown; --salvage adds steps that look whole:", *problem_lines(unproven)]
     if entries := aside(done.quarantine):
         lines += [
             "in quarantine; --restore SEGMENT brings one back, --drop SEGMENT deletes it:",

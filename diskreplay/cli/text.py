@@ -23,7 +23,7 @@ def count(number: int | None) -> str:
 
 
 def step_classes(counts: Mapping[str, int]) -> list[str]:
-    """Return the counts of invisible steps by class, from their keys in `Store.info`: "49,369 hidden"."""
+    """Return the counts of hidden, evicted, discarded and lost steps in `Store.info` as texts: "49,369 hidden"."""
     names = {"hidden": "hidden", "evicted": "evicted", "discarded": "discarded", "lost": "lost to damage"}
     return [f"{count(counts[f'steps_{key}'])} {name}" for key, name in names.items() if counts[f"steps_{key}"]]
 

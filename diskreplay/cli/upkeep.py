@@ -31,9 +31,8 @@ def backup(
     The copy has the state of the store at one moment, with all ids, limits, priorities and saved states. Open episodes
     are cut in the copy. If the file system can, the copy shares the blocks of sealed data (reflink), or has hard links
     to the files; otherwise the data are copied. Checksums of sealed data are checked. The copy appears at its path when
-    it is complete.
-    Repeat the command to continue after an interruption or a full disk. Exit code 1 if the store is damaged: damaged
-    files are copied as they are.
+    it is complete. Repeat the command to continue after an interruption or a full disk. Exit code 1 if the store is
+    damaged: damaged files are copied as they are.
     """
     try:
         with console.bar("Copying", in_bytes=True) as progress:
@@ -60,7 +59,9 @@ def compact(
     compression: Annotated[
         str | None,
         typer.Option(
-            "--compression", metavar="zstd[:LEVEL]", help="Compression of wide fields; default: as in the store."
+            "--compression",
+            metavar="zstd[:LEVEL]",
+            help="Compression of large fields, such as images; default: as in the store.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -106,9 +107,9 @@ def evict(
 ) -> None:
     """Evict the episodes that meet an expression, for good.
 
-    They disappear at once in every process. Their bytes are deleted when no other episode is left in their segment.
-    Episodes in segments that are still written stay. The command asks on the terminal, unless --yes is given. Exit
-    code 1 if the answer is not yes.
+    Evicted episodes disappear at once in every process. Their bytes are deleted when no other episode is left in their
+    segment. Episodes in segments that are still written stay. The command asks on the terminal, unless --yes is given.
+    Exit code 1 if the answer is not yes.
     """
     with dr.open(path, "r" if dry_run else "a") as store:
         condition = compile_where(where, store.schema)

@@ -1,7 +1,7 @@
 """The expressions of `--where`: conditions on episodes, in a small part of Python's syntax.
 
-Python parses an expression and never runs it. It may have comparisons, ``in``, ``and``, ``or``, ``not``, ``+ - * /``,
-numbers, texts and the names below, but no calls and no attributes.
+Python parses an expression and never runs it. An expression may have comparisons, ``in``, ``and``, ``or``, ``not``,
+``+ - * /``, numbers, texts and the names below, but no calls and no attributes.
 """
 
 import ast
@@ -232,7 +232,7 @@ class _Compiler:
 
 
 def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Episode], Any], otherwise: Value) -> Read:
-    """Return a function that combines two values, or returns `otherwise` if a value is missing or the work fails."""
+    """Return a function that combines two values, or `otherwise` if a value is missing or `work` has no result."""
 
     def read(episode: Episode) -> Value:
         one, other = left(episode), right(episode)

@@ -244,7 +244,7 @@ def two_episodes(folder: Path) -> Path:
 def test_an_array_that_is_not_of_numbers_costs_its_episode(tmp_path: Path, dtype: str, name: str) -> None:
     root = two_episodes(tmp_path)
     change_array(root / "episode-00000001.npz", name, np.zeros({"reward": 2, "obs": 3}.get(name, ()), dtype))
-    with pytest.raises(dr.SchemaError, match=f"^episode 1 of {root} has {name} of the dtype .* which is not a number$"):
+    with pytest.raises(dr.SchemaError, match=f"^episode 1 of {root} has {name} of the dtype .* which is not numeric$"):
         npz.import_dataset(root, tmp_path / "store")
     done = npz.import_dataset(root, tmp_path / "some", on_error="skip")
     assert [what for what, _ in done.skipped] == ["episode 1"]
@@ -253,7 +253,7 @@ def test_an_array_that_is_not_of_numbers_costs_its_episode(tmp_path: Path, dtype
 def test_an_episode_that_lacks_a_part_of_a_nest_is_named_and_can_be_skipped(tmp_path: Path) -> None:
     root = two_episodes(tmp_path)
     change_array(root / "episode-00000001.npz", "episode/task/b", None)
-    said = f"^{root}: episode 1 has no episode/task/b, and has other values of 'task'$"
+    said = f"^{root}: episode 1 has no episode/task/b, but has other values of the episode field 'task'$"
     with pytest.raises(dr.FormatError, match=said):
         npz.import_dataset(root, tmp_path / "store")
     done = npz.import_dataset(root, tmp_path / "some", on_error="skip")

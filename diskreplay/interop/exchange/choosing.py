@@ -42,10 +42,10 @@ class Options(TypedDict, total=False):
     ----------
     obs, action, reward, extra : str, list of str, or dict of str to str
         The features that become this part of a step. With one name, the part is that feature. With a list, or a dict
-        ``{name in the store: name in the data set}``, the part is a dict of features, which a slash in a name nests.
-        The name of a folder of features stands for all features in it. If the option of a part is given, features
-        that the part had by default and that no option names become extra fields. If ``extra`` is given, only the
-        features that it names become extra fields, and all others are left out.
+        ``{name in the store: name in the data set}``, the part is a dict of features, and a slash in a name makes
+        nested dicts. The name of a folder of features stands for all features in it. If the option of a part is given,
+        the part has no other features: its default features that no option names become extra fields. If ``extra`` is
+        given, the other features that would be extra fields are left out.
     rename : dict of str to str
         ``{name in the data set: name in the store}``. A new name that begins with a part, such as "obs/top", moves
         the feature there. Any other new name renames the feature within its part.
@@ -245,7 +245,7 @@ class Layout:
         for path in self.schema.leaves:
             name = path.split("/")[1] if is_part(path, FIELDS) and path not in fields else ""
             if name and any(is_part(other, f"{FIELDS}/{name}") for other in fields):
-                raise FormatError(f"{what} has no {path}, and has other values of {name!r}")
+                raise FormatError(f"{what} has no {path}, but has other values of the episode field {name!r}")
         return replace(episode, steps=made, fields=fields)
 
     def _cast(self, what: str, path: str, values: Any) -> NDArray[Any]:
@@ -255,7 +255,7 @@ class Layout:
             return rows
         with np.errstate(invalid="ignore", over="ignore"):
             made: NDArray[Any] = rows.astype(wanted)
-            # An integer may wrap, and wrap back to its value in the first comparison: both are needed.
+            # A cast integer may wrap, and the cast back may undo this, so the first comparison alone is not enough.
             same = (made.astype(rows.dtype) == rows) & (made == rows)
         if rows.dtype.kind == "f" and wanted.kind == "f":
             same |= np.isnan(rows)
@@ -277,7 +277,7 @@ def _rounded(rows: NDArray[Any], cast: NDArray[Any]) -> NDArray[Any]:
     """
     if cast.dtype.kind not in "iu":
         return cast
-    # A float64 can be the bound of each integer dtype, or the next number beyond it.
+    # A float64 can represent each bound of an integer dtype, or the next number beyond it.
     whole = np.asarray(np.rint(rows.astype(np.float64)) if rows.dtype.kind == "f" else rows)
     bounds = np.iinfo(cast.dtype)
     with np.errstate(invalid="ignore"):
@@ -360,7 +360,7 @@ def _dtypes(place: str, given: Mapping[str, Any], paths: Collection[str]) -> tup
     found, unsafe = dict[str, Any](), set[str]()
     for path, dtype in given.items():
         if path not in paths:
-            raise SchemaError(f"{place}: dtype names {path!r}, and the store would have {', '.join(sorted(paths))}")
+            raise SchemaError(f"{place}: dtype names {path!r}, but the store's leaves are {', '.join(sorted(paths))}")
         if isinstance(dtype, str) and dtype.endswith(_UNSAFE):
             unsafe.add(path)
             dtype = dtype.removesuffix(_UNSAFE)
@@ -473,7 +473,7 @@ class _Chooser:
         obs = [name for name in obs or steps if name != action]
         call = {OBS: obs[0] if len(obs) == 1 else obs, ACTION: action or "..."}
         reward = min((name for name in steps if "rew" in name.lower() and name != action), key=len, default=None)
-        if reward is not None and REWARD not in self._leaves:  # else the store would have zeros
+        if reward is not None and REWARD not in self._leaves:  # without the option, all rewards would be zeros
             call[REWARD] = reward
         words = ", ".join(f"{part}={value!r}" for part, value in call.items())
         commas = {part: value if isinstance(value, str) else ",".join(value) for part, value in call.items()}

@@ -25,7 +25,8 @@ hidden steps are a bool for each step.
 - ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without this observation; an
   export repeats the last one.
 - ``ends``: an episode that is both terminated and truncated, or neither. ``cut``: one that is neither.
-- ``notes``: notes of episodes. ``schema``: the schema. ``metadata``: the import's note about the whole data set.
+- ``notes``: notes of episodes. ``schema``: details of the schema, such as bounds of spaces. ``metadata``: the import's
+  note about the whole data set.
 """
 
 
@@ -79,7 +80,7 @@ class EpisodeData:
         Raises
         ------
         SegmentGone
-            The episode has left the store since the snapshot.
+            The store has deleted the episode since the snapshot.
         """
         fields = [path for path in schema.leaves if is_part(path, FIELDS) and (wanted is None or path in wanted)]
         names = dict.fromkeys(path.split("/")[1] for path in fields)
@@ -106,7 +107,7 @@ class EpisodeData:
         return replace(self, steps={**self.steps, path: self.hidden})
 
     def with_final_obs(self) -> Self:
-        """Return the episode with a final observation, which repeats the last one if the episode lacks it."""
+        """Return the episode with a final observation; if it has none, a copy of its last observation is added."""
         if self.has_final_obs:
             return self
         return self._with_obs({path: np.concatenate([rows, rows[-1:]]) for path, rows in self._obs()})

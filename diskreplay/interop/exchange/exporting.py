@@ -50,7 +50,7 @@ _PREFIX_CHARACTERS = 48
 class ExportOptions(TypedDict, total=False):
     """The options that every ``export_dataset`` takes.
 
-    They are options of an import, too, which names features of the data set instead of paths of the store. A format
+    An import takes these options, too, with names of features of the data set instead of paths of the store. A format
     writes the data set as if the store had the resulting leaves, and an import of the data set finds these leaves.
 
     Attributes
@@ -58,9 +58,9 @@ class ExportOptions(TypedDict, total=False):
     obs, action, reward, extra : str, list of str, or dict of str to str
         The leaves that become this part of a step, by their paths, such as "extra/latent". With one path, the part is
         that leaf. With a list, or a dict ``{name in the part: path in the store}``, the part is a dict of leaves. The
-        path of a dict of the schema stands for its leaves. If the option of a part is given, leaves that are in the
-        part and that no option names become extra fields. If ``extra`` is given, only the leaves that it names become
-        extra fields, and all others are left out.
+        path of a dict of the schema stands for its leaves. If the option of a part is given, the part has no other
+        leaves: leaves of the part in the store that no option names become extra fields. If ``extra`` is given, the
+        other leaves that would be extra fields are left out.
     rename : dict of str to str
         ``{path in the store: new name}``. A new name that begins with a part, such as "obs/top", moves the leaf there.
         Any other new name renames the leaf within its part.
@@ -102,8 +102,8 @@ class Plan(NamedTuple):
     episodes, steps : int
         The number of exported episodes, and of their steps.
     metadata : dict
-        The note of the import that made the store: "format", "source", "metadata" and more. Empty if
-        no import made the store.
+        The note of the import that made the store: "format", "source", "metadata" and more. Empty if no import made
+        the store.
     """
 
     path: Path
@@ -193,7 +193,7 @@ class ChosenEpisode:
         SchemaError
             A chosen dtype cannot hold a value.
         SegmentGone
-            The episode has left the store since the snapshot.
+            The store has deleted the episode since the snapshot.
         """
         data = EpisodeData.of(self._episode, schema, self._note, self._layout.paths)
         return self._layout.apply(f"the episode {int(self._episode.ids[0])}", data)
@@ -364,7 +364,7 @@ def place_hidden(
     episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
 ) -> tuple[Format, str | None]:
-    """Return a format that keeps the marks of hidden steps, if the format can, and the path of the marks.
+    """Return a format that keeps the marks of hidden steps if possible, and the path of the marks.
 
     The data set has an extra field for the marks only if steps are hidden. If the format cannot hold this field, the
     marks are in ``not_held`` of the returned format.
@@ -403,7 +403,7 @@ def place_hidden(
 
 
 def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episode], int]:
-    """Return the ended episodes that meet the predicate, in the order of their start, and the number of open ones.
+    """Return the ended episodes that meet ``where``, in the order of their start, and the number of open ones.
 
     Episodes whose segment was deleted since the snapshot are left out.
     """
@@ -452,7 +452,7 @@ def find_not_held(
     Raises
     ------
     SegmentGone
-        An episode has left the store since the snapshot.
+        The store has deleted an episode since the snapshot.
     """
     # `place_hidden` puts HIDDEN into ``lacking`` only if steps are hidden.
     found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | (schema.step_leaves.keys() if episodes else set())
@@ -465,7 +465,7 @@ def find_not_held(
 
 
 def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return the names of an episode's data except leaves of steps; fields and priorities only if in ``among``."""
+    """Return the names of an episode's data except leaves of steps; only fields and priorities in ``among`` count."""
     found = {path for path in (schema.leaves.keys() - schema.step_leaves.keys()) & among if episode.has_field(path)}
     found.add(FINAL_OBS if episode.has_final_obs else NO_FINAL_OBS)
     if episode.terminated == episode.truncated:

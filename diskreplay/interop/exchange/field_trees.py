@@ -76,7 +76,8 @@ def space_of(tree: Any) -> "Space[Any]":
         from gymnasium import spaces
 
     if isinstance(tree, Mapping):
-        return spaces.Dict(OrderedDict((key, space_of(inner)) for key, inner in tree.items()))  # gymnasium sorts a dict
+        # gymnasium would sort the keys of a plain dict.
+        return spaces.Dict(OrderedDict((key, space_of(inner)) for key, inner in tree.items()))
     if isinstance(tree, tuple):
         return spaces.Tuple([space_of(inner) for inner in tree])
     assert isinstance(tree, Field)

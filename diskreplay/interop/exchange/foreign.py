@@ -65,8 +65,8 @@ def foreign(place: Path) -> Iterator[int]:
 def reading(name: Path | str) -> Iterator[None]:
     """Raise FormatError for every error in a block, except errors of this package, imports, the disk and permissions.
 
-    The other errors keep their class. The message of an error of this package becomes one printable line, which names
-    the data set if ``name`` is a path.
+    The excepted errors keep their class. The message of an error of this package becomes one printable line, which
+    names the data set if ``name`` is a path.
     """
     try:
         yield
@@ -215,7 +215,7 @@ def check_memory(nbytes: int, what: str) -> None:
     """
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if nbytes > most:
-        raise FormatError(f"{what} takes {nbytes} bytes at once, and {most} are half of this machine's memory")
+        raise FormatError(f"{what} takes {nbytes} bytes at once, more than half of this machine's memory, {most}")
 
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}

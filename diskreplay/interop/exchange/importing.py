@@ -240,8 +240,8 @@ def import_into(
     Warns
     -----
     UserWarning
-        Many episodes are cut. Or the data set has a side folder of an earlier release, which is not read; a call that
-        finds the import complete does not warn of it.
+        Many episodes are cut. Or the data set has a side folder of an earlier release, which is not read; calls after
+        the import is complete do not warn of the folder.
     """
     with reading(source.place):
         if source.episodes > source.steps:
@@ -389,7 +389,7 @@ class _Selection:
         return self._choice.where is not None or self._choice.on_error == "skip"
 
     def try_where(self) -> None:
-        """Call the predicate for one episode: a faulty predicate raises before anything is written."""
+        """Call ``where`` for one episode, so that a faulty function raises before anything is written."""
         if self._choice.where is not None:
             with closing(self.episodes(0)) as episodes:
                 next(episodes, None)
@@ -443,7 +443,7 @@ def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Col
             raise SchemaError(f"{what} has {path} of shape {shape}, and not {leaves[path].shape}")
     for path, values in {**episode.steps, **episode.fields}.items():
         if path in paths and (dtype := np.asarray(values).dtype).kind not in NUMBERS:
-            raise SchemaError(f"{what} has {path} of the dtype {dtype}, which is not a number")
+            raise SchemaError(f"{what} has {path} of the dtype {dtype}, which is not numeric")
 
 
 def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: int) -> None:

@@ -44,7 +44,7 @@ class Record:
     state: object
 
     def __new__(cls, *args: object) -> "Record":
-        """Keep the arguments; more than 64 are an UnpicklingError, since a few bytes of a file could copy many."""
+        """Keep the arguments; UnpicklingError for more than 64, which a few bytes of a file could repeat many times."""
         if len(args) > _MOST_ARGUMENTS:
             raise pickle.UnpicklingError(f"it calls {cls.class_name} with {len(args)} arguments")
         record = object.__new__(cls)
@@ -185,7 +185,7 @@ def load(path: Path, classes: Collection[str]) -> Any:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             warnings.catch_warnings(),
         ):
-            warnings.simplefilter("ignore")  # texts with damaged escapes warn
+            warnings.simplefilter("ignore")  # Python warns of texts with invalid escapes
             _check(mapped)
             return _Unpickler(file, classes, len(mapped)).load()
     except pickle.UnpicklingError as error:
@@ -211,7 +211,7 @@ def _check(mapped: mmap.mmap) -> None:
     UnpicklingError
         An opcode claims more than the file has, or tuples are nested too deeply.
     """
-    stack: list[int | None] = []  # None: a mark
+    stack: list[int | None] = []  # None: a mark, which begins a group of values
     memo: dict[int, int] = {}
     opcodes = pickletools.genops(_Opcodes(mapped))  # type: ignore[arg-type]  # it has `read` and `readline`
     for count, (opcode, argument, _) in enumerate(opcodes):

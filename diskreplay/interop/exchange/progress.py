@@ -1,4 +1,4 @@
-"""Progress of imports and exports, for a function of steps, or for an `Announced` that also gets the plan and bytes."""
+"""Report the progress of imports and exports: steps to a function, or plan, episodes and bytes to an `Announced`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -109,7 +109,7 @@ class Documents:
         Raises
         ------
         FormatError
-            Its dtype, a codec or a size is not supported; the message names it.
+            The array's dtype, a codec or a size is not supported; the message names it.
         """
         if any(part in ("", ".", "..") or "\\0" in part for part in name.split("/")):
             raise FormatError(f"{self._place}: {name!r} cannot be the name of an array")
@@ -228,7 +228,7 @@ class Documents:
 
     def _refused(self, name: str, why: str) -> FormatError:
         return FormatError(
-            f"{self._place}: {name} {why}, which is not read; arrays are of numbers or booleans, packed by "
+            f"{self._place}: {name} {why}, which is not read; arrays must be of numbers or booleans, packed by "
             f"{', '.join(sorted(_COMPRESSORS))} or not at all"
         )
 

@@ -80,7 +80,7 @@ def import_dataset(
 ) -> Imported:
     """Import a data set of LeRobot into a new store, or resume an interrupted import.
 
-    Frames of videos are found by their times, and decoded. A data set without rewards gets zeros.
+    Frames of videos are found by their times, and decoded. Without rewards in the data set, all rewards are zero.
 
     Parameters
     ----------

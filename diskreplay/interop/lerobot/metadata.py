@@ -127,7 +127,7 @@ class Metadata:
         self.skipped += [Skipped(f"episode {number}", "the table of episodes does not have it") for number in missing]
 
     def leave_out(self, positions: Collection[int], why: str) -> None:
-        """Leave out the episodes at these positions, and note why."""
+        """Leave out the episodes at these positions, and add them to ``skipped`` with the reason."""
         self.skipped += [Skipped(f"episode {self.numbers[position]}", why) for position in positions]
         kept = [position for position in range(len(self.numbers)) if position not in positions]
         self.numbers, self.lengths = self.numbers[kept], self.lengths[kept]
@@ -216,7 +216,7 @@ class Metadata:
 
     @contextmanager
     def _noted(self, file: Path) -> Iterator[None]:
-        """Raise the error of an unreadable file, or note it if `is_lenient`."""
+        """Raise FormatError if the block cannot read a file, or add the file to ``skipped`` if `is_lenient`."""
         try:
             yield
         except FormatError as error:

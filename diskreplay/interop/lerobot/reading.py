@@ -281,7 +281,7 @@ class _Scan:
     def ends(self) -> tuple[Bools, Bools]:
         """Return whether each episode was terminated, and whether it was truncated, ``(episodes,)`` each."""
         found = {name: np.concatenate(parts or [np.zeros(0, np.bool_)]) for name, parts in self._last.items()}
-        none = np.zeros(len(self._meta.lengths), np.bool_)  # also for a data set without a file
+        none = np.zeros(len(self._meta.lengths), np.bool_)  # for a flag that the data set lacks
         return found.get(TERMINATED, found.get(DONE, none)), found.get(TRUNCATED, none)
 
 

@@ -150,7 +150,7 @@ class _DataSet:
             self._close_file()
 
     def finish(self) -> None:
-        """Complete the data set."""
+        """Complete the last files, and write the metadata of the data set."""
         self._close_file()
         meta = self._root / "meta"
         meta.mkdir(parents=True, exist_ok=True)

@@ -220,7 +220,7 @@ def _found(source: str | PathLike[str]) -> Path:
 
 
 def _libraries() -> AbstractContextManager[None]:
-    """Raise MissingExtra in a block for a library that a storage of Minari needs."""
+    """Raise MissingExtra if the block lacks a library that a data set of Minari needs."""
     return MissingExtra.raised_for("this data set of Minari", "minari")
 
 
@@ -271,7 +271,7 @@ def _not_held(schema: Schema, data_format: str, noted: Mapping[str, Json]) -> di
                 if path == f"{EXTRA}/{name}" or path.startswith(f"{EXTRA}/{name}/")
             }
     if not _is_derived(schema, data_format):
-        lacking["schema"] = "fields and dtypes that a data set of Minari does not define"
+        lacking["schema"] = "a data set of Minari does not define all fields and dtypes of the store"
     return lacking
 
 

@@ -115,7 +115,8 @@ class Layout:
         """Return an episode of the store in Minari's form: the arguments of `EpisodeBuffer`, and further "metadata".
 
         ``in_arrow`` is true for Arrow and Parquet. All columns of their files have the same length, so an info without
-        a value of the reset begins with a row of zeros. In HDF5, only infos from outside of the field "infos" do.
+        a value of the reset begins with a row of zeros. In HDF5, this holds only for infos from other extra fields than
+        "infos".
         """
         schema, count = self.schema, len(episode)
         notes = _own(episode.notes)
@@ -150,7 +151,7 @@ def _own(notes: Json) -> dict[str, Json]:
 
 
 def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[str, NDArray[np.bool_]]:
-    """Return the two arrays of flags; an episode that was cut is truncated in Minari."""
+    """Return the terminations and truncations, ``(T,)`` each; an episode that was cut is truncated in Minari."""
     found = {}
     lasts = episode.terminated, episode.truncated or (episode.cut and not any(name in notes for name in ENDS))
     for name, last in zip(ENDS, lasts, strict=True):

@@ -75,7 +75,7 @@ class _DataSet:
         return space_of(schema.obs), space_of(schema.action)
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
-        """Return the shapes and dtypes of observations and actions that spaces must have; only Arrow needs dtypes."""
+        """Return the shapes and dtypes that imported spaces must share with the schema; only Arrow needs dtypes."""
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 
@@ -100,7 +100,7 @@ class _DataSet:
         (folder / "metadata.json").write_text(json.dumps(metadata, default=np.ndarray.tolist))
 
     def finish(self) -> None:
-        """Complete the data set."""
+        """Write the metadata of the data set."""
         kept = {key: value for key, value in self._metadata.items() if key not in _COMPUTED}
         kept |= {key: set(kept[key]) for key in _SETS if key in kept}
         if self._noted and not self._metadata:

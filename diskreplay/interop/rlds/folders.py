@@ -62,7 +62,7 @@ class _Record(NamedTuple):
 
 
 class _Raw(NamedTuple):
-    """A record of a file, or an error in place of ``episodes`` records, which is None if their number is unknown."""
+    """A record of a file, or an error in place of ``episodes`` records; None is an unknown number of records."""
 
     split: str
     file: Path

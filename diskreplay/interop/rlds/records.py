@@ -28,7 +28,7 @@ def records(file: Path) -> Iterator[bytes]:
     Raises
     ------
     FormatError
-        A record is damaged; the message has its place.
+        A record is damaged; the message has the position of its first byte.
     """
     for record in records_or_errors(file):
         if isinstance(record, FormatError):
@@ -42,7 +42,8 @@ def records_or_errors(file: Path) -> Iterator[bytes | FormatError]:
     Raises
     ------
     FormatError
-        The length of a record is damaged, so that the next record cannot be found; the message has the place.
+        The length of a record is damaged, so that the next record cannot be found; the message has the position of the
+        record's first byte.
     """
     size = file.stat().st_size
     with open(file, "rb") as opened:
@@ -101,7 +102,7 @@ def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[st
 
 _VARINT, _LONG, _SIZED, _SHORT = 0, 1, 2, 5
 _BYTES, _FLOATS, _INTEGERS = 1, 2, 3
-_MOST_DIGITS = 10  # of 7 bits each
+_MOST_DIGITS = 10  # bytes of a varint, with 7 bits each
 _TEXT_TAG = 1 << 3 | _SIZED
 
 

@@ -108,7 +108,7 @@ def test_what_no_leaf_takes_is_named(tmp_path: Path) -> None:
         ({"obs": ["state", "actions"]}, "'actions' is taken twice, as obs/actions and action"),
         ({"skip": ["state"]}, "obs names 'state', which is not a feature"),
         ({"rename": {"image": "episode/image"}}, "each step has a value of 'image', so it cannot be episode/image"),
-        ({"dtype": {"obs/depth": "uint8"}}, "dtype names 'obs/depth', and the store would have action, obs/image"),
+        ({"dtype": {"obs/depth": "uint8"}}, "dtype names 'obs/depth', but the store's leaves are action, obs/image"),
         ({"dtype": {"obs/image": "complex64"}}, "set: obs/image: a field's dtype is one of .*, not complex64"),
         ({"obs": 3}, "obs must be names of features, not 3"),
         ({"rename": ["image"]}, "rename must be a dict, not"),
