@@ -78,12 +78,12 @@ def repair(
     """Repair a damaged store.
 
     Reads everything, like verify --deep. Metadata that follows from other files is written again. A segment with
-    damaged rows is rebuilt from its whole episodes, with the same ids, and the other steps are set aside. Whatever is
-    set aside, such as damaged files and files that do not belong in a store, is moved to the store's folder
-    counters/quarantine. Segments of dead writers are sealed. Nothing is deleted except unfinished files of dead
-    processes, and the segment of --drop. Segments of living writers are left alone. The command asks on the terminal,
-    unless --yes is given, before it sets aside more steps than --max-lost-steps. Exit code 1 if steps were set aside or
-    are in quarantine, or a problem remains; with --dry-run if there is a problem.
+    damaged rows is rebuilt from its whole episodes, with the same ids. The damaged segment, other damaged files, and
+    files that do not belong in a store are set aside: moved to counters/quarantine in the store. Segments of dead
+    writers are sealed. Nothing is deleted except unfinished files of dead processes, and the segment of --drop.
+    Segments of living writers are left alone. The command asks on the terminal, unless --yes is given, before it sets
+    aside more steps than --max-lost-steps. Exit code 1 if steps were set aside or are in quarantine, or a problem
+    remains; with --dry-run if there is a problem.
     """
     if drop is not None:
         if restore is not None:

@@ -335,7 +335,7 @@ HOSTILE = [
     (put_external_storage, "infos/secret is kept in other files; copy its data into this file$"),
     (put_virtual, "infos/secret is kept in other files; copy its data into this file$"),
     (put_external_link, "infos/secret is a link to another file; copy its data into this file$"),
-    (put_filters, "infos/secret is packed by several filters"),
+    (put_filters, "infos/secret is compressed by several filters"),
     (put_many_rows, "infos/secret claims 4398046511104 bytes, which cannot come from"),
     (put_deep, "is nested deeper than 64 groups"),
     (put_texts, "'terminals' must be one flag a step, 0 or 1, not object of shape"),

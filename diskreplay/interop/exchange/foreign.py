@@ -256,6 +256,6 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
             raise FormatError(f"{what} is an array of Python objects, which could run code")
         nbytes = member.file_size - opened.tell()
         if math.prod(shape) * dtype.itemsize != nbytes:
-            raise FormatError(f"{what} does not have the bytes of its shape {shape!s:.80}")
+            raise FormatError(f"{what} has another number of bytes than its shape {shape!s:.80} needs")
         # One read: zlib takes longer for NumPy's reads of 256 KiB. `read_npz` has checked the sizes.
         return np.ndarray(shape, dtype, opened.read(nbytes), order="F" if is_fortran else "C")

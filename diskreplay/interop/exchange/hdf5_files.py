@@ -33,7 +33,7 @@ def check_is_file(path: Path) -> None:
     """Raise StoreNotFound if there is no file at a path."""
     if path.is_dir():
         found = [file.name for file in sorted(path.iterdir()) if file.suffix in _SUFFIXES]
-        listed = f": {', '.join(found[:_SHOWN])}{' and others' * (len(found) > _SHOWN)}" if found else ", in HDF5"
+        listed = f": {', '.join(found[:_SHOWN])}{' and others' * (len(found) > _SHOWN)}" if found else " in HDF5"
         raise StoreNotFound(f"{path} is a folder; give the path of a file{listed}")
     if not path.is_file():
         raise StoreNotFound(f"there is no file {path}")
@@ -110,7 +110,7 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> Shape:
         raise FormatError(f"{what} is kept in other files; copy its data into this file")
     filters = [plan.get_filter(at)[0] for at in range(plan.get_nfilters())]
     if len([each for each in filters if each not in _PLAIN_FILTERS]) > 1:
-        raise FormatError(f"{what} is packed by several filters, {filters}, which is not read")
+        raise FormatError(f"{what} is compressed by several filters, {filters}, which is not read; use one")
     shape: Shape = item.shape or ()  # HDF5's own number of points may overflow
     check_claim(math.prod(shape) * itemsize, stored, what)
     if layout == h5py.h5d.CHUNKED:

@@ -171,8 +171,8 @@ def npy(shape: Any, data: bytes = bytes(32), descr: str = "<f8") -> bytes:
 
 
 ARCHIVES = {
-    "more values than bytes": (npy((1 << 40,)), "does not have the bytes of its shape"),
-    "a negative shape": (npy((-1,)), "does not have the bytes of its shape"),
+    "more values than bytes": (npy((1 << 40,)), "has another number of bytes than its shape"),
+    "a negative shape": (npy((-1,)), "has another number of bytes than its shape"),
     "objects": (npy((4,), pickle.dumps([1, 2, 3, 4]), "|O"), "an array of Python objects, which could run code"),
     "no array": (b"text", "magic"),
 }
