@@ -1,4 +1,4 @@
-"""`diskreplay copy` and `merge`: write episodes of stores to a new one."""
+"""`diskreplay copy` and `merge`: write episodes of stores to a new store."""
 
 import os
 import shutil

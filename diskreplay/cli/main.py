@@ -90,11 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments
-        The arguments after the name of the program; None: those of the process.
+        The arguments after the name of the program; None: the arguments of the process.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # paths and names need not fit the terminal's encoding
+            stream.reconfigure(errors="backslashreplace")  # paths may not fit the terminal's encoding
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         return _run(arguments)

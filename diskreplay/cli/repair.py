@@ -38,7 +38,7 @@ def problem_lines(problems: Iterable[Problem]) -> list[str]:
 
 
 def summary(problems: Sequence[Problem], path: str) -> str:
-    """Return the last line: the number of problems, and the next command."""
+    """Return the last line of the output: the number of problems, and the next command."""
     if not problems:
         return "no problems"
     helps = "--dry-run` shows the repairs"
@@ -144,7 +144,7 @@ def report_lines(done: Repaired, dry_run: bool) -> list[str]:
 
 
 def record_of(actions: Sequence[Action], done: Repaired, dry_run: bool) -> dict[str, Any]:
-    """Return the report as a record for JSON."""
+    """Return the result of a repair as a dict for JSON."""
     return {
         "dry_run": dry_run,
         "actions": [asdict(action) for action in actions],

@@ -18,7 +18,7 @@ def one_line(error: BaseException) -> str:
 
 
 def count(number: int | None) -> str:
-    """Group the digits of a whole number: 1,234,567."""
+    """Return a whole number with groups of digits: 1,234,567."""
     return NOTHING if number is None else f"{number:,}"
 
 

@@ -47,7 +47,7 @@ def backup(
 
 
 def summary(made: Backup, to: Path) -> str:
-    """Return the last line: the size of the backup, and the bytes that it shares with the store."""
+    """Return the last line of the output: the size of the backup, and the bytes that it shares with the store."""
     amount = f"{text.plural(made.segments, 'segment')} of {text.plural(made.steps, 'step')}"
     shared = f", {text.size(made.bytes_shared)} of them shared with the store" if made.bytes_shared else ""
     line = f"backed up  {amount}, {text.size(made.bytes)}{shared}  to {text.clean(to)}"

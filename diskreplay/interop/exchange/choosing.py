@@ -447,7 +447,7 @@ class _Chooser:
         raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is not a feature; {self.advice()}")
 
     def _short(self, name: str, part: str) -> str:
-        """Return a feature's path below a part: its default path, or its name, without the part at the beginning."""
+        """Return a feature's path below a part: the end of its default path, or else its name without its prefix."""
         _, _, below = self._names[name].partition("/")
         return below or _ROLE.sub("", name)
 

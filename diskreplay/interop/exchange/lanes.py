@@ -86,8 +86,8 @@ def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order:
 def differ(one: NDArray[Any], other: NDArray[Any]) -> Bools:
     """Tell which rows of two arrays are different observations.
 
-    Rows are compared by value: a NaN equals a NaN, and 0.0 equals -0.0. A row also equals its own rounding to float32,
-    or to the narrower dtype of the two arrays, since files may round.
+    Rows are compared by value: a NaN equals a NaN, and 0.0 equals -0.0. A row also equals the same row rounded to
+    float32, or to the narrower of the two dtypes, since files may store rounded observations.
 
     Parameters
     ----------

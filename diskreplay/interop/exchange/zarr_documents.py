@@ -42,7 +42,7 @@ _ZSTD_BLOCK, _BLOSC_HEADER, _CHECKSUMS = 128 << 10, 16, 64
 
 
 class Layout(NamedTuple):
-    """The sizes and the compressor of an array, known before it is read.
+    """The sizes and the compressor of an array, as its document declares them.
 
     Attributes
     ----------

@@ -13,7 +13,7 @@ from diskreplay.interop.lerobot.features import Column, is_channels_first
 Numbers = NDArray[np.float64]
 Statistics = dict[str, Numbers]
 
-# The most images of an episode that are read, and their longest side: pixels of larger images are skipped.
+# The most images of an episode that are read, and the most pixels of a side: larger images are subsampled.
 _MOST_IMAGES, _LONGEST_SIDE = 64, 128
 
 

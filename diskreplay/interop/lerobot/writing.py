@@ -162,7 +162,7 @@ class _DataSet:
         (self._root / INFO).write_text(json.dumps(self._info(), indent=4, ensure_ascii=False), encoding="utf-8")
 
     def close(self) -> None:
-        """Close the files of a data set that stays incomplete."""
+        """Close the files that are open because an error occurred before `finish`."""
         if self._file is not None:
             self._file.close()
 
@@ -271,7 +271,7 @@ class _File:
         )
 
     def add(self, table: pa.Table, rows: Mapping[str, Array]) -> dict[str, Json]:
-        """Append an episode as a row group, and return its place for the table of episodes."""
+        """Append an episode as a row group; return its files and times as entries for the table of episodes."""
         chunk, file = divmod(self._number, _FILES_A_CHUNK)
         where: dict[str, Json] = {}
         for part in ("data", "meta/episodes", *(f"videos/{key}" for key in self._videos)):
@@ -301,7 +301,7 @@ class _File:
         return found
 
     def close(self) -> None:
-        """Close the files as they are."""
+        """Close the files."""
         self._writer.close()
         self._sink.close()
         for _, writer in self._videos.values():

@@ -1,6 +1,7 @@
 """Read episodes of Minari in HDF5: each is a group of arrays, nested as the spaces and the infos are.
 
-Minari's own functions make several objects of h5py for each array, which takes longer than to read a short array.
+Minari's own functions are not used. They make several objects of h5py for each array, which takes longer than to read a
+short array.
 """
 
 from collections.abc import Iterable, Iterator

@@ -59,7 +59,7 @@ _LEAST = 1 << 20
 
 
 class Feature(NamedTuple):
-    """One value of a step or of an episode.
+    """The description of one value of a step or of an episode.
 
     Attributes
     ----------

@@ -113,7 +113,7 @@ class DataSet:
     Attributes
     ----------
     lengths, numbers : list of int
-        The number of steps of each episode, and the number of its record.
+        For each episode, the number of its steps, and the number of its record among all records of the files.
     skipped : list of Skipped
         The episodes without a step, and damaged ones.
     leaves : dict of str to Field

@@ -11,7 +11,7 @@ from diskreplay import MissingExtra
 from diskreplay.interop.exchange.foreign import check_claim
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Pillow's modes for images of bytes, by the number of channels."""
+"""Pillow's modes for uint8 images, by the number of channels."""
 
 
 def decode_image(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

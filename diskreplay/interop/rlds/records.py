@@ -207,7 +207,7 @@ def make_example(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> byte
 
 @cache
 def example_class() -> Any:
-    """Return the message class, from its own pool: TensorFlow has the same class in the common pool."""
+    """Return the protobuf class of an example, from its own pool: the default pool has TensorFlow's class."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="records", syntax="proto3")
     field = descriptor_pb2.FieldDescriptorProto
 
