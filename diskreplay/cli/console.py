@@ -67,7 +67,7 @@ def emit(text: str) -> None:
 
 
 def save(path: Path, data: bytes) -> None:
-    """Replace a file atomically, so that a reader sees the old file or the new one; write directly to a pipe or device."""
+    """Replace a file atomically, so that a reader sees the old file or the new one; a pipe is written directly."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_bytes(data)
