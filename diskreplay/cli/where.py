@@ -232,7 +232,7 @@ class _Compiler:
 
 
 def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Episode], Any], otherwise: Value) -> Read:
-    """Return a function that combines two values, or `otherwise` if a value is missing or `work` has no result."""
+    """Return a function that combines two values; it returns `otherwise` if a value is missing or a division fails."""
 
     def read(episode: Episode) -> Value:
         one, other = left(episode), right(episode)

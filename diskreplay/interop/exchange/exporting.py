@@ -438,7 +438,7 @@ def find_not_held(
 ) -> list[NotHeld]:
     """Return the data in ``lacking`` that at least one episode has.
 
-    The search ends when an episode was found for each name. It reads no arrays of steps except priorities.
+    The search ends when an episode has been found for each name. It reads no arrays of steps except priorities.
 
     Parameters
     ----------

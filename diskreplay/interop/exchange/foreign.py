@@ -174,7 +174,7 @@ def read_document(path: Path) -> dict[str, Any]:
     FileNotFoundError
         There is no such file.
     FormatError
-        It is not a JSON object.
+        The file is not a JSON object.
     """
     try:
         document = parse_json(path.read_bytes())

@@ -560,7 +560,7 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
     place : Path
         The file or folder of the export.
     format_name : str
-        Its format, such as "npz".
+        The format of the data set, such as "npz".
     schema, metadata
         The schema and metadata that the data set has without the side folder.
 

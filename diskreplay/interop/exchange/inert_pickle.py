@@ -164,8 +164,8 @@ def _subclass(base: type) -> type:
 def load(path: Path, classes: Collection[str]) -> Any:
     """Return the object of a pickle; its classes are not imported.
 
-    Numbers, texts, bytes, lists, tuples, dicts and sets are restored. Arrays become `PickledArray`, and objects
-    of the named classes become `Record`. No code of the file runs.
+    Values of built-in types, such as numbers and dicts, are returned as they are. Arrays become `PickledArray`, and
+    objects of the named classes become `Record`. No code of the file runs.
 
     Parameters
     ----------

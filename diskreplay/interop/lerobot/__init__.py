@@ -21,7 +21,7 @@ An import follows these further rules:
 
 An export follows these rules:
 
-- Each episode is a row group, which the loader of LeRobot reads.
+- Each episode is one row group of a parquet file. The loader of LeRobot reads these files.
 - A uint8 field with three axes is an image if it has 1, 3 or 4 channels and is at least 8 pixels high and wide.
 - Names of axes, the frame rate, the robot, texts and statistics of an imported data set are written back. Statistics
   are computed again if the steps differ from the imported steps.
