@@ -1,7 +1,7 @@
-"""Reading: follows the files of a store, and makes snapshots, episodes and chunks.
+"""Reading: follows the files of a store, and gives readers snapshots, episodes and rows in memory.
 
-`follower` refreshes. `known_segments` and `followed_rows` hold the segments and rows read so far, and `live_lanes` the
-lanes that may still grow. Readers get `snapshot` and `episodes`, which never change. `chunk_table` maps the rows,
-within the bounds of `chunk_budget`. The store, views, sampling, repair, backups and commands use this package. It
-writes nothing, and asks `segments` where rows lie.
+`follower` takes a new snapshot at each refresh. `known_segments` and `followed_rows` hold the segments and rows read so
+far, and `live_lanes` the lanes that may still grow. `snapshot` and `episodes` have the classes that readers use; their
+objects never change. `chunk_table` maps the files with rows, within the bounds of `chunk_budget`. The store, views,
+sampling, repair, backups and commands use this package. It writes nothing. The package `segments` defines the files.
 """

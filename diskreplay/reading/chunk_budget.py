@@ -1,4 +1,6 @@
-"""The budget of chunks in memory: one for all stores of a process. Chunks beyond it are released.
+"""The budget of memory for chunks, shared by all stores of a process. Beyond it, older chunks are released.
+
+A chunk is a part of a field's array. A compressed array is a zarr shard: its inner chunks are decompressed one by one.
 
 Small chunk files are read into large blocks of memory, each divided into pieces of one size. Mapping a file of some
 kilobytes costs a system call, a page fault and one of the 65,530 mappings that the kernel allows a process. Reading the
@@ -27,12 +29,12 @@ BLOCK_BYTES = 2 * LARGE_PAGE
 
 
 class Piece:
-    """Memory for one chunk, reused when the last reference to it, or to an array over it, is gone."""
+    """Memory for a chunk or for several inner chunks, reused after the last reference to it or to an array over it."""
 
     __slots__ = ("__weakref__", "_memory", "address", "nbytes")
 
     def __init__(self, memory: object, address: int, nbytes: int) -> None:
-        self._memory = memory  # of the whole block, which any of its pieces keeps alive
+        self._memory = memory  # the whole block's: each piece of a block keeps the block alive
         self.address = address
         self.nbytes = nbytes
 
@@ -52,7 +54,7 @@ class Piece:
         return array
 
     def will_need(self, start: int, nbytes: int) -> None:
-        """Do nothing: the chunk is in memory already."""
+        """Do nothing, since a piece is in memory already; for a mapping, this method requests pages from the disk."""
 
 
 def lone_piece(nbytes: int) -> Piece | None:
@@ -71,7 +73,7 @@ def zeros_piece(nbytes: int) -> Piece:
 
 
 class _Block:
-    """Anonymous memory in pieces of one size."""
+    """A block of anonymous memory, divided into pieces of one size."""
 
     def __init__(self, piece_bytes: int) -> None:
         (self.memory,) = zeros((BLOCK_BYTES, np.uint8))
@@ -81,17 +83,18 @@ class _Block:
         self.free = list(range(self.count - 1, -1, -1))  # popped from the end: pages are used in order
 
     def address(self, number: int) -> int:
-        """Return the address of a piece."""
+        """Return the address of the piece with this number."""
         return self._start + number * self.piece_bytes
 
 
 class Arena:
-    """Pieces of memory for chunks, taken from blocks. An empty block is returned to the system.
+    """Allocates pieces of memory for chunks from blocks.
 
-    Empty blocks are kept while all blocks together take at most ``spare`` bytes. The system has to find and clear fresh
-    memory, which may take longer than the work on it.
+    A block is empty if none of its pieces is in use. Empty blocks are returned to the system, unless all blocks
+    together take at most ``spare`` bytes. The system would clear the memory again for the next block, which may take
+    longer than filling it.
 
-    Concurrency: any thread may allocate pieces. Any thread may drop the last reference to a piece, also in the middle
+    Concurrency: any thread may allocate pieces. Any thread may drop the last reference to a piece, even during a call
     of `allocate`.
     """
 
@@ -100,7 +103,7 @@ class Arena:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Forget all blocks, in a forked child: another thread may have been in the middle of a change."""
+        """Forget all blocks, in a forked child: another thread may have been changing them during the fork."""
         self._lock = threading.Lock()
         self._returned: deque[tuple[_Block, int]] = deque()
         self._blocks: dict[int, list[_Block]] = {}  # by the size of their pieces
@@ -111,10 +114,10 @@ class Arena:
         return sum(map(len, self._blocks.values())) * BLOCK_BYTES
 
     def allocate(self, nbytes: int, most: int) -> Piece | None:
-        """Return memory for ``nbytes`` bytes, at most `BLOCK_BYTES`.
+        """Return a piece of ``nbytes`` bytes, or None if there is no room for it.
 
-        Return None if all blocks would then take more than ``most`` bytes, or if the system has no memory for another
-        block.
+        ``nbytes`` is at most `BLOCK_BYTES`. There is no room if a new block is needed, and either all blocks would then
+        take more than ``most`` bytes or the system has no memory for the block.
         """
         size = _piece_bytes(nbytes)
         with self._lock:
@@ -147,7 +150,7 @@ class Arena:
     def keep_no_spare(self) -> None:
         """Return empty blocks to the system from now on. A finalizer may call this."""
         self.spare = 0
-        if self._lock.acquire(blocking=False):  # else the next returned piece drops them
+        if self._lock.acquire(blocking=False):  # else they are kept until a new block exceeds a caller's bound
             try:
                 while self._drop_unused():
                     pass
@@ -159,7 +162,7 @@ class Arena:
         self._try_reclaim()
 
     def _try_reclaim(self) -> None:
-        """Reclaim returned pieces. If the lock is held, its holder does so, which may be this very thread."""
+        """Reclaim returned pieces, unless the lock is held: its holder, perhaps this very thread, then does so."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 self._reclaim()
@@ -186,37 +189,38 @@ class Arena:
 
 
 def _piece_bytes(nbytes: int) -> int:
-    """Round up to whole cache lines, and to one of four sizes between two powers of two."""
+    """Return ``nbytes`` rounded up to whole cache lines, and to one of the four sizes of pieces per power of two."""
     step = max(CACHE_LINE, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return max(1, -(-nbytes // step)) * step
 
 
-# How a chunk is held: mapped; read into memory; decompressed into memory, or copied from another pack; or as a part of
-# a pack that is mapped as a whole.
+# How a chunk is held. MAPPED: its file is mapped. READ: its file was read into memory. DECOMPRESSED: it was
+# decompressed into memory, or copied from another pack. IN_PACK: the whole array of its pack is mapped at once.
 MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 
-# The kernel allows 65,530 mappings a process, and the trainer has its own.
+# The kernel allows 65,530 mappings a process; the rest is for the mappings of the trainer itself.
 MOST_MAPPINGS = 30_000
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """Bytes of memory that the machine has."""
 
-# Memory next to the page cache is bounded by a share of the machine's.
+# The most bytes for each kind of chunks outside the page cache.
 _SHARE = MEMORY // 16
 
-# Bytes for chunks that were read and not mapped.
+# The most bytes for chunks that were read and not mapped.
 MOST_READ = min(1 << 30, _SHARE)
 
-# Bytes for decompressed inner chunks. A field may use all of them if at least half of it fits. Else it gets a few:
-# to decompress a chunk again into recently used memory is then quicker than to have the system clear fresh memory.
+# The most bytes for decompressed inner chunks. A field may use all of these bytes if at least half of the field fits
+# into them. Otherwise it gets the lower bound: decompressing a chunk again into recently used memory is then quicker
+# than having the system clear fresh memory.
 MOST_DECOMPRESSED = _SHARE
 LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 
-# Bytes of a piece, which holds decompressed inner chunks one after another. A larger inner chunk has its own piece.
-# All pieces have one size: with several, a block of one size would leave for a block of another.
+# Bytes of a piece for decompressed inner chunks, which lie in it one after another. A larger inner chunk has a piece of
+# its own. The pieces have one size: with several sizes, blocks of one size would be dropped to make blocks of another.
 _PIECE_BYTES = 1 << 20
 
-# One in so many chunks leaves at once: to find the least recently used ones, all chunks are compared.
+# A release drops one in this many chunks: finding the least recently used ones takes a comparison of all chunks.
 _LEAVING = 8
 
 
@@ -252,8 +256,8 @@ class StoreChunks(Protocol):
 _uses = itertools.count(1)
 _arena, _decompressed = Arena(), Arena()
 _kept: "deque[_Kept]" = deque()
-_counts: deque[int] = deque()  # signed bytes of pieces outside the arenas; their sum is in memory
-_begun: "dict[int, tuple[Piece, int]]" = {}  # by inner chunk's bytes: a piece with room, and its count of chunks
+_counts: deque[int] = deque()  # bytes of each new piece outside the arenas, and minus the bytes of each released one
+_begun: "dict[int, tuple[Piece, int]]" = {}  # by bytes of an inner chunk: a piece with room, and the chunks in it
 os.register_at_fork(after_in_child=lambda: _reset_after_fork())
 
 _alive: "weakref.WeakSet[StoreChunks]" = fork_listeners(lambda tables: tables.reset_after_fork())
@@ -266,7 +270,7 @@ def _reset_after_fork() -> None:
 
 
 def share(tables: StoreChunks) -> None:
-    """Let other stores release chunks of these tables, and have a forked child release them all."""
+    """Register tables: other stores may release their chunks from now on, and a forked child releases all of them."""
     _alive.add(tables)
     weakref.finalize(tables, _keep_no_spare).atexit = False
 
@@ -278,21 +282,21 @@ def _keep_no_spare() -> None:
 
 
 def now() -> int:
-    """Return the number of this use; later uses have larger numbers."""
+    """Return a number for a use of chunks; later uses get larger numbers."""
     return next(_uses)
 
 
 def make_room(before: int) -> None:
-    """Release mapped chunks last used before the use ``before``, until one more mapping fits or none is left."""
+    """Release mapped chunks whose last use was before ``before``, until one more mapping fits or no more are left."""
     while count_mappings() >= MOST_MAPPINGS:
         if not _release(MAPPED, before):
             return
 
 
 def allocate(nbytes: int, before: int) -> Piece | None:
-    """Return memory to read a chunk into; None: it must be mapped.
+    """Return memory to read a chunk of ``nbytes`` bytes into, or None if the chunk must be mapped instead.
 
-    Chunks that were read and last used before ``before`` are released for it.
+    If the budget is used up, chunks that were read, and whose last use was before ``before``, are released.
     """
     piece = _arena.allocate(nbytes, MOST_READ)
     if piece is None and _release(READ, before):
@@ -301,7 +305,7 @@ def allocate(nbytes: int, before: int) -> Piece | None:
 
 
 def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
-    """Return memory beyond the budget, for a chunk that the system refuses to map; None if the system has none.
+    """Return memory beyond the budget, for a chunk that the system refuses to map; None if no memory is left.
 
     Older read chunks are released first, so only the chunks of one use exceed the budget.
     """
@@ -310,7 +314,7 @@ def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
 
 
 class Room(NamedTuple):
-    """Memory for inner chunks of one size: their number, the piece, and the place in it."""
+    """Memory for inner chunks of one size: the number of chunks, the piece, and where in it the first chunk starts."""
 
     chunks: int
     piece: Piece
@@ -318,16 +322,16 @@ class Room(NamedTuple):
 
 
 def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows: bool) -> list[Room]:
-    """Return memory for ``count`` inner chunks; release older decompressed chunks for them.
+    """Return memory for ``count`` inner chunks of ``inner_bytes`` bytes; release older decompressed chunks if needed.
 
-    ``of`` is the size of the whole field in bytes, decompressed. With ``grows``, the memory in use may grow by a block
-    if most of the field may fit. A single call that needs more than `LEAST_DECOMPRESSED` raises the bound to twice its
-    need, within `MOST_DECOMPRESSED`; it exceeds that only if no chunk can be released.
+    The memory in use stays within `LEAST_DECOMPRESSED`, or within twice the need of this call if that is more. ``of``
+    is the size of the whole field in bytes, decompressed. With ``grows``, the memory in use may also grow by a block if
+    at least half of the field fits into `MOST_DECOMPRESSED`. That bound is exceeded only if no chunk can be released.
 
     Raises
     ------
     MemoryError
-        The system has no memory for them.
+        The system has no memory for the inner chunks.
     """
     nbytes, most = max(_PIECE_BYTES, inner_bytes), max(LEAST_DECOMPRESSED, 2 * count * inner_bytes)
     if grows and of <= 2 * MOST_DECOMPRESSED:
@@ -354,7 +358,7 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
 
 
 def make_room_decompressed(nbytes: int, before: int) -> None:
-    """Release decompressed chunks last used before ``before`` until ``nbytes`` more fit the budget, or none is left."""
+    """Release decompressed chunks last used before ``before`` until ``nbytes`` more bytes fit, or all are newer."""
     while _counted() + _decompressed.nbytes + nbytes > MOST_DECOMPRESSED and _release_decompressed(nbytes, before):
         pass
 
@@ -367,7 +371,7 @@ def _decompressed_piece(nbytes: int, most: int) -> Piece | None:
 
 
 def _release_decompressed(nbytes: int, before: int) -> bool:
-    """Release about ``nbytes`` of inner chunks last used before ``before``; return False if all are newer."""
+    """Release about ``nbytes`` bytes of inner chunks last used before ``before``; return False if all are newer."""
     leaving: dict[Chunks, list[_Kept]] = {}
     for _ in range(len(_kept)):
         if nbytes <= 0 or not _kept:
@@ -387,7 +391,10 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
 
 
 def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *, is_lone: bool) -> None:
-    """Note that ``nbytes`` of a piece hold these decompressed chunks. A lone piece counts while it exists."""
+    """Note that the chunks at ``places`` of a table were decompressed into ``nbytes`` bytes of a piece.
+
+    With ``is_lone``, the piece is outside all blocks, and its bytes count as used while it exists.
+    """
     if is_lone:
         _counts.append(piece.nbytes)
         weakref.finalize(piece, _counts.append, -piece.nbytes).atexit = False
@@ -398,7 +405,7 @@ def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *,
 
 
 class _Kept(NamedTuple):
-    """Chunks that were decompressed together and are released together: the oldest first, if not in use."""
+    """Chunks that were decompressed together and are released together."""
 
     table: "weakref.ref[Chunks]"
     places: NDArray[np.int64]
@@ -407,10 +414,10 @@ class _Kept(NamedTuple):
 
 
 def _release_kept(table: Chunks, leaving: list[_Kept]) -> None:
-    """Release chunks, except reopened ones; do nothing if another thread uses the table."""
+    """Release chunks that are still in these pieces; do nothing if another thread uses the table."""
     try:
         lock = table.lock
-    except ReferenceError:  # the store's last snapshot is gone, and its tables are about to be
+    except ReferenceError:  # the store's last snapshot is gone, and its tables will soon be freed
         return
     if lock.acquire(blocking=False):
         try:
@@ -421,14 +428,17 @@ def _release_kept(table: Chunks, leaving: list[_Kept]) -> None:
 
 
 def _counted() -> int:
-    """Return the bytes of pieces outside the arenas. Any thread may drop a piece in the middle of this."""
+    """Return the bytes of pieces outside the arenas. Any thread may drop a piece during the call."""
     while len(_counts) > 1:
         _counts.append(_counts.popleft() + _counts.popleft())
     return _counts[0] if _counts else 0
 
 
 def _release(how: int, before: int = sys.maxsize) -> bool:
-    """Release the least recently used of the chunks held as ``how``; return False if no chunk is."""
+    """Release an eighth of the chunks held as ``how`` and last used before ``before``, the least recently used first.
+
+    Return False if there are no such chunks.
+    """
     with ExitStack() as held:
         tables = [table for each in _not_busy(held) for table in each.leaves.values()]
         places = [np.flatnonzero((table.bases != 0) & (table.how == how) & (table.used < before)) for table in tables]
@@ -447,7 +457,7 @@ def _release(how: int, before: int = sys.maxsize) -> bool:
 
 
 def _not_busy(held: ExitStack) -> list[StoreChunks]:
-    """Return all tables that no other thread is mapping or reading rows of, locked until ``held`` exits."""
+    """Lock and return the tables of all stores that no other thread is using; ``held`` unlocks them when it exits."""
     found = []
     for tables in each_of(_alive):
         if tables.lock.acquire(blocking=False):

@@ -36,15 +36,16 @@ from diskreplay.segments.files.mapping import (
 from diskreplay.segments.folder import GONE, LACKING, Folder, Pack
 from diskreplay.segments.segment import SegmentInfo, read_segment
 
-# Bytes. Rows of at least this size are read from disk page by page: callers request the pages they need, and no others.
-# Of narrower rows, every page is soon needed, so the system may read ahead.
+# The bytes of a wide row. The system reads only those pages of wide rows that callers need. Every page of narrower rows
+# is soon needed, so the system may read ahead.
 WIDE_ROW = 1024
 
 # Bytes of the largest chunk file that is read and not mapped. Its rows must be narrow, and its segment sealed: sealed
 # segments never change.
 LARGEST_READ = 256 << 10
 
-# The system may refuse a mapping. Others are then released, perhaps of the same batch, and opened again.
+# Attempts to map the chunks of one call. If the system refuses a mapping, other chunks are released. Some of these may
+# belong to the same call, and are opened again.
 _ATTEMPTS = 8
 
 # The binary logarithm of more rows than a lane can have.
@@ -64,9 +65,11 @@ _ROWS_A_LANE = 64
 
 
 class ChunkTable:
-    """The chunks of one array in all folders. A folder is a segment's own or a pack's; a pack has one lane.
+    """The chunks of one array in all folders of a store: addresses in memory, and what keeps them valid.
 
-    One mapping serves all chunks of a pack, unless the array is compressed, or the pack was merged into another one.
+    A folder belongs to one segment, or to a pack, where all lanes follow one another in a single line. One mapping
+    serves all chunks of a pack, unless the array is compressed, or the pack was merged into another one. The place of a
+    chunk is its index in ``bases``, ``used`` and ``how``.
 
     Concurrency: any thread. Arrays and ``holder`` are replaced under the lock of all tables. Their values never change,
     except that an address is filled in: see `ChunkTables.addresses`.
@@ -87,7 +90,8 @@ class ChunkTable:
     """
 
     def __init__(self, tables: "ChunkTables", array: RowArray) -> None:
-        # No cycle: the last snapshot's end frees old tables and their mappings, without the garbage collector.
+        # Weak, to avoid a cycle: old tables and their mappings are freed as soon as the last snapshot of them is gone,
+        # without the garbage collector.
         self._tables: ChunkTables = weakref.proxy(tables)
         self.array, self.leaf = array, array.path
         self.dtype, self.shape = array.dtype, array.shape
@@ -107,7 +111,7 @@ class ChunkTable:
         return self.first_chunk, self.chunks, self.shift, self.bases
 
     def line(self) -> TableLine:
-        """Return these arrays as the kernel `gather` reads them, under the lock."""
+        """Return these arrays as the kernel `gather` reads them; the caller holds the lock."""
         arrays, found = self.arrays(), self._line
         if found is None or not all(map(is_, found[1], arrays)):
             found = self._line = table_line(*arrays, self.row_bytes), arrays
@@ -119,7 +123,7 @@ class ChunkTable:
         return self._tables.lock
 
     def add_folders(self, folders: Sequence[Folder | None]) -> None:
-        """Add folders behind the others: a pack has room for all its chunks, a segment for one."""
+        """Add folders after the others, with places for all chunks of a pack, or for one chunk of a segment."""
         divided = [(0, 0) if folder is None else folder.division(self.leaf) for folder in folders]
         shift, chunks = np.array(divided, np.int64).reshape(-1, 2).T
         how = np.full(len(folders), MAPPED, np.uint8)
@@ -140,7 +144,7 @@ class ChunkTable:
             self._tables.note_change()
 
     def _add_places(self, bases: Ints, how: NDArray[np.uint8]) -> None:
-        count = len(self.bases)  # after an interrupt the other arrays may be longer
+        count = len(self.bases)  # if an earlier call was interrupted, the other arrays may be longer
         self.used = np.concatenate([self.used[:count], np.zeros(len(bases), np.int64)])
         self.how = np.concatenate([self.how[:count], how])
         self.bases = np.concatenate([self.bases, bases])
@@ -171,19 +175,19 @@ class ChunkTable:
                 self._map(folder, first, last, since)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunk of a growing segment's row if the chunk before it is mapped: it is soon read, too."""
+        """Map the chunk with a growing segment's row if the chunk before it is mapped: readers will soon need both."""
         folder = int(self._tables.folders[slot])
         if self.shift[folder] == LACKING:
             return
         chunk = row >> int(self.shift[folder])
         if 0 < chunk <= int(self.chunks[folder]):
-            before = self._place(folder, chunk - 1)  # first: see `_extend`
+            before = self._place(folder, chunk - 1)  # `bases` is read after this: see `_extend`
             if self.bases[before]:
                 with suppress(ReplayError, OSError):  # raised again for a caller that needs the chunk
                     self.ensure(*np.array([[slot], [0], [row], [row]]))
 
     def _has(self, folder: Ints, first: Ints, last: Ints) -> bool:
-        """Whether these chunks are in memory, at most two of each range; note their use."""
+        """Note a use of these chunks, and return whether they are in memory; False if a range has more than two."""
         if (last >= self.chunks[folder]).any() or int((last - first).max(initial=0)) > 1:
             return False
         at = self.first_chunk[folder]
@@ -222,7 +226,7 @@ class ChunkTable:
             if inside.any():
                 self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
         for folder, chunk, place in zip(folders.tolist(), chunks.tolist(), places.tolist(), strict=True):
-            if not self.bases[place]:  # else another chunk of its pack has opened it
+            if not self.bases[place]:  # else the mapping of another chunk of its pack has it, too
                 self._open(folder, chunk, use, copy=copy)
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
@@ -276,8 +280,8 @@ class ChunkTable:
             held = piece if piece is not None and found is memory else Piece.of(found)
             self.how[places] = READ
             return self._hold(places, held, np.array([held.address]))
-        # Narrow rows are mapped with the largest pages: the processor's TLB has no room for thousands of small ones,
-        # which takes a quarter of a small batch's time.
+        # Narrow rows are mapped with huge pages. With thousands of small pages, TLB misses of the processor take a
+        # quarter of a small batch's time.
         found.advise(MADV_RANDOM if self.wide else MADV_HUGEPAGE)
         if isinstance(source, Pack):
             every = np.arange(int(self.chunks[folder]))
@@ -312,7 +316,10 @@ class ChunkTable:
         return int(self.first_chunk[folder]) + chunk
 
     def _extend(self, folder: int, chunks: int) -> None:
-        """Give a folder room for more chunks, at the end of the arrays. Readers may still use its old places."""
+        """Move a folder to new places at the end of the arrays, with room for at least ``chunks`` chunks.
+
+        Readers may still use its old places.
+        """
         have = int(self.chunks[folder])
         if chunks <= have:
             return
@@ -323,18 +330,22 @@ class ChunkTable:
         how = np.append(self.how[old : old + have], more.astype(np.uint8))
         self._add_places(np.append(self.bases[old : old + have], more), how)
         self.used[start : start + have] = self.used[old : old + have]
-        # A new dict: readers of the old places hold the old dict, and only new places are released with their folder.
+        # A new dict with the new places instead of the old ones. Readers of the old places hold the old dict, which
+        # keeps their chunks mapped.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
-        # Replaced, not changed in place: a reader may hold the arrays. The start is replaced before the length: readers
-        # without the lock read the length first, then the start and the addresses, and so find all of them.
+        # Replaced, not changed in place: a reader may hold the arrays. Readers without the lock read the length first,
+        # then the start and the addresses. The start is replaced before the length, so the places that they read exist.
         first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
         first_chunk[folder], counts[folder] = start, room
         self.first_chunk, self.chunks = first_chunk, counts
         self._tables.note_change()
 
     def release(self, places: Ints) -> None:
-        """Release the chunks at these places, under the lock. Chunks in use stay: see `ChunkTables.addresses`."""
+        """Release the chunks at these places; the caller holds the lock.
+
+        A chunk stays in memory while a reader holds a guard or an array of it: see `ChunkTables.addresses`.
+        """
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
         if len(places) > len(holder):  # such as all places of a store that was just opened
@@ -357,10 +368,13 @@ class ChunkTable:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def rows_in(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
-        """Return rows of a line (a lane) of a folder, in parts. Raises the errors of `ensure`."""
+        """Return the rows ``[first, stop)`` of a line (a lane) of a folder, in one array per chunk or mapping.
+
+        Raises the errors of `ensure`.
+        """
         bits = int(self.shift[folder])
         where, first_chunk, last_chunk = np.array([[folder], [first >> bits], [(stop - 1) >> bits]])
-        # One thread at a time: another thread's chunks may need the room that these have just taken.
+        # The lock is held until the rows were taken: another thread could release these chunks to map its own.
         with self._tables.lock:
             self._ensure(where, first_chunk, last_chunk)
             return self._blocks(folder, line, first, stop)
@@ -378,7 +392,7 @@ class ChunkTable:
     def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
         """Return the value at each ``(slots[i], lane[i], row[i])``, ``(n, *shape)``."""
         out = np.empty((len(row), *self.shape), self.dtype)
-        # One segment and one thread at a time: a chunk may need the room that another has just taken.
+        # One segment and one thread at a time: mapping more chunks could release these before their values are copied.
         for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
             with self._tables.lock:
@@ -418,7 +432,10 @@ class ChunkTable:
         return bool(self.shift[self._tables.folders[slot]] != LACKING)
 
     def _read_priorities(self, ids: Ints, origin: int, lanes: Ints, out: Floats) -> int:
-        """Read priorities whose chunks are in memory; return below 0 if that is all of them."""
+        """Write the priorities of steps to ``out``, up to the first whose chunk is not in memory.
+
+        Return the index of that step in ``ids``, or -1 if all priorities were written.
+        """
         tables = self._tables
         where = tables.lane_base, tables.folders, tables.first_rows
         _held, (addresses,) = tables.addresses([self.leaf])
@@ -434,12 +451,12 @@ class ChunkTable:
                 mapping = self.holder[self._place(folder, chunk)]
                 mapping.will_need((line * block.shape[1] + begin + start) * self.row_bytes, count * self.row_bytes)
             rows = block[line, begin + start : begin + start + count]
-            # A view would keep the whole piece, with all other chunks in it.
+            # A view would keep the whole piece in memory, with all other chunks in it.
             parts.append(rows.copy() if self.how[self._place(folder, chunk)] == DECOMPRESSED else rows)
         return parts
 
     def _block(self, folder: int, chunk: int) -> tuple[NDArray[Any], int]:
-        """Return the rows of a mapping or piece, ``(lanes, rows, *shape)``, and the first row of the chunk in them."""
+        """Return an array with a chunk's rows, ``(lanes, rows, *shape)``, and the index of the first of these rows."""
         source, place = self._tables.folder(folder), self._place(folder, chunk)
         held, address = self.holder[place], int(self.bases[place])
         if not isinstance(source, Pack):
@@ -452,7 +469,7 @@ class ChunkTable:
 
 
 class MappingGuard:
-    """Keeps the chunks mapped that all tables have at one moment, for as long as it is referenced."""
+    """Keeps the present chunks of tables in memory for as long as it is referenced, even if a table releases them."""
 
     __slots__ = ("__weakref__", "_holders")
 
@@ -460,14 +477,14 @@ class MappingGuard:
         self._holders = [table.holder for table in tables]
 
     def is_of(self, tables: Collection[ChunkTable]) -> bool:
-        """Return whether it guards all present chunks of these tables."""
+        """Return whether this guards all chunks that these tables have now."""
         return len(tables) == len(self._holders) and all(map(is_, (table.holder for table in tables), self._holders))
 
 
 def no_reference() -> MappingGuard | None:
-    """Return None, as a dead weak reference does: a reader's guard before it has read any addresses.
+    """Return None, as a dead weak reference to a guard does: for readers that have not read any addresses yet.
 
-    Readers keep a weak reference, so that they keep no chunks mapped between their calls.
+    Readers keep a weak reference to their guard, so that they keep no chunks mapped between their calls.
     """
     return None
 
@@ -475,31 +492,32 @@ def no_reference() -> MappingGuard | None:
 class ChunkTables:
     """The tables of all arrays of a store. All stores of a process share one budget: see `chunk_budget`.
 
-    The rows of a segment lie in its own folder, or in the folder of a pack. A slot is the place of a segment among all.
+    The rows of a segment lie in its own folder, or in the folder of a pack. A slot is the index of a segment: its
+    number minus the number of the first one.
 
     Old snapshots keep their tables, so the chunks that they have mapped stay mapped after an eviction.
 
     Attributes
     ----------
     known : list of Folder or None
-        All folders; None: it is gone.
+        All folders by number; None for a folder that is gone.
     packs : dict of int to Pack
-        The folders that are packs, by their place in ``known``.
+        The folders that are packs, by their index in ``known``.
     folders : (slots,) int64
-        The folder of each slot's segment, -1 if it has none.
+        The index in ``known`` of the folder of each slot's segment; -1 if the segment is gone.
     lane_base : (slots,) int64
-        The place of each segment's first lane among all lanes.
+        The index of each segment's first lane among all lanes.
     first_rows : (lanes,) int64
         The first row of each lane in its pack, or `frozen.OWN_FOLDER`.
     leaves : dict of str to ChunkTable
         The table of each array.
     held : MappingGuard
-        Another object after an array or holder of any table was replaced: see `addresses`.
+        The guard of all present chunks; a new object after an array or holder of a table was replaced: see `addresses`.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self.root, self._counters = root, counters
-        # Folders of segments that may still get priorities, and the counter of changes when they were last read.
+        # Folders of segments that may still get priorities, and the counter SEALED when these were last read.
         self._lacking, self._counted = set[int](), -1
         self.lock = threading.RLock()
         self.known: list[Folder | None] = []
@@ -510,7 +528,7 @@ class ChunkTables:
         chunk_budget.share(self)
 
     def note_change(self) -> None:
-        """Tell readers, under the lock, that arrays of tables were replaced."""
+        """Replace ``held``, which tells readers that arrays of tables were replaced; the caller holds the lock."""
         self.held = MappingGuard(self.leaves.values())
 
     def addresses(self, leaves: Iterable[str]) -> tuple[MappingGuard, list[Addresses]]:
@@ -521,7 +539,7 @@ class ChunkTables:
         arrays without another call.
         """
         with self.lock:
-            if not self.held.is_of(self.leaves.values()):  # an interrupt came between a change and its note
+            if not self.held.is_of(self.leaves.values()):  # an interrupt came between a change and `note_change`
                 self.note_change()
             tables = [self.leaves[leaf] for leaf in leaves]
             return self.held, [table.arrays() for table in tables]
@@ -554,10 +572,10 @@ class ChunkTables:
         return self.leaves.get(layout.PRIORITY)
 
     def add_slots(self, infos: list[SegmentInfo | None], lane_base: Ints, lanes: int) -> None:
-        """Add segments in the order of their numbers, each with a folder of its own.
+        """Add slots for the next segments, each with a folder of its own.
 
-        None: the segment was evicted already, or is in a pack. ``lane_base`` has all slots, new ones included;
-        ``lanes`` is the number of their lanes.
+        An info of None means that the segment was evicted already, or is in a pack: its slot gets no folder here.
+        ``lane_base`` has all slots, new ones included; ``lanes`` is the number of lanes of all slots.
         """
         with self.lock:
             there = np.array([info is not None for info in infos], np.bool_)
@@ -577,12 +595,12 @@ class ChunkTables:
             self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return the place of lanes: the folder, the line (lane) in each chunk, and the rows of it before the lane's.
+        """Return where rows of lanes lie: folder, line in its chunks, and number of the line's rows before the lane.
 
         Raises
         ------
         SegmentGone
-            A segment has no folder any more.
+            A segment was evicted or set aside.
         """
         folder = self.folders[slot]
         if (folder < 0).any():
@@ -592,7 +610,7 @@ class ChunkTables:
         return folder, np.where(is_own, lane, 0), np.where(is_own, 0, first)
 
     def reward_sums(self, slot: int, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the stored sums of rewards of ended episodes of a sealed segment, and a mask of the stored ones."""
+        """Return stored sums of rewards of episodes of a sealed segment, and a mask of the episodes that have one."""
         folder = self.folder_of(slot) if 0 <= slot < len(self.folders) else None
         if folder is None or not folder.info.sealed:
             return np.zeros(len(row)), np.zeros(len(row), np.bool_)
@@ -600,12 +618,12 @@ class ChunkTables:
         return folder.reward_sums.find(line, before + row, steps)
 
     def folder_of(self, slot: int) -> Folder | None:
-        """Return the folder of a slot; None: it is gone."""
+        """Return the folder of a slot, or None if it is gone."""
         number = int(self.folders[slot])
         return None if number < 0 else self.known[number]
 
     def info(self, slot: int) -> SegmentInfo | None:
-        """Return the attributes of the folder of a slot; None: it is gone."""
+        """Return the attributes of the folder of a slot, or None if it is gone."""
         folder = self.folder_of(slot)
         return None if folder is None else folder.info
 
@@ -627,7 +645,7 @@ class ChunkTables:
         return decompressed, sum(self.packs[folder].compressed_bytes(leaf) or 0 for folder in packs)
 
     def lanes_of(self, slot: int, origin: int) -> tuple[int, Ints] | None:
-        """Return the writer of a slot's segment and the numbers of its lanes; None: it is gone."""
+        """Return the writer of a slot's segment and the numbers of its lanes, or None if the segment is gone."""
         folder = self.folder_of(slot)
         return None if folder is None else folder.lanes_of(slot + origin)
 
@@ -646,13 +664,13 @@ class ChunkTables:
             if has_priorities and leaf not in self.leaves:  # most stores never have them
                 table = ChunkTable(self, self.root.blueprint.with_priority.arrays[leaf])
                 table.add_folders(self.known)
-                self.leaves = {**self.leaves, leaf: table}  # another thread may go through the tables
+                self.leaves = {**self.leaves, leaf: table}  # replaced, as another thread may iterate over it
                 self.note_change()
             elif has_priorities:
                 self.leaves[leaf].note_array(number)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunk of a row in each array whose chunk before it is mapped."""
+        """Map the chunk of a row in each array of steps, if the chunk before it is mapped."""
         for leaf, table in self.leaves.items():
             if not layout.is_of_episodes(leaf):
                 table.follow(slot, row)
@@ -685,7 +703,7 @@ class ChunkTables:
         return self._copy(folders)
 
     def with_pack(self, slots: Ints, pack: Pack) -> "ChunkTables":
-        """Return tables that have these slots, one for each segment of a pack, in the pack."""
+        """Return tables with the segments of these slots moved to a pack; the pack has one member for each slot."""
         folders = self.folders.copy()
         folders[slots] = number = len(self.known)
         new = self._copy(folders)
@@ -697,9 +715,9 @@ class ChunkTables:
         return new
 
     def _copy(self, folders: Ints) -> "ChunkTables":
-        """Return a copy with these folders of slots, without the folders that no slot is in."""
+        """Return a copy with ``folders`` as the folders of slots; folders without a slot are gone in the copy."""
         new = ChunkTables(self.root, self._counters)
-        with self.lock, new.lock:  # other threads see the new tables already
+        with self.lock, new.lock:  # `chunk_budget.share` has shown the new tables to other threads already
             is_there = np.zeros(len(self.known) + 1, np.bool_)
             is_there[folders] = True  # the extra last place is for slots without a folder, -1
             gone = [at for at, folder in enumerate(self.known) if folder is not None and not is_there[at]]

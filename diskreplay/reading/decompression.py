@@ -15,26 +15,26 @@ from diskreplay.reading.chunk_budget import MEMORY, Room
 from diskreplay.segments.shards import Shard
 from diskreplay.workers import Job, Workers
 
-# Inner chunks for each thread, at least: starting a thread takes a tenth of a millisecond.
+# The least number of inner chunks per thread: starting a thread takes a tenth of a millisecond.
 _LEAST = 16
 _MOST_THREADS = 4
-# After so many calls without a read from disk, blocks are not requested ahead until a call reads from disk again.
+# After this many calls without a read from disk, blocks are not requested ahead until a call reads from disk again.
 _WARM_CALLS = 32
-# Bytes read from disk at once, if the compressed field takes at most `_MOST_BYTES`, a quarter of the memory:
-# neighbouring inner chunks are then soon needed, too.
+# Bytes read from disk at once, if the compressed field takes at most `_MOST_BYTES`, a quarter of the memory: the
+# neighbouring inner chunks then stay in the page cache until they are needed.
 _BLOCK_BYTES = 64 << 10
 _MOST_BYTES = MEMORY // 4
 
 
 Part = tuple[Ints, Room]
-"""Inner chunks of a shard, none of them all zeros, and memory for them."""
+"""Numbers of inner chunks of a shard, and memory for these chunks. Chunks of zeros are not stored, and not included."""
 
 
 def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
-    """Decompress all parts, in this thread and others.
+    """Decompress all parts into their memory, in this thread and others.
 
-    ``on_disk`` is the size of the whole compressed field in bytes. After an interrupt another thread may still
-    decompress a part: it keeps the shard, and the memory of all parts, alive.
+    ``on_disk`` is the size of the whole compressed field in bytes. After an interrupt, another thread may still
+    decompress a part; it then keeps the shard and the memory of all parts alive.
 
     Raises
     ------
@@ -72,13 +72,16 @@ def _decompress_next(shard: Shard, parts: Iterator[Part]) -> None:
 
 
 class _Cold:
-    """Predicts whether calls read from disk, by the latest ones. Any thread may use it; the last call counts."""
+    """Predicts from the latest calls of `decompress`, by any thread, whether the next call will read from disk."""
 
     def __init__(self) -> None:
         self.calls_until_warm = _WARM_CALLS
 
     def ask(self, shard: Shard, numbers: Ints, block: int) -> None:
-        """Have the disk read all blocks of these inner chunks now, instead of one by one during the decompression."""
+        """Request all blocks of these inner chunks at once, unless they are probably cached.
+
+        Otherwise the disk would read them one by one during the decompression.
+        """
         if self.calls_until_warm > 0:
             get_kernel("advise")(*_blocks(shard, numbers, block), MADV_WILLNEED)
 
@@ -88,7 +91,7 @@ class _Cold:
 
 
 def _blocks(shard: Shard, numbers: Ints, block: int) -> tuple[Ints, Ints]:
-    """Return the file's blocks that hold inner chunks: addresses and bytes of ranges of whole pages, in order."""
+    """Return the parts of the mapped file to read for some inner chunks: addresses and bytes of whole pages."""
     first, stop = shard.offsets[numbers], shard.offsets[numbers] + shard.sizes[numbers]
     first, stop = first // block * block, -(-stop // block) * block
     return whole_pages(shard.mapping.address + first, np.minimum(stop, shard.mapping.nbytes) - first)

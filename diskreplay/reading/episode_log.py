@@ -1,4 +1,7 @@
-"""The ended episodes that a reader knows, and the episodes that it leaves out: evicted by hand, lost, or discarded."""
+"""The ended episodes that a reader has found, and the episodes that it leaves out.
+
+An episode is left out if it was evicted by hand (`Store.evict`), lost to damage, or discarded by its writer.
+"""
 
 from typing import Protocol
 
@@ -23,10 +26,10 @@ from diskreplay.segments.documents.root import Root
 class EpisodeLog:
     """Ended episodes in the order of their discovery.
 
-    ``table`` has them. ``generation`` changes when their positions or ends change.
+    ``table`` has these episodes. ``generation`` changes when the position or the end of an episode in it changes.
 
-    Concurrency: one thread appends. Tables made earlier never change: appends write behind them, and a removal makes
-    new arrays.
+    Concurrency: one thread appends. Tables made earlier never change: appends write after their last line, and a
+    removal makes new arrays.
     """
 
     def __init__(self, generation: int = 0) -> None:
@@ -40,7 +43,7 @@ class EpisodeLog:
         return len(self.table)
 
     def reserve(self, room: int) -> Ints:
-        """Return the array of all lines, with ``room`` free lines at the end; `extend_to` makes them episodes."""
+        """Return the array of all lines, with ``room`` free lines at the end; `extend_to` adds these to the table."""
         size = len(self.table)
         if size + room > len(self._lines):
             # A quarter more, and not twice as much: a reader keeps this memory in addition to the page cache.
@@ -63,7 +66,7 @@ class EpisodeLog:
         self.extend_to(end, self.steps + int(episodes.steps.sum()))
 
     def remove(self, gone: NDArray[np.bool_]) -> None:
-        """Drop the episodes where ``gone`` is True; positions change, and with them the generation."""
+        """Drop the episodes where ``gone`` is True. This changes positions, so the generation changes."""
         if not gone.any():
             return
         self.table = self.table.select(~gone)
@@ -95,7 +98,7 @@ class Evicted:
         return len(self._key)
 
     def contains(self, ids: Ints, lanes: Ints) -> NDArray[np.bool_]:
-        """Return whether each id is a step of these episodes; ``lanes`` is the number of lanes of its segment."""
+        """Return whether each id is a step of these episodes; ``lanes`` has the lane count of each id's segment."""
         if not len(self._key):
             return np.zeros(len(ids), np.bool_)
         key = _keys(ids, lanes)
@@ -104,7 +107,7 @@ class Evicted:
         return inside
 
     def with_more(self, episodes: EpisodeTable) -> "Evicted":
-        """Return these episodes and more."""
+        """Return these episodes together with ``episodes``."""
         return Evicted(EpisodeTable.concatenate([self.episodes, episodes])) if len(episodes) else self
 
     def without(self, segments: Ints) -> "Evicted":
@@ -115,8 +118,8 @@ class Evicted:
 class Evictions:
     """Follows the list of evictions by hand, and finds the episodes that its entries name. Not thread-safe.
 
-    Ranges of rows that were lost to damage are found in the same way; segments name them. ``found`` are the episodes of
-    both.
+    Episodes that were lost to damage are found in the same way; their segments list them. ``found`` has the evicted and
+    the lost episodes.
     """
 
     def __init__(self, root: Root) -> None:
@@ -143,7 +146,7 @@ class Evictions:
         return not len(self._firsts)
 
     def split(self, episodes: EpisodeTable) -> tuple[EpisodeTable, NDArray[np.bool_]]:
-        """Return the episodes that were neither evicted nor lost, and a mask of the others. Add those to `found`."""
+        """Return the episodes that were neither evicted nor lost, and a mask of the others, which `found` then has."""
         out = np.zeros(len(episodes), np.bool_)
         if len(self._firsts) and len(episodes):
             at = np.minimum(np.searchsorted(self._firsts, episodes.first), len(self._firsts) - 1)
@@ -154,7 +157,7 @@ class Evictions:
         return episodes.select(~out), out
 
     def discard(self, at: int) -> None:
-        """Mark the episode at this position of `found` as discarded, too."""
+        """Mark the episode at this position of `found` as discarded."""
         self.found = Evicted(self.found.episodes.with_discarded(at))
 
     def forget(self, segments: Ints) -> None:
@@ -183,14 +186,14 @@ class FollowedLanes(Protocol):
         """Return the number of published rows of a lane."""
 
     def is_followed(self, slot: int, lane: int) -> bool:
-        """Return whether the log has all published episodes of a lane, and none is open."""
+        """Return whether all published rows of a lane were followed, and its last episode has ended."""
 
 
 class Discards:
     """Finds discarded episodes in the log, which keeps them in their place. Not thread-safe.
 
     ``episodes`` has all that were found, except in segments that are gone. An episode that continues across segments
-    has a part in each. On disk only the last part has the flag, so the parts before it are searched.
+    has a part in each. On disk, only the last part has the flag DISCARDED, so the earlier parts have to be searched.
     """
 
     def __init__(self) -> None:
@@ -221,7 +224,7 @@ class Discards:
         self.episodes, self._left_out = episodes, None
 
     def follow(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> EpisodeTable:
-        """Search the log's new episodes, mark the parts before discarded ones, and return all that it has."""
+        """Find discarded episodes among the log's new ones, mark their earlier parts as discarded, and return all."""
         if log.generation != self._generation:
             self._generation, self._read = log.generation, 0
             if len(self.episodes):  # some may have been evicted by hand at the same time
@@ -251,7 +254,7 @@ class Discards:
             self._seek_parts_before(episodes, follower)
 
     def _seek_parts_before(self, episodes: EpisodeTable, follower: FollowedLanes) -> None:
-        """Note where the parts before these are: each is the last episode of the lane in an earlier segment."""
+        """Note where the parts before episodes are: each is the last episode of its lane in an earlier segment."""
         continuing = episodes.select(episodes.end & CONTINUES != 0)
         positions = ((continuing.first & POSITION_MASK) % continuing.stride).tolist()
         for slot, at in zip(_slots(continuing, follower).tolist(), positions, strict=True):
@@ -268,7 +271,7 @@ class Discards:
                     break
 
     def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> tuple[EpisodeTable, bool]:
-        """Mark and return the parts that are in the log by now; the second value: no more can be found now."""
+        """Mark and return the earlier parts that were followed by now, and whether the search is over for now."""
         table, found, tails = EpisodeTable.concatenate([log.table, evictions.found.episodes]), [], sorted(self._tails)
         slots, position = _slots(table, follower), (table.first & POSITION_MASK) % table.stride
         for slot, lane in tails:

@@ -1,4 +1,4 @@
-"""The public `Episode` and the list of episodes: arrays over the mapped rows, and HTML for notebooks."""
+"""The public classes `Episode` and `EpisodeList`, with arrays over the mapped rows, and their HTML for notebooks."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,13 +28,13 @@ from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents.layout import LEAST_PRIORITY, PRIORITY, TIME
 from diskreplay.segments.episode_table import add_rewards
 
-ENDS_SHOWN = 5  # episodes at each end of a list, in a notebook
+ENDS_SHOWN = 5  # a notebook shows this many of the first and of the last episodes of a list
 
 
 def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the sum of rewards of each range of rows ``[first, stop)``, ``(n, 2)`` int64, in float64.
 
-    A sum depends on its own rows alone, to the last bit, so that predicates and tables see the same number.
+    A sum depends on the rewards of its own range alone, to the last bit, so predicates and tables see the same number.
     """
     found, steps = np.zeros(len(bounds)), bounds[:, 1] - bounds[:, 0]
     add_rewards(found, np.repeat(np.arange(len(bounds)), steps), rewards[places_of(bounds[:, 0], steps)])
@@ -76,7 +76,7 @@ class Episode:
 
     @property
     def hidden_steps(self) -> int:
-        """The number of its first steps that are hidden by the store's capacity or age limit, and never drawn again."""
+        """The number of steps, the first ones, that the store's capacity or age limit hides: they are not drawn."""
         return int(self._snapshot.hidden_steps(self._table)[0])
 
     @property
@@ -177,15 +177,15 @@ class Episode:
         return float((sums if are_known[0] else sums_between(self.reward, np.array([[0, self._steps]])))[0])
 
     def rows(self, path: str, first: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Return rows of one leaf of the steps, ``(stop - first, ...)``, without reading any others.
+        """Return rows of one leaf of the steps, ``(stop - first, ...)``, without reading other rows or leaves.
 
         Parameters
         ----------
         path : str
             A path of `Schema.step_leaves`: "reward", "obs/image", "extra/log_prob".
         first, stop : int
-            The range of rows ``[first, stop)``. None: to the end; observations may have one row more than there are
-            steps, the final observation.
+            The range of rows ``[first, stop)``; None means to the end. Observations have one row more than there are
+            steps if the episode has a final observation.
 
         Raises
         ------
@@ -207,7 +207,8 @@ class Episode:
         """Return a field by name.
 
         A field of the steps is ``(T, ...)``. An episode field is ``(...)``, or None if the episode was given no values.
-        If it was given only some of its values, the others are zeros, because a store does not tell them apart.
+        If it was given values for some episode fields only, the other fields are zeros: a store does not record which
+        were given.
         "priority" is the priority that each step was appended with, ``(T,)`` float64, NaN if it had none.
 
         Raises
@@ -282,7 +283,7 @@ class EpisodeList(Sequence[Episode]):
         if isinstance(index, str) or not hasattr(index, "__index__"):
             raise TypeError(
                 f'episodes are indexed by their number or a slice, not {index!r:.80}: store.episodes[0]["reward"] is a '
-                "field of the first one"
+                "field of the first episode"
             )
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
@@ -293,9 +294,9 @@ class EpisodeList(Sequence[Episode]):
         return Episode(self._snapshot, at)
 
 
-FRAMES, WIDEST = 8, 96  # frames of the strip, and pixels of the width of each
+FRAMES, WIDEST = 8, 96  # the number of frames that a notebook shows of an episode, and the width of each in pixels
 MOST_FIELDS, MOST_TEXT = 20, 120
-# Notebooks show no sum of more rewards, and no field or strip of frames of more bytes.
+# Notebooks do not sum the rewards of more steps, and do not show frames that take more bytes together.
 MOST_STEPS, MOST_BYTES = 1_000_000, 1 << 24
 
 
@@ -323,7 +324,7 @@ def episodes_html(total: int, shown: Sequence[tuple[int, Episode]]) -> Html:
 
 
 def _guarded(read: Callable[[], Html]) -> Html:
-    """Return the HTML, or the reason why it cannot be read: the store changes while a notebook shows it."""
+    """Return the HTML, or the reason why it cannot be made: the store may change while a notebook shows it."""
     try:
         return read()
     except MissingExtra:

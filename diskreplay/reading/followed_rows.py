@@ -22,7 +22,7 @@ from diskreplay.segments.folder import Pack, lost_ids
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
 from diskreplay.segments.segment_reader import LaneFlags, check_chunks, read_lanes, read_sealed
 
-# Bytes of flags of sealed segments to parse together.
+# Flags of sealed segments are parsed together, about this many bytes at a time.
 _AT_ONCE = 16 << 20
 
 
@@ -35,12 +35,12 @@ class _Sealed(NamedTuple):
 
 
 class FollowedRows:
-    """The rows of all segments that a reader knows, and their episodes. Used by one thread.
+    """The rows of all segments that a reader has followed, and their episodes. Used by one thread.
 
-    ``slots`` and ``tables`` have the places of the rows. ``log`` has the ended episodes; `generation` is its first
-    generation. ``live`` has the lanes that may grow; this is their `LiveLanesOwner`. ``newly_discarded`` has the
-    discarded episodes found since the caller last emptied it. ``lost`` counts the steps of segments that turned out to
-    be damaged.
+    ``slots`` and ``tables`` have the places of the rows. ``log`` has the ended episodes, and begins with the generation
+    ``generation``. ``live`` has the lanes that may grow; this object is their `LiveLanesOwner`. ``newly_discarded`` has
+    the discarded episodes that were found since the caller last emptied it. ``lost`` counts the steps of segments that
+    turned out to be damaged or gone.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class FollowedRows:
     # --- segments that come and go -----------------------------------------------------------------------------------
 
     def add(self, infos: list[SegmentInfo | None], packs: Sequence[Pack]) -> None:
-        """Take in the next segments; None: the segment is gone, or in one of these packs."""
+        """Take in the next segments; an info of None means that the segment is gone, or in one of these packs."""
         first_slot = len(self.slots.lanes)
         self._frontier.add_lanes(self.slots.add(infos, packs))
         self.tables.add_slots(infos, self.slots.lane_base, self.slots.rows.shape[1])
@@ -119,7 +119,7 @@ class FollowedRows:
         self._add_sealed(sealed)
 
     def _add_pack(self, pack: Pack, first_new: int) -> None:
-        """Take in a pack. Its known segments are read from it from now on; the others are new."""
+        """Take in a pack: segments that were followed already are read from it from now on, the others are new."""
         slots = pack.numbers - self.slots.origin
         self.tables = self.tables.with_pack(slots, pack)
         self.slots.move(slots, pack)
@@ -143,11 +143,11 @@ class FollowedRows:
         self.lost += steps - self.steps
 
     def drop(self, slots: list[int]) -> None:
-        """Empty slots.
+        """Empty the slots of segments that are gone.
 
-        Their episodes stay in the log, hidden, until they are half of it, because every sampler starts over with a new
-        log. Episodes that no limit hides are removed: a reader that opens the store now does not know them, and both
-        must agree.
+        If a limit hides their episodes, these stay in the log until they are half of it, because samplers have to read
+        a shortened log from its start. Otherwise they are removed at once: a reader that opens the store now does not
+        find them, and all readers must agree.
         """
         if not slots:
             return
@@ -209,7 +209,7 @@ class FollowedRows:
         return bool(known >= self.published_rows(slot, lane) and open_start < 0)
 
     def read_time(self, step_id: int) -> bool:
-        """Map the time of a step, or leave its segment out; return whether the time is mapped."""
+        """Map the chunk with the time of a step, or leave a damaged segment out; return whether the time is mapped."""
         slot, position = (step_id >> POSITION_BITS) - self.slots.origin, step_id & POSITION_MASK
         row, lane = divmod(position, int(self.slots.lanes[slot]))
         try:
@@ -237,7 +237,7 @@ class FollowedRows:
         if is_damaged or int(new.max()) >= MANY_ROWS:
             self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # or raises
             self.slots.set_rows(span, committed, observed)
-        elif live.checked_rows == before:  # else new chunks were the reason, and the kernel asks again if need be
+        elif live.checked_rows == before:  # else it stopped at an unchecked chunk, and stops again if one is unmapped
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self.tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
@@ -246,7 +246,7 @@ class FollowedRows:
         """Read the replaced document of a live segment; return whether the segment is sealed."""
         before, live = self.live.segments[slot], LiveSegment(self._root, self.slots.origin + slot)
         if live.folder != before.folder:
-            return False  # repair has replaced the folder, and is about to count a change
+            return False  # repair has replaced the folder, and will increment the counter of changes
         live.checked_rows = before.checked_rows
         if self.evictions.add_lost(lost_ids(live.info)):
             self.remove_evicted()
@@ -269,7 +269,7 @@ class FollowedRows:
         self.slots.note_sealed(slot)
         del self.live.segments[slot]
 
-    # --- rows that come ----------------------------------------------------------------------------------------------
+    # --- new rows ----------------------------------------------------------------------------------------------------
 
     def _parse_live(self, slot: int, at: Ints, committed: Ints, sealed: bool) -> None:
         """Take in the published rows of lanes of a live segment; ``at`` has their places among all lanes."""
@@ -304,7 +304,7 @@ class FollowedRows:
         self.slots.sealed |= there
 
     def _add_rows(self, at: Ints, first: Ints, flags: LaneFlags, sealed: bool) -> None:
-        """Take in the rows of lanes from ``first`` on, where an episode starts in each."""
+        """Take in the rows of lanes from ``first`` on; in each lane, an episode starts at this row."""
         slots = self.slots
         slot = slots.lane_slot[at]
         lane, lanes = at - slots.lane_base[slot], slots.lanes[slot]
@@ -317,7 +317,7 @@ class FollowedRows:
         self.log.append(self.evictions.split(found.ended)[0])
 
     def _set_times(self, found: ParsedEpisodes, at: Ints) -> None:
-        """Look up the times of the first steps of these episodes."""
+        """Set the time of each of these episodes: the publishing time of its first step."""
         slots = self.slots
         place, row = slots.places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
         still_open = found.open_start >= 0

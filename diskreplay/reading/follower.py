@@ -23,12 +23,13 @@ from diskreplay.segments.files.machine import clock_ns, this_clock
 from diskreplay.segments.files.numbers import present_segments, segment_numbers
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
 
-# Seconds between checks for sealed segments without a counter's hint: a process may die after it sealed one.
+# Seconds between checks for sealed segments if no counter has changed: a process may die after it has sealed a segment,
+# and before it counts that.
 CHECK_EVERY_S = 1.0
 # Attempts to read a store; one fails if segments are merged into a pack meanwhile.
 _ATTEMPTS = 100
 
-# The plain functions, until a sampler loads numba anyway.
+# The kernels as plain Python functions. They are used until `follow_with`, which samplers call, since they load numba.
 _PLAIN: dict[str, Kernel] = {"advance": advance, "advance_hiding": advance_hiding}
 
 
@@ -38,7 +39,7 @@ class Follower:
     An unreadable segment is left out, and listed in `damaged`, with a warning if ``warns`` is True. ``snapshot`` is the
     latest snapshot.
 
-    Concurrency: any thread; one refreshes at a time. It writes nothing and takes no lock on disk.
+    Concurrency: any thread; one refreshes at a time. A follower writes nothing and takes no lock on disk.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, warns: bool = True) -> None:
@@ -91,13 +92,16 @@ class Follower:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Release every mapping. Arrays over mappings, and batches being gathered, keep theirs."""
+        """Release every mapping, except mappings that arrays, or batches being gathered, still use."""
         with self._lock:
-            self._broken = True  # a refresh after an interrupted close starts over
+            self._broken = True  # even if this is interrupted, the next refresh starts over
             self._now.rows.release()
 
     def refresh(self) -> tuple[Snapshot, int]:
-        """Take a new snapshot; return it and the number of new steps since the last one, not reduced by evictions."""
+        """Take a new snapshot; return it and the number of steps added since the last one.
+
+        Steps that were evicted or hidden meanwhile do not reduce the number.
+        """
         with self._lock:
             try:
                 if not self._broken:
@@ -119,10 +123,10 @@ class Follower:
 
 
 class _Generation:
-    """The state of a store since it was last read as a whole. Used by one thread.
+    """The state of a store, from one read of the whole store until the next. Used by one thread.
 
-    ``known`` has its segments, ``rows`` their rows, and ``snapshot`` is the latest snapshot. The constructor reads the
-    store. It and `update` raise `Merged` if the whole store has to be read again.
+    ``known`` has the segments, ``rows`` has their rows, and ``snapshot`` is the latest snapshot. The constructor reads
+    the store. The constructor and `update` raise `Merged` if the whole store has to be read again.
     """
 
     snapshot: Snapshot
@@ -137,17 +141,17 @@ class _Generation:
     ) -> None:
         self._root, self._counters, self.known = root, counters, known
         self._words = counters.read()
-        # Limits hide steps one by one, in the order of their times. Without a limit, times are not read, unless an
-        # earlier limit has hidden steps: these stay hidden.
+        # Limits hide steps one by one, in the order of their times. In a store without a limit, times are only read if
+        # an earlier limit has hidden steps, since these stay hidden.
         self._limits = replace(root.limits)
         self._is_timed = self._limits.are_set or bool(self._words[[layout.FRONTIER, layout.HORIZON]].any())
         self._raw = b""
         self._until = 0  # the counters hide all steps published before this time
-        self._clock = this_clock()  # or the newest segment's of this boot
+        self._clock = this_clock()  # replaced by the clock of the newest segment that was written in this boot
         self._next_check_at = 0.0
         self.rows = FollowedRows(root, counters, known, kernel(self.kernel_name), number, self._is_timed)
         self.update(force=True)
-        # Tables that grew part by part leave up to half their size behind.
+        # Tables that grew in several steps leave freed memory of up to half their size in the process.
         give_back_free(max(len(self.rows.log), len(known.slots.lanes)))
 
     @property
@@ -159,7 +163,7 @@ class _Generation:
         """Take in all changes and make a new snapshot; return the number of steps that became visible."""
         raw, rows = self._counters.raw(), self.rows
         if raw == self._raw and not (force or rows.live.segments or self._limits.max_age_s is not None):
-            return 0  # a store at rest: the fast path of every batch
+            return 0  # nothing has changed: the fast path, as samplers refresh for every batch
         changed, arrived = force, 0
         if force or raw != self._raw:
             self._raw = raw
@@ -177,7 +181,7 @@ class _Generation:
             changed |= self._add_newly_sealed()
         until = self._until
         if self._limits.max_age_s is not None:
-            # By the clock of the newest segments.
+            # The age is measured by the clock of the newest segments.
             until = max(until, clock_ns() + self._clock.wall - int(self._limits.max_age_s * 1e9))
         record = rows.live.advance(changed, until, rows)
         total = rows.log.steps + rows.live.open_steps
@@ -227,13 +231,13 @@ class _Generation:
         self.rows.add(infos, packs)
 
     def _drop_gone(self, *, everywhere: bool) -> None:
-        """Release the segments that retention has deleted; ``everywhere``: all others without a folder, too."""
+        """Release the segments that retention has deleted; with ``everywhere``, all other missing segments, too."""
         words, slots = self._counters.read(), self.known.slots
         horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
         known = np.flatnonzero(slots.lanes)
         below = known[slots.last[known] < horizon]
         if not (self._limits.max_age_s is not None or words[layout.EVICTION_ENTRIES] or everywhere):
-            # Only segments taken in neither as sealed nor as live: others leave as sealed ones, or are reread.
+            # Only segments that are neither sealed nor live: sealed ones fall below the horizon, live ones are reread.
             known = known[~slots.sealed[known] & ~np.isin(known, list(self.rows.live.segments))]
         numbers = np.unique(slots.folder[known]).tolist()
         gone = set(numbers) - set(present_segments(self._root, numbers))

@@ -55,12 +55,12 @@ def warn_of_damage(root: Root, number: int, detail: str) -> None:
     )
 
 
-# Numbers from the oldest existing segment to the newest: far more than any store can hold.
+# The most numbers from the oldest existing segment to the newest: far more than any store can hold.
 MOST_SLOTS = 1 << 22
 
 
 class Merged(Exception):
-    """Segments were merged into a pack, or returned, while they were read: the whole store has to be read again.
+    """Segments were merged into a pack, or appeared again, during a read: the whole store has to be read again.
 
     ``least`` is the lowest number of a segment in a pack, if it is below all known numbers.
     """
@@ -70,9 +70,10 @@ class Merged(Exception):
 
 
 class Slots:
-    """The slots of segments: number ``origin`` has slot 0. Not thread-safe.
+    """The slots of segments: the segment with number ``origin`` has slot 0. Not thread-safe.
 
-    Snapshots share some of the arrays, so `lanes`, `sealed` and `clocks` are replaced when an old slot changes.
+    Snapshots share some of the arrays. So when an old slot changes, `lanes`, `sealed` and `clocks` are replaced by
+    changed copies.
 
     Attributes
     ----------
@@ -107,7 +108,10 @@ class Slots:
         return self.origin + len(self.lanes)
 
     def add(self, infos: Sequence[SegmentInfo | None], packs: Sequence[Pack]) -> int:
-        """Add slots for the next segments; return the number of new lanes. None: it is gone, or in one of ``packs``."""
+        """Add slots for the next segments; return the number of new lanes.
+
+        An info of None means that the segment is gone, or in one of ``packs``.
+        """
         start, count = self.end, len(infos)
         lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
         clocks, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -139,7 +143,7 @@ class Slots:
         self.folder[slots] = pack.info.number
 
     def set_rows(self, places: Ints | slice, committed: Ints, observed: Ints) -> None:
-        """Note the rows of lanes that were followed."""
+        """Set the numbers of committed and of observed rows of the lanes at ``places``."""
         self.rows[following.COMMITTED, places], self.rows[following.OBSERVED, places] = committed, observed
 
     def note_sealed(self, slot: int) -> None:
@@ -172,8 +176,8 @@ class Slots:
 class KnownSegments:
     """Reads the segments of one store, and notes the segments that it cannot read. Not thread-safe.
 
-    Segments from number ``least`` on may exist, even if the counters say otherwise. ``slots`` are the slots of all.
-    ``damaged`` has the damage of each segment that is left out, by number.
+    Segments from number ``least`` on may exist, even if the counters say otherwise. ``slots`` has the slots of all
+    segments. ``damaged`` describes the damage of each segment that is left out, by number.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, warns: bool, least: int) -> None:
@@ -194,7 +198,7 @@ class KnownSegments:
         return min([first, *(number for number in listed_numbers(self._root) if least <= number < first)])
 
     def read(self, number: int) -> SegmentInfo | None:
-        """Return a segment's attributes; None: it is gone, was never written, or is damaged."""
+        """Return a segment's attributes, or None if it is gone, was never written, or is damaged."""
         try:
             info = read_shown(self._root, number)
             return None if self._was_removed(info) else info
@@ -210,7 +214,7 @@ class KnownSegments:
         Raises
         ------
         FormatError
-            A later release wrote it, which is not damage.
+            A later release of diskreplay wrote the segment, which is not damage.
         """
         if isinstance(error, UnknownFeature):
             raise error
@@ -225,7 +229,7 @@ class KnownSegments:
             warn_of_damage(self._root, number, detail)
 
     def _was_removed(self, info: SegmentInfo) -> bool:
-        """Return whether a segment is below the horizon, or had left for its age and is back after a loss of power."""
+        """Return whether a segment had been evicted by a limit and is back, for example after a power cut."""
         if self._root.has_horizon and info.came_before(self._counters.peek(layout.HORIZON)):
             return True
         limit = self._root.limits.max_age_s
@@ -267,7 +271,7 @@ class KnownSegments:
         if taken and min(taken) < self.slots.origin:
             raise Merged(min(taken))
         if any(number < start and self.slots.lanes[number - self.slots.origin] == 0 for number in taken):
-            raise Merged  # the member had left, or could not be read
+            raise Merged  # the member was gone before, or could not be read
         end = start + len(infos)
         if any(start <= n < end and infos[n - start] is None and n not in taken for n in self.merged_since(end)):
             raise Merged  # the member was gone before it was read
@@ -287,5 +291,5 @@ class KnownSegments:
                 raise Merged
 
     def merged_since(self, first: int) -> set[int]:
-        """Return the numbers of the segments in packs whose number is at least ``first``."""
+        """Return the numbers of all segments that were merged into packs with numbers from ``first`` on."""
         return merged_numbers(self._root, first) if self._counters.peek(layout.NEXT_SEGMENT) > first else set()

@@ -28,8 +28,8 @@ from diskreplay.segments.rebuild import read_shown
 class Segments(NamedTuple):
     """The segments from number ``origin`` on, as `kernels.frozen` describes them.
 
-    For each segment: its number of lanes, the place of the first one, the wall time of its rows' time 0, and its
-    folder. ``first_rows`` has the first row of each lane in a pack.
+    The arrays have for each segment: its number of lanes, the place of its first lane among all lanes, the wall time of
+    its rows' time 0, and its folder. ``first_rows`` has the first row of each lane in a pack.
     """
 
     origin: int
@@ -53,8 +53,8 @@ def _places(oldest: Ints) -> Ints:
 class CapacityFrontier:
     """The first visible row of each lane. Used by one thread.
 
-    The newest ``capacity`` steps stay visible, by time and then by id; None: all steps. ``hides`` says whether steps
-    are ever hidden one by one.
+    The newest ``capacity`` steps stay visible, by time and then by id; with None, all do. ``hides`` is False if the
+    store has no limit, so that no step is ever hidden.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class CapacityFrontier:
         return max(self.found[hiding.PAST], self.found[hiding.BEHIND])
 
     def add_lanes(self, count: int) -> None:
-        """Add ``count`` lanes behind the others."""
+        """Add ``count`` lanes after the others."""
         self._set_oldest(np.append(self.oldest, np.zeros(count, np.int64)))
         if self._by_place is not None:
             self._by_place = np.append(self._by_place, _places(np.zeros(count, np.int64)), axis=1)
@@ -141,7 +141,7 @@ class CapacityFrontier:
         self._forget(log.generation)
         hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
-        # No later than in a reader that starts now: samplers order ids by it, and must agree.
+        # Not later than the REACHED of a reader that starts now: samplers order ids by it, and all must agree.
         gone = log.table.time[self.oldest[place] == hiding.NEVER].max(initial=-1) + 1
         self.found[hiding.REACHED] = max(self.hidden_before, int(gone)) if hidden else 0
 
@@ -189,7 +189,7 @@ class LiveLanesOwner(Protocol):
         """Extend the log to ``end`` lines and ``steps`` steps, without episodes that were evicted or lost."""
 
     def read_time(self, step_id: int) -> bool:
-        """Map the time of a step, or leave its segment out; return whether the time is mapped."""
+        """Map the chunk with the time of a step, or leave a damaged segment out; return whether the time is mapped."""
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
         """Make the rows of a live segment readable for the kernel, or leave it out if it is damaged or gone."""
@@ -212,7 +212,7 @@ class LiveSegment:
 
     def read(self, before: Ints) -> tuple[Ints, Ints]:
         """Return the numbers of committed and of observed rows of each lane; ``before``: committed at the last call."""
-        # `observed` first: if it is one more than the later `committed`, the extra row follows these very rows.
+        # `observed` is read first: if it is one more than the later `committed`, the extra row follows these very rows.
         observed = self.observed.copy()
         committed = self.committed.copy()
         lanes = len(committed)
@@ -226,16 +226,16 @@ class LiveSegment:
 
     def may_be_sealed(self) -> bool:
         """Return whether it is sealed, or its attributes were replaced or are gone."""
-        # It may have been sealed between the follower's read of its state and the construction of this.
+        # It may have been sealed after the follower read its state, and before this object was made.
         return self.info.sealed or identify(self.metadata) != self.info.document
 
 
 class LiveLanes:
     """Follows the lanes of segments that may still grow. Used by one thread.
 
-    ``kernel`` is `advance` or `advance_hiding` of `kernels.advance`, compiled or not. It writes the lines of newly
-    ended episodes behind ``log``, and hides steps for ``frontier``. ``leaves`` are the arrays that it reads: flags, and
-    times if steps may be hidden.
+    ``kernel`` is `advance` or `advance_hiding` of `kernels.advance`, compiled or not. It writes newly ended episodes to
+    the free lines of ``log``, and hides steps for ``frontier``. ``leaves`` are the arrays that the kernel reads: flags,
+    and times if steps may be hidden.
 
     Attributes
     ----------
@@ -314,7 +314,7 @@ class LiveLanes:
         return record
 
     def _serve(self, status: int, owner: LiveLanesOwner) -> None:
-        """Provide the data whose lack has stopped the kernel."""
+        """Provide the data that the kernel needs to continue; ``status`` tells why it has stopped."""
         found, frontier = self._found, self._frontier
         self._held = no_reference  # some of the arrays may be replaced here
         if status == advancing.UNREADY:
@@ -349,13 +349,13 @@ class LiveLanes:
         return held
 
     def _count_open(self) -> int:
-        """Return the number of steps of open episodes. Other changes of them replace the log or list the segments."""
+        """Return the number of steps of open episodes in growing segments, which the kernel then keeps up to date."""
         place = places_of(self.growing[:, following.PLACE], self.growing[:, following.LANES])
         start = self._lanes[following.OPEN_START, place]
         return int((self._lanes[following.COMMITTED, place] - start)[start >= 0].sum())
 
     def _note_log_end(self) -> None:
-        """Note the end of the log: the kernel writes newly ended episodes behind it, while the array has room."""
+        """Note the end of the log, after which the kernel writes newly ended episodes while the array has room."""
         self._table = self._log.table
         self._size = len(self._table)
         self._found[following.ENDED], self._found[following.ENDED_STEPS] = self._size, self._log.steps

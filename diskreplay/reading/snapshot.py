@@ -34,7 +34,8 @@ from diskreplay.segments.files.locks import is_locked
 from diskreplay.segments.sealing import may_seal
 from diskreplay.workers import computed_once
 
-# Newest ended episodes to search first, as most lookups are of these; then so many times more.
+# A search begins with this many of the newest ended episodes, as most lookups are of these. Each further search has
+# _MORE times as many.
 _NEWEST, _MORE = 1024, 8
 
 
@@ -63,7 +64,7 @@ class LaneMap:
     slot : (segment lanes,) int64
         The slot of the segment.
     following, previous : (segment lanes,) int64
-        The place of the same lane in the writer's next segment, and in the one before; -1: it has none.
+        The place of the same lane in the writer's next segment, and in the one before; -1 if there is no such segment.
     """
 
     def __init__(self) -> None:
@@ -87,8 +88,8 @@ class LaneMap:
             self._clear(snapshot.origin)
         seen, slots = len(self._base), len(snapshot.lanes)
         if slots <= seen:
-            return  # an older snapshot may come again
-        # From the places, not from `lanes`: a deleted segment keeps its places, and has no lanes in the snapshot.
+            return  # all its segments are known: a caller may pass an older snapshot after a newer one
+        # Counted by places, not taken from `lanes`, where a deleted segment has 0 although it keeps its places.
         self._base = snapshot.lane_base
         self._counts = np.diff(np.append(snapshot.lane_base, len(snapshot.committed)))
         keys = [self.key]
@@ -105,16 +106,16 @@ class LaneMap:
         self.previous[order[1:][same]] = order[:-1][same]
 
     def places(self, ids: Ints) -> Ints:
-        """Return the place of the segment lane of each id; `update` has taken in its snapshot."""
+        """Return the place of the segment lane of each id; the snapshot of the ids was passed to `update` before."""
         slot = (ids >> POSITION_BITS) - self._origin
         places: Ints = self._base[slot] + (ids & POSITION_MASK) % self._counts[slot]
         return places
 
     def next_rows(self, snapshot: Any, places: Ints) -> Ints:
-        """Return the next segment lane with rows of the same lane, for each of ``places``; -1: it has none."""
+        """Return the place of the same lane in the next segment where it has rows, for each of ``places``; else -1."""
         found = self.following[places]
         while True:
-            found[found >= len(snapshot.committed)] = -1  # in segments that came later
+            found[found >= len(snapshot.committed)] = -1  # in segments that are newer than the snapshot
             empty = found >= 0
             empty[empty] = snapshot.committed[found[empty]] == 0
             if not empty.any():
@@ -124,13 +125,16 @@ class LaneMap:
     def growing(self, snapshot: Any) -> Ints:
         """Return the keys of all lanes of writers with an unsealed segment, in order."""
         live = ~snapshot.sealed & (snapshot.lanes > 0)
-        there = slice(len(snapshot.committed))  # without segments that came later
+        there = slice(len(snapshot.committed))  # without segments that are newer than the snapshot
         writers = np.unique(self.key[there][live[self.slot[there]]] >> LANE_BITS)
         return self.keys[np.isin(self.keys >> LANE_BITS, writers)]
 
 
 def is_abandoned(snapshot: Any, writer: int) -> bool:
-    """Return whether a writer with unsealed segments died: no segment is locked, and this process would see a lock."""
+    """Return whether a writer with unsealed segments has died: it locks none of them, as far as this process can see.
+
+    Locks of other machines are not visible on a shared file system, so their writers do not count as dead.
+    """
     growing = map(snapshot.tables.info, np.flatnonzero(~snapshot.sealed & (snapshot.lanes > 0)).tolist())
     live = [info for info in growing if info is not None and info.writer == writer]
     return all(may_seal(info) and not is_locked(info.lock_path) for info in live)
@@ -140,7 +144,7 @@ def is_abandoned(snapshot: Any, writer: int) -> bool:
 
 
 class SegmentTable(NamedTuple):
-    """The segments of a snapshot. Snapshots share it until a segment comes, is sealed, or leaves.
+    """The segments of a snapshot. Snapshots share one table until a segment is added, is sealed, or is deleted.
 
     ``slot = (id >> 35) - origin`` indexes arrays of slots. Live lanes are the lanes of segments that may grow.
 
@@ -161,7 +165,7 @@ class SegmentTable(NamedTuple):
     growing : (segments, 3) int64
         The segments that may grow: slot, number of lanes, and the place of the first one among live lanes.
     live_base : (slots,) int64
-        The place of the segment's first lane among live lanes, -1 if it has none.
+        The place of the segment's first lane among live lanes, -1 if the segment cannot grow.
     live_places : (live lanes,) int64
         The place of each live lane among all lanes.
     head : (`frozen.HEAD`,) int64
@@ -189,7 +193,7 @@ class SegmentTable(NamedTuple):
 
     @classmethod
     def of(cls, growing: Ints, **columns: Any) -> "SegmentTable":
-        """Return the table of these columns; ``growing`` is the one of `LiveLanes`."""
+        """Return the table of these columns; ``growing`` is the attribute of `LiveLanes`."""
         slot, width, place = growing[:, [following.SLOT, following.LANES, following.PLACE]].T
         column = np.cumsum(width) - width
         lines = np.ascontiguousarray(np.stack([slot, width, column], axis=1))
@@ -254,7 +258,7 @@ class Snapshot:
 
     @property
     def generation(self) -> int:
-        """A number that changes with the positions in ``log``; see `SegmentTable`."""
+        """A number that changes when the positions of episodes in ``log`` change; see `SegmentTable`."""
         return self.segments.generation
 
     @property
@@ -311,9 +315,10 @@ class Snapshot:
         return self._counters[following.OBSERVED]
 
     def rows_of(self, number: int) -> Ints | None:
-        """Return the number of complete rows of each lane of a segment that may grow; None: it is sealed, or not here.
+        """Return the number of complete rows of each lane of a segment that may grow.
 
-        A segment that is newer than this snapshot has one lane, without rows.
+        Return None if the segment is sealed or gone. A segment that is newer than this snapshot counts as one lane
+        without rows.
         """
         slot = number - self.origin
         if slot >= len(self.lanes):
@@ -381,7 +386,7 @@ class Snapshot:
         return found, given
 
     def _ended_episodes(self, ids: Ints) -> EpisodeTable:
-        """Return the ended episode of each of these steps; a line of zeros if it is open or gone."""
+        """Return the ended episode of each of these steps; a line of zeros if its episode is open or gone."""
         found, missing, count = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.arange(len(ids)), _NEWEST
         keys = lane_keys(ids, self.origin, self.lanes)
         while len(missing) and len(self.log):
@@ -401,7 +406,7 @@ class Snapshot:
     def value_places(self, episodes: EpisodeTable) -> tuple[Ints, Ints, Ints]:
         """Return the slots, lanes and rows of the values of ended episodes, in the arrays of episode fields.
 
-        All of these episodes were given values. For the rows see `ChunkTables.value_rows`.
+        All ``episodes`` must have values. For the rows see `ChunkTables.value_rows`.
         """
         slots = (episodes.first >> POSITION_BITS) - self.origin
         row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)
@@ -455,7 +460,7 @@ class Snapshot:
         return kept + count(self.open, self.open.steps) - hidden, hidden, discarded, discarded - (total - kept)
 
     def kept_reward_sums(self, episodes: EpisodeTable) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the stored sums of rewards of one segment's episodes, and a mask of the episodes that have one."""
+        """Return the stored reward sums of episodes, all in one segment, and a mask of the episodes that have one."""
         slot = int(episodes.first[0] >> POSITION_BITS) - self.origin
         row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)
         return self.tables.reward_sums(slot, lane, row, episodes.steps)
@@ -502,7 +507,7 @@ class Snapshot:
         return there
 
     def evicted(self, ids: Ints) -> NDArray[np.bool_]:
-        """Return whether each id, of a row in the snapshot's segments, is in an episode of `evictions`."""
+        """Return whether each id is in an episode of `evictions`; the segments of all ids must be in the snapshot."""
         return self.evictions.contains(ids, self.lanes[(ids >> POSITION_BITS) - self.origin])
 
     def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:
@@ -513,5 +518,5 @@ class Snapshot:
         lanes = int(self.lanes[slot])
         row, lane = divmod(position, lanes)
         if row + count > max(self.observed[self.lane_base[slot] + lane], self.committed[self.lane_base[slot] + lane]):
-            raise InvalidIndex(f"id {step_id} has no {count} rows")
+            raise InvalidIndex(f"the snapshot has fewer than {count} rows of the lane of id {step_id} from that id on")
         return self.leaf(leaf).rows(slot, lane, row, row + count)

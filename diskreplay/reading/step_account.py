@@ -15,8 +15,8 @@ from diskreplay.segments.documents.limiters import Inserted, RowsOf, StepCounter
 class Steps(NamedTuple):
     """The number of steps inserted into a segment or a store, and the number in each class.
 
-    A step that fits two classes counts in the later one. All steps of a damaged segment that readers leave out are
-    lost.
+    A step that fits several classes counts in the last of these below. If readers leave out a damaged segment, all its
+    steps count as lost.
     """
 
     inserted: int = 0
@@ -47,11 +47,11 @@ class StepAccount:
     total : Steps
         The steps of the store. `inserted` is `counted.ever`, and not the sum of the other classes.
     counted : Inserted
-        The steps that limiters count.
+        The counts of inserted steps that rate limiters use.
     quarantined : int
         The number of steps in quarantine that no other class counts.
     segments : dict of int to Steps
-        The steps of each segment; a pack stands for its members.
+        The steps of each segment by number. A pack is included instead of its members.
     visible : dict of int to int
         The number of visible steps of each segment, including the segments in packs.
     """
@@ -63,7 +63,7 @@ class StepAccount:
     visible: dict[int, int]
 
     def without(self, numbers: Iterable[int]) -> "StepAccount":
-        """Return the account after these segments were deleted: all their steps are evicted."""
+        """Return the account as it is when these segments have been deleted: all their steps are evicted."""
         segments, total = self.segments.copy(), self.total
         for number in numbers:
             gone = segments.pop(number)
@@ -75,7 +75,7 @@ class StepAccount:
 def read_account(follower: Follower, counter: StepCounter) -> tuple[Snapshot, StepAccount]:
     """Take a new snapshot of a store and return it with the account of the same moment.
 
-    If segments come and leave all the time, the numbers may be of slightly different moments.
+    If segments are added or deleted during the call, the numbers may be of slightly different moments.
     """
     looks = deque[Snapshot](maxlen=1)
 
@@ -100,7 +100,7 @@ def _account(counter: StepCounter, counted: Inserted, snapshot: Snapshot, damage
             evicted = count.evicted - evicted_too
             segments[number] = Steps(count.inserted, shown, hidden, evicted, discarded, count.lost)
             visible |= {slot + origin: int(by_slot[0, slot]) for slot in slots}
-        else:  # limits have hidden all its steps, and it is about to be deleted
+        else:  # limits have hidden all its steps, and it will soon be deleted
             segments[number] = Steps(count.inserted, evicted=count.inserted)
     total = Steps(*(sum(counts) for counts in zip(Steps(), *segments.values(), strict=True)))
     total = total._replace(inserted=counted.ever, evicted=total.evicted + counter.deleted)
