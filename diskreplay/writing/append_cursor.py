@@ -1,4 +1,4 @@
-"""Lanes, and the fast path of a single one: it computes the place of the next rows once for many steps."""
+"""Lanes, and the fast path of a writer with one lane: it computes where rows are written once for many steps."""
 
 from collections.abc import Mapping, Sequence
 from time import clock_gettime_ns
@@ -29,12 +29,12 @@ class Lane:
         self.cursor: AppendCursor | None = None
         self.open = False
         self.continues = False  # the next episode continues one that was cut for its length
-        self.resumes_at: list[bytes] | None = None  # if known, the first observation that it must have
+        self.resumes_at: list[bytes] | None = None  # the first observation that this next episode must have, if known
         self.pending: list[bytes] | None = None  # the observation already written for the next row
 
     @property
     def home(self) -> SegmentWriter:
-        """The lane's segment; it must have one."""
+        """The lane's segment; the lane must have one."""
         assert self.segment is not None
         return self.segment
 
@@ -52,11 +52,11 @@ class Lane:
 
 
 class AppendCursor:
-    """Reserved rows of a segment's only lane that are in one chunk of every field.
+    """Writes to reserved rows of a segment's only lane, as long as they are in one chunk of every field.
 
     `append` is the scalar fast path of `SegmentWriter.write` and `SegmentWriter.publish`: it writes the same bytes
     without the calls. Items are in the order of ``leaves``. The cursor ends before the row ``limit`` at the latest, and
-    begins no episode at ``begin_limit`` or later.
+    begins no episode at the row ``begin_limit`` or later.
 
     Concurrency: as `EpisodeWriter`.
     """
@@ -85,7 +85,7 @@ class AppendCursor:
         self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         self._begin_limit = begin_limit
         self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]
-        # Python stores its own numbers in half of numpy's time.
+        # Assigning a Python number to an element of a memoryview takes half as long as to one of an array.
         self._time = time.data if isinstance(time, np.ndarray) else time
         self._targets = [parts[leaf][0] for leaf in leaves]
         self._count = len(self._targets)
@@ -105,9 +105,9 @@ class AppendCursor:
     ) -> bool:
         """Write and publish a step and return True, or change nothing and return False.
 
-        It returns False if the step does not fit the rows of the cursor, or its observation is not the pending one. It
-        also returns False for a step that begins an episode beyond ``begin_limit`` or continues a cut one, and if there
-        is no room for the values of its episode.
+        It returns False if the step does not fit the rows of the cursor, or its observation differs from the one
+        already written to its row. It also returns False for a step that begins an episode at ``begin_limit`` or later,
+        or continues a cut episode, and for an episode's values without room.
 
         ``next_obs`` becomes the observation after the step, or a final row if ``final_flags`` are given. ``episode``
         has the values of an episode that ends. ``now`` is the time of the rows if the clock was already read.
@@ -146,7 +146,7 @@ class AppendCursor:
                 rows, next_obs = rows + 1, None
             if episode:
                 segment.write_values(0, episode)
-        # As `SegmentWriter.publish`, without the call; stores that may be refused come first.
+        # As `SegmentWriter.publish`, without the call. The assignments that a full disk may refuse come first.
         self._committed[0] = segment.rows[0] = rows
         segment.total_rows += rows - row
         if next_obs is not None:

@@ -78,7 +78,7 @@ def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _numbers(values: Any) -> Any:
-    """Return bounds from JSON as numbers: there, infinities are strings."""
+    """Return bounds from JSON as numbers: JSON has no infinities, so they are stored as strings."""
     if isinstance(values, list):
         return [_numbers(value) for value in values]
     return float(values) if isinstance(values, str) else values
@@ -105,7 +105,7 @@ class LeafCaster:
 
 
 class BytesCaster(LeafCaster):
-    """Casts observations and arrays whose values have no check."""
+    """Casts values of leaves that are observations or arrays, and have no check."""
 
     __slots__ = ("_dtype", "_shape")
 
@@ -121,7 +121,7 @@ class BytesCaster(LeafCaster):
 
 
 class NumberCaster(LeafCaster):
-    """Casts other scalars whose values have no check."""
+    """Casts values of leaves that are other scalars, and have no check."""
 
     __slots__ = ("_exact", "_high", "_low", "_others", "_usual")
 
@@ -148,7 +148,10 @@ def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCast
 
 
 def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
-    """Return types whose values fit the dtype unchanged between two bounds; NaN and infinities take the long path."""
+    """Return the usual type of a dtype's values, other types that fit unchanged, and the bounds between which they do.
+
+    NaN and infinities are outside all bounds, so `Field.cast` checks them.
+    """
     if dtype.kind == "b":
         return bool, (), (False, True)
     if dtype.kind == "f":
@@ -200,8 +203,8 @@ def as_priority(value: Any) -> float:
 def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray[np.float64]:
     """Return the initial priorities of ``count`` steps as they are stored, ``(count,)``; None means no priorities.
 
-    NaN means that a step has none. Values that are not ``chosen`` are not checked. Raises SchemaError for an infinite
-    one.
+    NaN in ``values`` means that the step has no priority. Values that are not ``chosen`` are not checked. Raises
+    SchemaError for an infinite priority.
     """
     if values is None:
         return np.zeros(count)
@@ -240,7 +243,7 @@ def as_flags(
     reward: Any = None,
     floats: bool = False,
 ) -> NDArray[np.bool_]:
-    """Return one bool per lane, ``(count,)``, perhaps the array itself; tensors on any device are accepted.
+    """Return one bool per lane, ``(count,)``, perhaps ``value`` itself; tensors on any device are accepted.
 
     The values of lanes that are not ``chosen`` are not checked. Otherwise as `as_flag`.
     """
@@ -264,7 +267,7 @@ def _shown(name: str, value: Any, reward: Any) -> str:
 
 
 def length(value: Any, name: str) -> int:
-    """Return the rows of a field of a whole episode."""
+    """Return the number of rows of a field of a whole episode."""
     try:
         return len(value)
     except TypeError:
@@ -274,5 +277,5 @@ def length(value: Any, name: str) -> int:
 def _plain(value: Any) -> NDArray[Any]:
     try:
         return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError):  # no numbers, or of a dtype that numpy lacks: not a truth value
+    except (TypeError, ValueError):  # not numbers, or a dtype that numpy does not have: not a truth value
         return np.array(None)

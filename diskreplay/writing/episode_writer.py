@@ -1,7 +1,7 @@
 """Writing episodes to segments: the flags of rows, and cuts of episodes.
 
-Both writers are thin layers over this module. Values arrive here cast and checked. So once there is room for a step,
-only the disk can refuse it, and nothing can after it is published. A step's values are items: the bytes of a row for
+Both writers are thin layers over this module. Values arrive here cast and checked. So once a step has reserved rows,
+only an error of the disk can keep it from being published. A step's values are items: the bytes of a row for
 observations and arrays, a number for other scalars.
 """
 
@@ -47,7 +47,7 @@ Truth = TypeVar("Truth", int, Array)
 
 T = TypeVar("T")
 
-# Of one lane, or of several.
+# Lanes or rows: a number, or an array for several lanes.
 Places = TypeVar("Places", int, Ints)
 
 
@@ -92,9 +92,10 @@ class EpisodeWriter:
         self.now = clock_ns()
 
     def begin_priorities(self) -> None:
-        """Expect a priority after the other items of each step from now on; segments get an array of them.
+        """Expect a priority after the other items of each step from now on; segments get an array of priorities.
 
-        Raises StorageFull, StoreLocked or StoreNotFound if a segment cannot get the array; nothing else has changed.
+        Raises StorageFull, StoreLocked or StoreNotFound if a segment cannot get the array; priorities are then not yet
+        expected.
         """
         if not self.rotation.has_priority:
             self.rotation.begin_priorities()
@@ -139,7 +140,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a step of a lane by `SegmentWriter`: its rows may be in several chunks."""
+        """Write and publish a step of a lane through `SegmentWriter`, as its rows may be in several chunks."""
         known = 0 if lane.pending is None else self.obs_count
         values = dict(zip(self.columns[known:], items[known:], strict=True))
         flags, final = _flags(lane, next_obs, terminated, truncated, episode)
@@ -158,7 +159,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a whole episode at once; ``values`` have a leading axis of its steps."""
+        """Write and publish a whole episode at once; each array of ``values`` has a leading axis of steps."""
         steps, ended = len(values[0]), terminated or truncated
         self.read_clock()
         self.cut(lane, None, None, marked=True)
@@ -167,7 +168,8 @@ class EpisodeWriter:
         flags = np.zeros(steps, np.uint8)
         flags[0] = step_flags(True, False, False, False)
         flags[-1] |= step_flags(False, False, terminated, truncated)
-        # Each row has its own time, so that rows can leave one by one; writing a row takes longer than the difference.
+        # Each row has its own time, 1 ns after the row before, so that limits can hide rows one by one. Writing a row
+        # takes longer than 1 ns, so no time is in the future.
         times = np.arange(self.now, self.now + steps)
         self.now += steps
         fields = dict(zip(self.columns, values, strict=True))
@@ -176,7 +178,7 @@ class EpisodeWriter:
             flags[-1] |= EPISODE_VALUES
         self._append_rows(lane, segment, steps, fields, final_obs, final, episode)
         if self.rotation.segment_per_episode:
-            # No row follows; lanes that wait for their next episode should not hold descriptors.
+            # No row follows in this segment, so it should hold no descriptors while the lane waits for an episode.
             segment.close()
 
     def _append_rows(
@@ -189,7 +191,7 @@ class EpisodeWriter:
         final: int,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish successive steps of a lane, and the observation after them; there is room.
+        """Write and publish successive steps of a lane, and the observation after them, in reserved rows.
 
         ``final`` has the flags of a final row after them that ends the episode, or is 0. ``episode`` has its values.
 
@@ -218,7 +220,7 @@ class EpisodeWriter:
         obs: Mapping[str, Any],
     ) -> None:
         """Write the rows after the last steps of episodes; ``obs`` has observations that are not written yet."""
-        # An interrupted append may have left bytes here.
+        # All fields are written, as an interrupted append may have left bytes in these rows.
         columns = segment.columns
         fields: dict[str, Any]
         if isinstance(rows, int):
@@ -237,10 +239,11 @@ class EpisodeWriter:
     def make_room(
         self, lane: Lane, items: Items, rows: int, *, whole: bool = False, values: bool = False
     ) -> SegmentWriter:
-        """Make room for the next rows of a lane, and return its segment; ``values``: also for values of an episode.
+        """Make room for the next ``rows`` rows of a lane, and return the segment of these rows.
 
-        ``items`` has the values of the next step, the observation first. An open episode ends if they do not continue
-        it, or if its segment has to end. ``whole``: the rows are a whole episode, and the lane has no open one.
+        ``items`` has the values of the next step, the observation first. An open episode is cut if the observation does
+        not continue it, or if its segment has to end. With ``values``, there is also room for values of an episode.
+        With ``whole``, the rows are a whole episode, and the lane has no open one.
 
         Raises StorageFull if the disk has no room. Nothing was written then, except the end of an episode that had to
         end here.
@@ -287,8 +290,8 @@ class EpisodeWriter:
     def cut(self, lane: Lane, final_obs: Items | None, episode: EpisodeItems | None, *, marked: bool = False) -> None:
         """Cut the open episode of a lane, if there is one.
 
-        The observation after its last step is kept if it is known: the one already visible, else ``final_obs``.
-        ``marked``: a flag tells readers at once that it ended; otherwise the next row does.
+        The observation after its last step is kept if it is known: the one already visible, else ``final_obs``. With
+        ``marked``, readers see at once that the episode has ended; otherwise they may see it with the next row only.
         """
         lane.continues, lane.resumes_at = False, None
         if not lane.open:
@@ -305,7 +308,7 @@ class EpisodeWriter:
             obs = {} if unwritten is None else dict(zip(self._obs_columns, unwritten, strict=True))
             self.write_final(segment, at, row, final_flags(False, has_observation, bool(episode)), obs)
             segment.publish(at, row + 1, 1, valued=at if episode else None)
-        # Else readers see the cut by what follows: a first step, or the end of the sealed segment.
+        # Otherwise readers see the cut later: by the first step of the next episode, or by the segment's sealing.
         lane.open, lane.pending = False, None
 
     def end(self, lane: Lane, final: Items | None, episode: EpisodeItems | None) -> None:
@@ -339,7 +342,10 @@ class EpisodeWriter:
         lane.open, lane.pending, lane.continues, lane.resumes_at = False, None, False, None
 
     def report_cuts_to(self, listener: Callable[[], Callable[[int], None] | None]) -> None:
-        """Register a weak reference to a function that gets the lane of each discontinuity, in place of a warning."""
+        """Register a weak reference to a function that gets the lane of each discontinuity, in place of a warning.
+
+        A discontinuity is an observation that differs from the ``next_obs`` of the step before.
+        """
         self._cut_listener = listener
 
     def _note_discontinuity(self, lane: Lane) -> None:
@@ -362,7 +368,7 @@ class EpisodeWriter:
     def _continues(self, items: list[Any], known: list[bytes] | None) -> bool:
         """Return whether a step with these items, the observation first, continues from a known observation.
 
-        If none is known, it does. Nearly always the bytes are equal; otherwise the values are compared.
+        The result is True if ``known`` is None. Values are compared if the bytes differ, which they rarely do.
         """
         if known is None or items[: len(known)] == known:
             return True
@@ -403,7 +409,7 @@ class EpisodeWriter:
 
 
 def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
-    """Return for each row whether it has the same values as another one: NaN equals NaN, and 0.0 equals -0.0."""
+    """Return for each row whether it equals the same row of ``others``: NaN equals NaN, and 0.0 equals -0.0."""
     same = rows == others
     if rows.dtype.kind == "f":
         same |= (rows != rows) & (others != others)

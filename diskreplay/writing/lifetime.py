@@ -1,11 +1,11 @@
 """The lifetime of a writer: one call at a time, none after it is closed, and sealing if it is never closed.
 
-A call deletes the attribute `free` of the lock and sets it again at its end. Deleting an attribute, or finding it
-missing, is one operation: no other thread and no signal handler comes in between. A lock of `threading` would take
-several times as long. It would also stay locked if a handler raised between its acquisition and the block that releases
-it.
+A call deletes the attribute `free` of the writer's lock, and sets it again at its end. Deleting an attribute, or
+finding it missing, is one operation: no other thread and no signal handler can run in between. A lock of `threading`
+would take several times as long. It would also stay locked if a handler raised between its acquisition and the block
+that releases it.
 
-A writer that was not closed is sealed when it is garbage collected, or when the interpreter ends.
+The segments of a writer that was not closed are sealed when it is garbage collected, or when the interpreter ends.
 """
 
 import _thread
@@ -30,9 +30,9 @@ _POLL_S = 0.001
 
 
 class CallLock:
-    """The right to use a writer: it can be acquired while the attribute `free` exists.
+    """The lock of a writer, which can be acquired while the attribute `free` exists.
 
-    `taken`: it was acquired for good by `acquire`.
+    `taken` is True if `acquire` has acquired the lock for good, and not just for one call.
     """
 
     __slots__ = ("free", "taken")
@@ -43,8 +43,8 @@ class CallLock:
     def acquire(self) -> bool:
         """Acquire the lock for good if it is free; else return False.
 
-        A call always releases it: no signal handler can run between the deletion and the block that releases it. Here
-        none can run before the lock is `taken`.
+        A call of the writer always releases the lock, since no signal handler can run between the deletion of `free`
+        and the block that sets it again. Here, no handler can run between the deletion and the assignment to `taken`.
         """
         try:
             del self.free; self.taken = True  # noqa: E702  # fmt: skip  # one line, at which tests interrupt it
@@ -58,10 +58,10 @@ class CallLock:
 
 
 class OnError:
-    """Calls a method with the error that a block raised, faster than a generator, which takes a microsecond.
+    """A context manager that calls a method with the error that its block raised.
 
-    The method's object refers to this one, which refers to it weakly: a cycle would delay its end until a garbage
-    collection.
+    One made from a generator would take a microsecond longer. The method's object keeps this one. So this one refers to
+    the method weakly: a cycle would keep both in memory until a garbage collection.
     """
 
     __slots__ = ("_method",)
@@ -78,7 +78,7 @@ class OnError:
             method(error)
 
 
-# The code objects that run while the writer in their variable `self` is in use.
+# The code objects of functions that use the writer in their variable `self` while they run.
 _codes: set[CodeType] = set()
 
 
@@ -88,7 +88,7 @@ def note_exclusive(method: Callable[..., Any]) -> None:
 
 
 def one_call_at_a_time(method: Method) -> Method:
-    """Let one thread at a time call a method of a writer; see `BaseWriter`."""
+    """Wrap a method of a writer so that one thread at a time can call it; see `BaseWriter`."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,9 +110,9 @@ def one_call_at_a_time(method: Method) -> Method:
 
 
 def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
-    """Acquire a writer's lock for good; False if a call did not end in time.
+    """Acquire a writer's lock for good, and return True; return False if a call in progress did not end in time.
 
-    It may be repeated after an interrupt.
+    The function may be called again after an interrupt.
     """
     until = time.monotonic() + timeout_s
     while not (lock.acquire() or lock.taken):
@@ -123,7 +123,7 @@ def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
 
 
 def is_inside(writer: Any) -> bool:
-    """Return whether this thread is inside a call of a writer: it then runs a signal handler, or a caster."""
+    """Return whether this thread is inside a call of a writer, for example in a signal handler during that call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code in _codes and frame.f_locals.get("self") is writer:
@@ -139,7 +139,7 @@ _TIMEOUT_S = 5.0
 
 
 class Dropped(NamedTuple):
-    """The rest of a dropped writer, and the writer itself if the interpreter ends before it is collected."""
+    """The parts of a writer that is sealed without `close`. Its reference is dead if it was garbage collected."""
 
     episode_writer: EpisodeWriter
     lock: CallLock
@@ -147,12 +147,16 @@ class Dropped(NamedTuple):
 
 
 def seal_when_dropped(writer: Any, episode_writer: EpisodeWriter, lock: CallLock) -> Any:
-    """Return a finalizer to ``detach()`` when the writer is closed; it is not ``alive`` after the interpreter's end."""
+    """Return a finalizer that seals the writer's segments; call its ``detach()`` when the writer is closed.
+
+    It is ``alive`` until then, or until it has run.
+    """
     return weakref.finalize(writer, _drop, Dropped(episode_writer, lock, weakref.ref(writer)), os.getpid())
 
 
 # The garbage collector may run at any point, in a thread that holds any lock. So dropped writers go to a queue that
-# accepts them even then. Another thread does the work, started by the only call that waits for no other thread.
+# takes no such lock. Another thread seals them. It is started by `_thread`, since `threading` would wait for the thread
+# to start.
 _waiting: queue.SimpleQueue[Dropped] = queue.SimpleQueue()
 _working = _thread.allocate_lock()
 _ending = False
@@ -178,7 +182,7 @@ def _drop(dropped: Dropped, owner: int) -> None:
 
 
 def seal_dropped() -> None:
-    """Seal the segments of dropped writers, and wait for it."""
+    """Seal the segments of all dropped writers, and wait until they are sealed."""
     with _working:
         while True:
             try:
@@ -189,7 +193,10 @@ def seal_dropped() -> None:
 
 
 def _seal(dropped: Dropped) -> None:
-    """Seal a writer's segments, and wait for it; if that fails, the next process that opens the store seals them."""
+    """Seal a writer's segments, and wait until they are sealed.
+
+    If that fails, the next process that opens the store with mode "a" seals them.
+    """
     writer, path = dropped.writer(), dropped.episode_writer.path
     if writer is not None:
         writer.refuse_calls()  # of daemon threads
@@ -214,6 +221,7 @@ def _renew() -> None:
 
 
 os.register_at_fork(after_in_child=_renew)
-# Runs before the finalizers of existing writers, which are registered at the first one.
+# `_end` has to run before the finalizers of writers. Exit functions run in reverse order, so `weakref` is made to
+# register its exit function first, which it does with the first finalizer.
 weakref.finalize(Dropped, int)
 atexit.register(_end)

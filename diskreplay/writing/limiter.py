@@ -128,7 +128,7 @@ class RateLimiter:
         return lead >= self.offset - self.error_buffer - _rounding(lead, drawn)
 
     def attach(self, store: Any) -> "AttachedLimiter":
-        """Return the limiter at work in a store, open with mode "a"; each writer and each sampler needs its own.
+        """Return an `AttachedLimiter` for one writer or sampler of a store, which must be open with mode "a".
 
         Raises
         ------
@@ -145,12 +145,15 @@ class RateLimiter:
 
 
 def _rounding(lead: float, drawn: int) -> float:
-    """Return more than a lead's rounding error: with the least error_buffer, both sides could else wait forever."""
+    """Return an upper bound of the rounding error of a lead.
+
+    Without this tolerance, both sides could wait for each other forever at the least `error_buffer`.
+    """
     return 1e-12 * (1.0 + abs(lead) + drawn)
 
 
 class AttachedLimiter:
-    """A limiter at work for one writer or one sampler.
+    """A rate limiter of one writer or one sampler, with the counts of its store.
 
     The rule holds exactly, with any number of processes: a process holds the limiter's lock from reading the counts
     until it has changed them. Drawn steps are added to one of the limiter's 64 slots, chosen by the process id. Two
@@ -178,8 +181,8 @@ class AttachedLimiter:
     def inserting(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Wait until a step may be inserted, and let no other insert or draw during the block that commits it.
 
-        While it waits, ``check`` is called now and then; an exception of it ends the wait. Raises RateLimited at the
-        timeout. In both cases nothing has changed.
+        While it waits, ``check`` is called now and then; an exception that it raises ends the wait. Raises RateLimited
+        at the timeout. In both cases nothing has changed.
         """
         lock = self._wait(self.limiter.may_insert, "insert a step", check)
         try:
@@ -190,9 +193,8 @@ class AttachedLimiter:
     def draw(self, steps: int) -> None:
         """Wait until ``steps`` steps may be drawn, and count them as drawn.
 
-        Raises RateLimited at the timeout, and StorageFull if the file system copies on write and has no room for the
-        count; nothing has changed then. Raises ValueError if both sides could wait for each other and there is no
-        timeout.
+        Raises RateLimited at the timeout, and ValueError if both sides could wait for each other forever. Raises
+        StorageFull if the file system copies on write and has no room for the count. In each case nothing has changed.
         """
         self.limiter.check_batch(steps)
         lock = self._wait(lambda inserted, drawn: self.limiter.may_draw(inserted, drawn, steps), f"draw {steps} steps")
@@ -204,7 +206,7 @@ class AttachedLimiter:
     def _wait(
         self, may: Callable[[Inserted, int], bool], action: str, check: Callable[[], None] = lambda: None
     ) -> Lock:
-        """Return the lock, held, when the counts allow the operation.
+        """Wait until the counts allow an operation, and return the lock, which is held.
 
         Raises StoreNotFound if the store was deleted or replaced since it was opened.
         """

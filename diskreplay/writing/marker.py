@@ -15,8 +15,8 @@ Durability = str | float
 
 DEFAULT_DURABILITY_S = 5.0
 _MOST_SECONDS = 1_000_000
-# More segments than these are marked together, with two syncs of the file system. Syncing the files of fewer segments
-# does not wait for the writes of other programs.
+# If more segments than this are due, they are marked together, with two syncs of the whole file system. Fewer segments
+# are synced file by file, which does not wait for the writes of other programs.
 _MOST_ALONE = 4
 
 
@@ -33,19 +33,19 @@ def check_durability(durability: Durability) -> Durability:
 
 
 class MarkedWriter(Protocol):
-    """The open segments of a writer, as the thread sees them."""
+    """A writer, as far as the marking thread uses it."""
 
     def fail(self, error: Exception) -> None:
         """Record an error: the writer's next call raises it."""
 
     @property
     def open(self) -> Iterable[SegmentWriter]:
-        """The present segments; any thread may ask."""
+        """The writer's open segments; any thread may read this."""
 
 
 @dataclass(eq=False)
 class _LeftSegment:
-    """A segment that its writer has left, and the due time of its unmarked rows."""
+    """A segment that its writer has left, and the time when its unmarked rows are due."""
 
     segment: SegmentWriter
     writer: MarkedWriter
@@ -58,8 +58,8 @@ class Marker:
 
     A segment that its writer has left is marked until it is sealed, which may take longer than the interval.
 
-    Concurrency: any thread of the process that made it. Its own thread lives while there are writers, or segments that
-    they have left.
+    Concurrency: any thread of the process that made it. The marking thread runs while there are writers, or segments
+    that they have left.
     """
 
     def __init__(self, root: Root) -> None:
@@ -102,7 +102,7 @@ class Marker:
         self._end_if_idle()
 
     def leave(self, segments: MarkedWriter, segment: SegmentWriter) -> None:
-        """Keep marking a segment that a writer leaves; the writer was added, and was not removed yet."""
+        """Keep marking a segment that a writer leaves; called after `add` and before `remove` of the writer."""
         with self._condition:
             if segments in self._every:  # else a mark failed, and it is unknown which rows are durable
                 left = _LeftSegment(segment, segments, self._every[segments], self._due[segments])
@@ -113,9 +113,9 @@ class Marker:
         return number in self._left
 
     def wait(self) -> None:
-        """Wait for the marks in progress: segments that were left before may be sealed after this.
+        """Wait for the marks in progress, before segments that their writers have left are sealed.
 
-        Later marks of such a segment do not disturb sealing.
+        Later marks of these segments do not disturb sealing.
         """
         with self._busy:
             pass
@@ -148,7 +148,7 @@ class Marker:
             self._mark(due)
 
     def _next(self) -> list[MarkedWriter] | None:
-        """Wait until a writer or segment is due, and return the due writers; None: there is no work any more."""
+        """Wait until a writer or segment is due, and return the due writers; None if there is no more work."""
         with self._condition:
             while self._has_work:
                 left = [one.due for one in self._left.values() if one.segment.has_unmarked]
@@ -171,8 +171,8 @@ class Marker:
                 with self._condition:
                     left = [left for left in self._left.values() if left.segment.has_unmarked]
                     for one in left:
-                        one.due = time.monotonic() + one.every_s  # tried again then if there is no room
-                        # A segment that a writer leaves after this is not sealed before this is done.
+                        one.due = time.monotonic() + one.every_s  # the next attempt if there is no room now
+                        # A segment that a writer leaves after this is sealed after these marks: see `wait`.
                 writers |= {segment: writer for writer in due for segment in writer.open if segment.has_unmarked}
                 writers |= {one.segment: one.writer for one in left}
                 if writers:

@@ -26,16 +26,17 @@ from diskreplay.writing.sealer import Sealer
 
 
 class Preallocator:
-    """Makes the segment after the present one, with disk blocks for its first chunks, before it is needed.
+    """Makes the writer's next segment, with disk blocks for its first chunks, before it is needed.
 
-    Until `acquire` it has no number and no place among the segments: readers do not see it. A process that dies leaves
-    a folder with a free lock, which the next process that opens the store with mode "a" removes.
+    Until `acquire`, this segment has no number and is not in the folder of segments, so readers do not see it. A
+    process that dies leaves a folder with a free lock, which the next process that opens the store with mode "a"
+    removes.
 
-    A second thread reserves the next rows of lanes: see `SegmentWriter.reserve_ahead`. It also unmaps the segments that
-    the writer has left.
+    One thread makes segments. A second thread reserves the next rows of lanes: see `SegmentWriter.reserve_ahead`. It
+    also unmaps the segments that the writer has left.
 
-    Concurrency: the thread that uses the writer. The first thread lives while there is work, the second from its first
-    work until `close`.
+    Concurrency: used by the thread that uses the writer. The first thread runs while a segment is being made, the
+    second from its first work until `close`.
     """
 
     def __init__(self, root: Root, retention: Retention) -> None:
@@ -68,7 +69,7 @@ class Preallocator:
                 raise
             self._made = segment
         except (OSError, ReplayError):
-            # No room, or the folder is gone: the call that needs the segment makes it, and raises the error.
+            # No room, or the folder is gone: the call that needs the segment tries again, and raises the error.
             pass
 
     def _wait(self) -> SegmentWriter | None:
@@ -79,7 +80,9 @@ class Preallocator:
         return made
 
     def acquire(self) -> SegmentWriter | None:
-        """Return the segment, placed among the others, or None if none was made. Waits for one in progress.
+        """Make the prepared segment one of the store's segments, and return it; None if no segment was made.
+
+        Waits for a segment that is being made.
 
         Raises StoreLocked if the store lock stayed taken for a minute, StoreNotFound if the store was deleted or
         replaced since it was opened.
@@ -99,7 +102,7 @@ class Preallocator:
     def discard(self) -> bool:
         """Remove the segment that was made or is being made; return whether there was one.
 
-        One that failed for lack of room counts too: the space that it had taken is free now.
+        A segment that could not be completed for lack of room counts, too: the space that it had taken is free now.
         """
         if os.getpid() != self._pid:
             return False  # a forked child's copy: the segment belongs to the parent
@@ -120,9 +123,9 @@ class Preallocator:
         self._reserver.begin(Job(lambda: segment.reserve_ahead(lanes)))
 
     def unmap_later(self, held: list[Mapping]) -> None:
-        """Unmap the chunks of a segment that its writer has left in the background: each takes milliseconds.
+        """Unmap the chunks of a segment, which its writer has left, in the background: each takes milliseconds.
 
-        The caller must hold no reference to them. If no thread can be started, they are unmapped at once.
+        The caller must hold no reference to the chunks. If no thread can be started, they are unmapped at once.
         """
         self._reserver.begin(Job(held.clear))
 
@@ -138,21 +141,22 @@ class Preallocator:
 
 # --- the segment of each lane ----------------------------------------------------------------------------------------
 
-# A lane that does not append keeps its segment open, and with it the writer's next one, for this many targets of rows.
+# A lane that does not append keeps an older segment open. The lane's episode is cut when the newest segment has this
+# many times the number of rows at which a segment is full.
 _MOST_TARGETS = 16
 
-# A segment for one episode whose length is not known yet.
+# The size of a segment for one episode whose length is not known yet.
 _UNKNOWN = Size(256)
 # The minimum bytes of a chunk, by the rows of a quarter of a segment. Creating, sealing and deleting a file takes as
 # long as thousands of steps. The shortest segments have no minimum: all their rows would be in one page, and damage to
-# it would cost all.
+# this page would cost all rows.
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
-# If a segment is a quarter full sooner, it would be full before the next one is ready.
+# In seconds. A segment that is a quarter full in less time would be full before the next one is made in the background.
 LEAST_QUARTER_S = 0.05
 
 
-# Segments that the parent's writers leave must not stay on disk because a child has them mapped.
+# A forked child unmaps the segments of its parent's writers: else deleted segments would keep their space on disk.
 _alive = fork_listeners(lambda rotation: rotation.unmap())
 
 
@@ -244,15 +248,15 @@ class Rotation:
         return total > 0 and (total + rows > 2 * self._target or most + rows > 2 * self._most_lane_rows)
 
     def _older_lanes(self) -> list[Lane]:
-        """Return the lanes still in the segment before the newest; none with one segment per episode."""
+        """Return the lanes in segments before the newest; no lanes with one segment per episode."""
         newest = self.newest
         return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
 
     def row_limits(self) -> tuple[int, int]:
-        """Return how many rows a lone lane may have in its segment before `EpisodeWriter` has to ask again.
+        """Return how many rows a writer's only lane may have before its next step needs another method of this class.
 
-        The first number is for any step: `preallocate` and `has_to_end`. The second is for a step that begins an
-        episode: `assign_segment`.
+        The first number is for any step: beyond it, `preallocate` and `has_to_end` have to be called. The second number
+        is for a step that begins an episode: beyond it, `assign_segment` has to be called, too.
         """
         if self.segment_per_episode:
             return 2 * self._target, 1
@@ -309,7 +313,7 @@ class Rotation:
             self.preallocator.request(self._first_number, newest.info.lanes, self._size(), self.has_priority)
 
     def _size(self) -> Size:
-        # A quarter: a chunk that was begun has all its disk blocks, and the unused part should be small.
+        # A chunk has a quarter of the rows: it gets all its disk blocks at its first row, and few should stay unused.
         rows = layout.floor_power_of_two(self._target // len(self._lanes) // 4)
         if len(self._lanes) > layout.CLOSE_LANES:
             close = layout.floor_power_of_two(layout.CLOSE_ROWS // len(self._lanes))
@@ -363,7 +367,7 @@ class Rotation:
             self._hand_over(segment)
         else:
             segment.lock.release()
-        # Last: an interrupt before this leaves it among the open segments.
+        # Last: after an interrupt before this, the segment is still open, and is released again.
         self._members.pop(segment.number, None)
         self.by_number.pop(segment.number, None)
 
@@ -383,7 +387,7 @@ class Rotation:
     def abandon(self, *, seal: bool = True) -> None:
         """Release every segment unchanged; each is sealed up to its committed rows, now or by the next process.
 
-        It may be repeated after an interrupt. After one call without ``seal``, this process seals nothing any more.
+        It may be repeated after an interrupt. After one call with ``seal=False``, later calls do not seal either.
         """
         seal = self._seals = self._seals and seal
         if self._marker is not None and not seal:
