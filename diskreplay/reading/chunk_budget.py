@@ -80,7 +80,7 @@ class _Block:
         self._start = self.memory.ctypes.data
         self.piece_bytes = piece_bytes
         self.count = BLOCK_BYTES // piece_bytes
-        self.free = list(range(self.count - 1, -1, -1))  # popped from the end: pages are used in order
+        self.free = list(range(self.count - 1, -1, -1))  # popped from its end, so that pages are used in order
 
     def address(self, number: int) -> int:
         """Return the address of the piece with this number."""
@@ -225,7 +225,7 @@ _LEAVING = 8
 
 
 class Chunks(Protocol):
-    """The chunks of one array, as `ChunkTable` has them."""
+    """The chunks of one array: the part of `ChunkTable` that this module uses."""
 
     bases: NDArray[np.int64]
     used: NDArray[np.int64]
@@ -237,11 +237,11 @@ class Chunks(Protocol):
         """The lock of all arrays of the store."""
 
     def release(self, places: NDArray[np.int64]) -> None:
-        """Release the chunks at these places, under the lock."""
+        """Release the chunks at these places; the caller holds the lock."""
 
 
 class StoreChunks(Protocol):
-    """The chunks of all arrays of a store, as `ChunkTables` has them."""
+    """The chunks of all arrays of a store: the part of `ChunkTables` that this module uses."""
 
     lock: Any
 

@@ -80,7 +80,7 @@ class ChunkTable:
         The place of the folder's first chunk, the number of its chunks, and the binary logarithm of a chunk's rows.
         ``shift`` is `LACKING` if the folder has no such array. `ChunkTables` numbers the folders.
     bases : (places,) int64
-        The address of each chunk in memory, 0 if it is not there.
+        The address of each chunk, 0 if the chunk is not in memory.
     used : (places,) int64
         The last use of each chunk, a number of `chunk_budget.now`.
     how : (places,) uint8
@@ -407,7 +407,7 @@ class ChunkTable:
         return out
 
     def priorities(self, ids: Ints, origin: int, lanes: Ints) -> Floats:
-        """Return the stored priority of each step, NaN if it has none; for the array of priorities only.
+        """Return the stored priority of each step, NaN if it has none; called for the array of priorities only.
 
         ``lanes`` has the number of lanes of each segment, from number ``origin`` on.
         """
@@ -583,7 +583,7 @@ class ChunkTables:
             self.folders, self.lane_base = np.append(self.folders, own), lane_base
             self.first_rows = np.append(self.first_rows, np.full(lanes - len(self.first_rows), OWN_FOLDER))
             self._add_folders([Folder(info) for info in infos if info is not None])
-            self._counted = -1  # they may have got priorities since they were read
+            self._counted = -1  # the segments may have got priorities since their attributes were read
 
     def _add_folders(self, folders: Sequence[Folder]) -> None:
         start = len(self.known)

@@ -111,7 +111,7 @@ class Evicted:
         return Evicted(EpisodeTable.concatenate([self.episodes, episodes])) if len(episodes) else self
 
     def without(self, segments: Ints) -> "Evicted":
-        """Return the episodes outside these segments."""
+        """Return these episodes without the episodes in ``segments``."""
         return Evicted(self.episodes.select(~np.isin(self.episodes.first >> POSITION_BITS, segments)))
 
 
@@ -180,7 +180,7 @@ class FollowedLanes(Protocol):
         """The number of the segment in the first slot."""
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
-        """Return the writer of a segment and the numbers of its lanes; None: it is gone."""
+        """Return the writer of a segment and the numbers of its lanes, or None if the segment is gone."""
 
     def published_rows(self, slot: int, lane: int) -> int:
         """Return the number of published rows of a lane."""
@@ -198,7 +198,7 @@ class Discards:
 
     def __init__(self) -> None:
         self.episodes = EpisodeTable.concatenate([])
-        self._generation, self._read = -1, 0  # of the log, and its length when it was last searched
+        self._generation, self._read = -1, 0  # the log's generation and length when it was last searched
         self._tails: set[tuple[int, int]] = set()  # slots and lanes whose last episode is a part to be found
         self._left_out: tuple[Evicted, Evicted] | None = None
 

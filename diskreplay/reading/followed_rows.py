@@ -194,7 +194,7 @@ class FollowedRows:
             self.log.append(self.evictions.split(new)[0])
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
-        """Return the writer of a segment and the numbers of its lanes; None: it is gone."""
+        """Return the writer of a segment and the numbers of its lanes, or None if the segment is gone."""
         return self.tables.lanes_of(slot, self.slots.origin) if self.slots.lanes[slot] else None
 
     def published_rows(self, slot: int, lane: int) -> int:

@@ -1,1 +1,1 @@
-"""A store: opening, limits, eviction, tables and activity. It joins reading, writing and integrity."""
+"""The store: opening, limits, eviction, tables and activity. It uses reading, writing and integrity."""

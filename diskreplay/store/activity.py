@@ -41,11 +41,12 @@ Progress = Callable[[int, int], None]
 NEWEST = 100
 """The number of newest episodes whose total rewards are averaged."""
 
-# From this number of growing lanes on, compiled code follows them: plain Python takes 70 us per lane with new rows. A
-# single look does not pay for loading that code, or even compiling it.
+# From this number of growing lanes on, compiled code follows them: plain Python takes 70 us per lane with new rows.
+# Loading that code, or even compiling it, is not worthwhile for a single look.
 _MANY_LANES = 256
 
-# Steps come evenly. Bytes grow in reserved blocks: less than a minute of them predicts nothing about an hour.
+# Seconds over which changes of steps and of bytes are measured, and the least for bytes. Bytes grow by whole reserved
+# blocks, so their growth in less than a minute does not predict an hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
 # A store at its limit in bytes is a little below it after a segment is deleted; a segment has up to a sixteenth of it.
@@ -54,7 +55,9 @@ _FULL = 7 / 8
 
 @dataclass(frozen=True)
 class Disk:
-    """The bytes of a store, and of its file system; `full_in_s` is None if the disk will not fill up at this rate.
+    """The bytes of a store, and the free bytes of its file system.
+
+    `full_in_s` is the time until the disk is full at this rate, or None if it will not be.
 
     `bytes_per_hour` is None in the first minute, and for a store at its limit, which no longer grows.
     """
@@ -69,9 +72,9 @@ class Disk:
 class RetentionActivity:
     """The limits of a store, and how fast steps leave it.
 
-    `share` is the used part of the limit in steps or bytes, of the nearer one if both are set; None without a limit.
-    `reached_in_s` is the time until the limit is reached at this rate. `steps_gone` counts inserted steps that are not
-    visible.
+    `share` is the used part of `capacity` or `capacity_bytes`: the larger part if both are set, None without either.
+    `reached_in_s` is the time until the first of them is reached at this rate. `steps_gone` counts inserted steps that
+    are not visible.
     """
 
     capacity: int | None
@@ -118,7 +121,7 @@ class Look:
 class Activity:
     """Looks at a store repeatedly. It writes nothing and takes no lock.
 
-    A look takes time for the changes since the last one, not for the size of the store.
+    The time that a look takes depends on the changes since the last one, not on the size of the store.
 
     Concurrency: one thread.
 
@@ -127,7 +130,7 @@ class Activity:
     path : Path
         The folder of the store.
     limiters : iterable of RateLimiter
-        Limiters with the arguments that writers and samplers use: these are not on disk.
+        Limiters with the arguments that writers and samplers use, as the arguments are not on disk.
     progress : callable, optional
         ``progress(done, total)`` is called with numbers of segments while their sizes are measured, before the first
         look.
@@ -237,7 +240,7 @@ class Activity:
         )
 
     def _is_full(self, steps: int, nbytes: int) -> bool:
-        """Return whether the store is at a limit: old segments leave as new ones come, so its bytes stay the same."""
+        """Return whether the store is at a limit. It then does not grow, as old segments are deleted for new ones."""
         capacity, capacity_bytes = self._root.limits.capacity, self._root.limits.capacity_bytes
         if capacity is not None and steps >= capacity:
             return True
@@ -284,12 +287,12 @@ def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: fl
     free = shutil.disk_usage(folder).free
     full = free / bytes_per_s if bytes_per_s is not None and bytes_per_s > 0 else None
     if full is not None and reached_in_s is not None and reached_in_s <= full:
-        full = None  # the store reaches its limit first, and grows no more
+        full = None  # the store reaches its limit first, and does not grow any further
     return Disk(nbytes, free, None if bytes_per_s is None else bytes_per_s * 3600, full)
 
 
 def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
-    """Return the seconds since the oldest visible step was published, according to the oldest segment with one."""
+    """Return the age in seconds of the oldest visible step of the oldest segment that has one, or None."""
     for slot in np.flatnonzero(snapshot.lanes).tolist():
         lanes, base = int(snapshot.lanes[slot]), int(snapshot.lane_base[slot])
         oldest, committed = snapshot.oldest[base : base + lanes], snapshot.committed[base : base + lanes]
@@ -311,8 +314,8 @@ def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
 class DiskUse:
     """The bytes that a store takes on disk. Not thread-safe.
 
-    A segment is measured at each look while it may grow, and once more after that, as sealing releases its reserved
-    blocks. After that it does not change.
+    A segment is measured at each look while it may grow, and at the next two looks, as sealing releases its reserved
+    blocks. After that its size does not change.
     """
 
     def __init__(self, root: Root) -> None:
@@ -353,7 +356,7 @@ class Ended(NamedTuple):
 
 
 class NewestEpisodes:
-    """The newest ended episodes, at most ``most``, and how many ended since the first look. Not thread-safe."""
+    """The newest ended episodes, at most ``most``, and the number that ended since the first look. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -404,7 +407,10 @@ def count_ended(snapshot: Snapshot) -> int:
 
 
 def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
-    """Return episodes that include the newest: of the newest segments, and if these have many, of their last rows."""
+    """Return a part of the episodes that has the newest ones.
+
+    It has the episodes of the newest segments, and only those in their last rows if they have many.
+    """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())
     enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)  # writers may have segments side by side

@@ -34,14 +34,14 @@ _ROWS_AT_ONCE = 1 << 22
 
 
 def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[str, NDArray[Any]]:
-    """Return the episodes of a snapshot as columns, oldest first, without those whose segment was evicted meanwhile."""
+    """Return the episodes of a snapshot as columns, oldest first, except episodes of segments evicted meanwhile."""
     total_rewards, gone = sum_rewards(snapshot, progress)
     table = _columns(snapshot, total_rewards)
     return {name: column[~gone] for name, column in table.items()} if gone.any() else table
 
 
 def _columns(snapshot: Snapshot, total_rewards: NDArray[np.float64] | None) -> dict[str, NDArray[Any]]:
-    """Return the columns of `episode_table`; it reads no data."""
+    """Return the columns of `episode_table` without reading data; None for ``total_rewards`` leaves that column out."""
     episodes = snapshot.episodes
     end = episodes.end
     position = episodes.first & layout.POSITION_MASK
@@ -71,7 +71,7 @@ def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[N
     start = position // episodes.stride
     total_rewards, gone = np.zeros(len(episodes)), np.zeros(len(episodes), np.bool_)
     are_known = np.zeros(len(episodes), np.bool_)
-    # Episodes are sorted by id.
+    # Episodes are sorted by id, so the episodes of a segment are next to one another.
     for some in np.split(np.arange(len(episodes)), np.flatnonzero(np.diff(segment)) + 1) if len(episodes) else []:
         total_rewards[some], are_known[some] = snapshot.kept_reward_sums(episodes.select(some))
     order = np.flatnonzero(~are_known)
@@ -229,7 +229,7 @@ def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any],
 
 
 def _unproven(info: SegmentInfo, state: str) -> int:
-    """Return an upper bound of the unproven steps of a segment without a living writer. They do not count yet."""
+    """Return an upper bound of a segment's unproven steps, which readers do not show."""
     if info.sealed or state not in ("dead", "foreign") or shows_live_rows(info):
         return info.unproven_steps
     proven = map_trusted(info)[1]
@@ -243,7 +243,7 @@ def segment_state(info: SegmentInfo) -> str:
     held = is_held(info.lock_path)
     if held or held is None:
         return "writing" if held else "unknown"
-    if read_segment(info.root, info.number).sealed:  # just sealed by the process that held the lock
+    if read_segment(info.root, info.number).sealed:  # the process that held the lock has just sealed it
         return "sealed"
     return "dead" if may_seal(info) else "foreign"
 

@@ -41,13 +41,13 @@ def create(
         sealed segments leave, the oldest first. In between, each writer adds less than two segments. None: no limit.
     max_age_s : float, optional
         Segments leave this many seconds after they were sealed. It is enforced when a segment is begun or sealed, or
-        when `Store.evict` is called. It takes effect later if only a wall clock without a time service tells the age.
-        None: never.
+        when `Store.evict` is called. Segments leave later if their age can only be told by a wall clock that no time
+        service sets. None: never.
     exist_ok : bool
         Open an existing store if it has the same schema, and the same value of each limit that is given here.
     chunk_bytes : int
-        The approximate size of a chunk file, in bytes. A process can map about 30,000 chunks; larger ones need fewer
-        mappings.
+        The approximate size of a chunk file, in bytes. A process can map about 30,000 chunks; a large store needs fewer
+        mappings with larger chunks.
     segment_steps : int or "episode", optional
         The rows, summed over all lanes, after which a writer begins a new segment. "episode": one segment per episode.
         None: chosen by size, at most 4 GiB, and at most a sixteenth of either capacity, or 1 MiB for a small
@@ -159,7 +159,7 @@ def open(path: PathLike, mode: Literal["r", "a"] = "r") -> Store:
         The store is damaged or of a version that this release does not know, or the path is a URL such as
         s3://bucket/x.
     ReadOnlyError
-        The mode is "a", and the operating system does not let this process write there.
+        The mode is "a", and the operating system does not let this process write to the store.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The activity of a store's writers, samplers and rate limiters, as the files that they write tell it."""
+"""The activity of a store's writers, samplers and rate limiters, as read from the files that they write."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,9 +30,9 @@ class Rate:
     Parameters
     ----------
     window_s : float
-        The length of the window in seconds. It always includes the previous look.
+        The length of the window in seconds. If the last look was longer ago, the window begins with that look.
     least_s : float
-        The seconds between two looks that a rate needs at least.
+        The minimum length of the time over which a rate is taken, in seconds.
     """
 
     def __init__(self, window_s: float, least_s: float = 0.0) -> None:
@@ -52,10 +52,13 @@ class Rate:
 class WriterActivity:
     """The activity of a writer.
 
-    `state` is "writing"; "dead": its segment waits for the next process that opens the store with mode "a"; "foreign";
-    "unknown"; or "closed", if it closed since the first look. `segments` are its unsealed segments. `lanes` is the
-    number of its environments. `steps` counts all its steps on disk. A power loss now would take the steps that it
-    appended in the last `durable_behind_s` seconds; None if that is unknown.
+    `state` is "writing", "dead", "foreign", "unknown" or "closed". The next process that opens the store with mode "a"
+    seals the segments of a dead writer. A foreign writer belongs to another machine, so nothing tells whether it is
+    alive. A closed writer was closed since the first look.
+
+    `segments` are the writer's unsealed segments. `lanes` is the number of its environments. `steps` counts all its
+    steps on disk. A power loss now would take the steps that it appended in the last `durable_behind_s` seconds, which
+    is None if that is unknown.
     """
 
     writer: int
@@ -69,7 +72,7 @@ class WriterActivity:
 
 
 class Writers:
-    """The writers that have been seen writing since the first look. Not thread-safe."""
+    """The writers with unsealed segments or new steps at any look so far. Not thread-safe."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -139,7 +142,7 @@ def _state(info: SegmentInfo) -> str:
 
 
 def _newest_and_undurable(info: SegmentInfo, snapshot: Snapshot) -> tuple[int, int]:
-    """Return the times of a segment's newest row, and of its oldest row that is not durable; 0 if there is none."""
+    """Return the times of a segment's newest row and of its oldest row that is not durable; 0 without such a row."""
     slot, lanes = info.number - snapshot.origin, len(info.lanes)
     if not 0 <= slot < len(snapshot.lanes) or snapshot.lanes[slot] != lanes:
         return 0, 0
@@ -171,7 +174,7 @@ def _times(
 class SavedSampler:
     """The state of a sampler when it last saved.
 
-    `batches_per_second` is taken between the two latest saves that were seen; None until then.
+    `batches_per_second` is the rate between the last two saves that looks have found, None before the second.
     """
 
     name: str
@@ -192,7 +195,7 @@ class SavedSamplers:
         self._known: dict[str, tuple[Saved, float | None]] = {}
 
     def read(self, now: float) -> list[SavedSampler]:
-        """Return the saved states by name; damaged states, and those deleted meanwhile, are left out."""
+        """Return the saved states, sorted by name; damaged states, and states deleted meanwhile, are left out."""
         names = state_names(self._root)
         self._known = {name: known for name, known in self._known.items() if name in names}
         found = []
@@ -229,9 +232,9 @@ def _count(tree: Any, name: str) -> int | None:
 class LimiterCounts:
     """The counts of a rate limiter.
 
-    Its arguments are not on disk. If the caller gave them, `samples_until_held` and `inserts_until_held` are the steps
-    that can be drawn, or inserted, before that side has to wait; `held` names the side that waits now. Else these are
-    None.
+    `samples_until_held` and `inserts_until_held` are the numbers of steps that can be drawn or inserted before that
+    side has to wait. `held` names the side that has to wait now, if any. All three are None if the caller did not give
+    the limiter, as its arguments are not on disk.
     """
 
     name: str
@@ -276,7 +279,7 @@ class Limiters:
 
 
 def _bounds(limiter: RateLimiter | None, inserted: Inserted, drawn: int) -> tuple[int | None, int | None, str | None]:
-    """Return how many steps may be drawn, and how many inserted, before that side has to wait; and who waits now."""
+    """Return the numbers of steps until samplers and until writers have to wait, and the side that has to wait now."""
     if limiter is None:
         return None, None, None
     lead = inserted.ever * limiter.samples_per_insert - drawn

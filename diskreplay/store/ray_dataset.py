@@ -26,7 +26,7 @@ from diskreplay.store.tables import column_name, hidden_column, joined
 
 Where = Callable[[Episode], bool]
 
-# Bytes of a block: small enough to have several in flight, and large enough for Ray's cost per block.
+# Bytes of a block: small enough to have several in flight, and large compared with Ray's cost per block.
 BLOCK_BYTES = 32 << 20
 NEXT_OBS = "next_obs"
 _EVERY = "..."
@@ -234,7 +234,7 @@ class ReadSteps:
 
 
 def _block(columns: tuple[Column, ...], pieces: list[list[NDArray[Any]]]) -> Any:
-    """Return rows, which come in pieces, as a block of Ray."""
+    """Return a block of Ray with the rows of all pieces; a piece has an array for each column."""
     rows = sum(len(piece[0]) for piece in pieces)
     found = zip(columns, zip(*pieces, strict=True), strict=True)
     return BlockAccessor.batch_to_block(

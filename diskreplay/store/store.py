@@ -112,11 +112,11 @@ class Store:
                 "this user write there"
             ) from error
         self._follower: Follower | None = Follower(self._root, self._counters)
-        self._is_closed, self._closer = False, 0  # the latter: the ident of the thread that is closing the store
+        self._is_closed, self._closer = False, 0  # `_closer` is the ident of the thread that is closing the store
         _alive.add(self)
 
     def _reset_after_fork(self) -> None:
-        """In a forked child, replace whatever a thread of the parent may have been using: the thread is gone."""
+        """In a forked child, replace the objects that a thread of the parent may have been using during the fork."""
         self._begin_maintenance()
         if self._follower is not None:
             self._follower.reset_after_fork()
@@ -296,7 +296,7 @@ class Store:
         if not dry_run:
             self._check_writable("repair")
             self._root.check_still_there()
-        from diskreplay.integrity.repair.repair import repair as repair_store  # a process that appends does without
+        from diskreplay.integrity.repair.repair import repair as repair_store  # a process that appends does not need it
 
         repaired = repair_store(
             self._root.home,
@@ -707,7 +707,7 @@ class Store:
             What a power loss, or a copy or move to another disk, can take from a writer that has not closed. Appended
             steps are visible to all processes at once, and survive the death of any process, with each choice.
 
-            - a number of seconds: at most the steps of that period, as a background thread makes the others durable;
+            - a number of seconds: at most the steps of that period, as a background thread makes older steps durable;
             - ``"episode"``: nothing of an episode whose end was appended, as that append waits for the disk;
             - ``"none"``: all steps outside sealed segments.
         limiter : RateLimiter, optional
@@ -740,7 +740,7 @@ class Store:
         If a call is interrupted, the next one completes it.
         """
         if self._is_closed or self._closer == threading.get_ident():
-            return  # the latter: a signal handler calls it during a call
+            return  # it is closed, or a signal handler has interrupted this thread inside `close`
         self._closer = threading.get_ident()
         try:
             self._close_now()
@@ -756,8 +756,8 @@ class Store:
             self._compaction.stop_soon()
             background = [self._sealer.drain, self._compaction.stop]
         errors = self._finish([writer.close for writer in list(self._writers)])
-        # Else this is a signal handler that interrupted a call of a writer, which may hold locks: that call closes the
-        # rest.
+        # Otherwise a signal handler has interrupted a call of a writer, which may hold locks: that call closes the
+        # rest at its end.
         if not any(writer.closes_later for writer in self._writers):
             errors += self._finish([seal_dropped, *background])
             self._counters.close()

@@ -107,7 +107,7 @@ class AppendCursor:
 
         It returns False if the step does not fit the rows of the cursor, or its observation differs from the one
         already written to its row. It also returns False for a step that begins an episode at ``begin_limit`` or later,
-        or continues a cut episode, and for an episode's values without room.
+        or continues a cut episode. Last, it returns False if there is no room for the values of the step's episode.
 
         ``next_obs`` becomes the observation after the step, or a final row if ``final_flags`` are given. ``episode``
         has the values of an episode that ends. ``now`` is the time of the rows if the clock was already read.

@@ -15,10 +15,11 @@ from diskreplay.writing.marker import Marker
 
 # Each waiting segment holds the descriptor of its lock.
 _MOST_WAITING = 128
-# With one segment per episode, syncing each would slow down the making of segments: a batch waits for more.
+# With one segment per episode, syncing each segment alone would slow writers down. So a batch waits until it has this
+# many segments, or for this many seconds.
 _FULL_BATCH = 64
 _BATCH_WAIT_S = 0.5
-# Seconds between checks whether the holder of a segment's lock has sealed it. Its sync takes at least as long.
+# Seconds between checks whether the holder of a segment's lock has sealed it. A sync takes at least as long.
 _POLL_S = 0.01
 
 
@@ -28,7 +29,7 @@ class Sealer:
     ``after`` is called when segments were sealed. ``marker`` marks segments that writers have left, until they are
     sealed.
 
-    Concurrency: any thread of the process that made it. The thread lives while there is work.
+    Concurrency: any thread of the process that made it. The sealing thread runs while there is work.
     """
 
     def __init__(self, root: Root, after: Callable[[], Any], marker: Marker) -> None:
@@ -53,15 +54,15 @@ class Sealer:
         of_dead_writer: bool = False,
         publish_delayed: Callable[[], None] | None = None,
     ) -> None:
-        """Submit an unsealed segment with its lock; waits while too many are waiting.
+        """Submit an unsealed segment with its lock; first wait while too many segments are queued.
 
         ``publish_delayed`` publishes counters that a full disk has delayed, or raises StorageFull if there is still no
         room. It is called before the segment is sealed.
 
         A segment that was already submitted is not sealed again: after an interrupt, the caller may submit it twice.
 
-        A damaged segment of a dead writer is left as it is: readers warn of it, and the user runs repair. A segment
-        that this process wrote must be sealed.
+        If a segment of a dead writer is damaged, it is left as it is: readers warn of it, and the user runs repair. If
+        a segment that this process wrote cannot be sealed, `drain` raises the error.
         """
         if of_dead_writer:
             self._of_dead_writers.add(info.number)
@@ -76,12 +77,12 @@ class Sealer:
                 self._begin()
 
     def _begin(self) -> None:
-        """Start a sealing thread, unless one is running; a signal handler may raise before it has started."""
+        """Start a sealing thread, which ends at once if another one is sealing."""
         try:
             # A daemon: if the interpreter ends without close(), the next process seals the segment.
             threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True).start()
         except RuntimeError:
-            # The interpreter is ending; from Python 3.12 on it starts no more threads. Seal in this one.
+            # The interpreter is ending; from Python 3.12 on it starts no more threads. Seal in this thread.
             self._seals_at_once = True
             self._run()
 
@@ -109,7 +110,7 @@ class Sealer:
         self._release([(info, lock) for info, lock, _ in postponed.values() if lock is not None])
         error, self._error = self._error, None
         if error is not None:
-            # Once more: the store may have been deleted only in part when the error was raised.
+            # `reason` is called again: the store may have been deleted only in part when the error was recorded.
             raise self._root.reason(error)
         for _, _, full in postponed.values():
             raise full
@@ -163,7 +164,8 @@ class Sealer:
                         continue
                     reason = self._root.reason(error)
                     if isinstance(reason, StorageFull):
-                        # A segment of a dead writer is not marked. There may be more of these than descriptors.
+                        # A lock is only held for a segment that is still marked. Segments of dead writers are not; they
+                        # may be more than the process can have descriptors.
                         is_held = self._marker.has_left(info.number)
                         held |= {info.number} if is_held else set()
                         with self._condition:
@@ -213,7 +215,7 @@ class Sealer:
             try:
                 self._seal(list({lock: (info, lock) for info, lock in batch if not lock.is_released}.values()), held)
             finally:
-                # Meanwhile `drain` may have submitted a postponed segment again, with its lock.
+                # Not the locks of postponed segments: `drain` may have submitted such a segment again meanwhile.
                 self._release([(info, lock) for info, lock in batch if info.number not in held])
             try:
                 self._after()

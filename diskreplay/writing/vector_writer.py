@@ -30,12 +30,16 @@ Bools = NDArray[np.bool_]
 _NOWHERE = -1
 _NONE = -2
 
-# Compiled when a store with many lanes is sampled: a process that only writes does not wait for the compiler.
+# The kernel that writes a step of many lanes. It is compiled when the same process samples: a process that only writes
+# does not wait for the compiler.
 STEP_KERNEL = "write_lanes"
 
 
 class Step(NamedTuple):
-    """One step of the lanes ``lanes``, or of all (None): arrays of all lanes, whose other rows are ignored."""
+    """One step of the lanes ``lanes``, or of all lanes (None). The arrays have a row for each lane of the vector.
+
+    Rows of lanes that are not in ``lanes`` are ignored.
+    """
 
     lanes: Ints | None
     values: list[Array]
@@ -60,7 +64,8 @@ class LaneArrays:
         self.continues = np.zeros(count, np.bool_)
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
         self.known = np.zeros(count, np.bool_)  # whether the observation of a lane's next row is already written
-        # Whether all lanes are open, no continuations, and `known`, as before most steps; if in doubt, False.
+        # Whether every lane is `open` and `known`, and no lane `continues`. This holds before most steps. It may be
+        # False although it holds.
         self.steady = False
         self._next_obs: list[Array] = []
         self._words: list[Array] = []  # the same bytes as integers
@@ -81,9 +86,9 @@ class LaneArrays:
                 kept[lanes] = value[lanes]
 
     def discontinuous(self, values: list[Array]) -> Bools | None:
-        """Return a mask of the lanes whose observation differs from their known one; None if there are none.
+        """Return a mask of the lanes whose observation differs from their known one; None if no observation differs.
 
-        Bytes are compared first, and values only if these differ.
+        Bytes are compared first, and values only if the bytes differ.
         """
         found = None
         if not self.steady and not np.count_nonzero(self.known):
@@ -98,7 +103,10 @@ class LaneArrays:
 
 
 def _word_of(values: Array) -> np.dtype[Any]:
-    """Return the widest integer that divides a row, for comparing bytes: as integers, equal NaN bytes are equal."""
+    """Return the widest unsigned integer whose size divides a row's bytes.
+
+    Bytes are compared as such integers, since floats with the same bytes differ if they are NaN.
+    """
     nbytes = values.nbytes // len(values)
     return np.dtype(f"u{next(size for size in (8, 4, 2, 1) if nbytes % size == 0)}")
 
@@ -151,7 +159,7 @@ class _ArrayLane(Lane):
 
 
 class VectorSteps:
-    """Writes steps of a vector through an `EpisodeWriter`, and replaces that one's lanes by its own.
+    """Writes steps of a vector through an `EpisodeWriter`, and replaces its lanes by lanes with their state in arrays.
 
     Concurrency: as `EpisodeWriter`.
     """
@@ -224,7 +232,7 @@ class VectorSteps:
     # --- making room -------------------------------------------------------------------------------------------------
 
     def _make_room(self, step: Step) -> None:
-        """Prepare the lanes that need it, one by one: making room for one may open a segment that others move to."""
+        """Make room for a step, lane by lane if needed: room for one lane may open a segment that others move to."""
         writer = self._episode_writer
         if not self._segment_per_episode:
             writer.rotation.preallocate()
@@ -266,7 +274,8 @@ class VectorSteps:
     def _in_turn(self, step: Step) -> Iterator[int]:
         """Yield the lanes whose step needs more than a write, in order.
 
-        Making room for one may make others need it: when the first lane leaves a segment, the newest segment may end.
+        Making room for one lane may make other lanes need more than a write: when the last lane leaves an older
+        segment, the newest segment may have to end.
         """
         rotation, last = self._episode_writer.rotation, -1
         changes = -1
@@ -459,7 +468,7 @@ class VectorWriter(BaseWriter):
         Parameters
         ----------
         obs, action, reward, next_obs, **extra
-            As in `Writer.append`. ``next_obs`` has the true next observations; an ended lane's is its final one.
+            As in `Writer.append`. ``next_obs`` has the true next observations: the final one for a lane that ends.
         terminated, truncated : (num_envs,) bool
             Whether the step ended each lane's episode, and how. 0 and 1 are accepted, other numbers are refused.
         mask : (num_envs,) bool, optional
@@ -467,7 +476,7 @@ class VectorWriter(BaseWriter):
         episode : dict, optional
             Values of whole episodes, ``(num_envs, ...)``; stored for the lanes whose episodes end with this step.
         priority : (num_envs,) float, optional
-            As in `Writer.append`; NaN for lanes whose step has none.
+            As in `Writer.append`; NaN for lanes whose step has no priority.
 
         Raises
         ------

@@ -43,9 +43,9 @@ _alive = fork_listeners(lambda writer: writer.refuse_calls())
 class BaseWriter:
     """The common part of both writers: casting by the schema, syncing, closing.
 
-    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. It is the writer's own lock, or one that is never free
-    if the writer is closed, is being closed, or has to refuse calls for another reason. `_refusal` names the reason. So
-    an append pays for one check only.
+    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. It is the writer's own lock, or a lock that is never
+    free if the writer is closed, is being closed, or has to refuse calls for another reason. `_refusal` names the
+    reason. So an append pays for a single check.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BaseWriter:
         self._lock = self._own_lock
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # whether the present call closes the writer at its end, as `close` interrupted it
-        # First: if the system has no thread left, there is no writer.
+        # Before the finalizer exists: if the system allows no more threads, no writer is made.
         episode_writer.rotation.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
         self._dropped = seal_when_dropped(self, episode_writer, self._own_lock)
         _alive.add(self)
@@ -99,7 +99,7 @@ class BaseWriter:
         return WriterClosed("this writer is closed; ask the store for a new one: store.writer()")
 
     def _background_failure(self) -> Exception | None:
-        """Return the error of a background thread, if any: StorageFull once, any other error for good."""
+        """Return the error of a background thread, if any, and close the writer unless the error is StorageFull."""
         rotation = self._episode_writer.rotation
         if rotation.failure is None or not self._own_lock.acquire():
             return None
@@ -113,7 +113,7 @@ class BaseWriter:
         return error
 
     def _release(self, lock: CallLock) -> None:
-        """Release the lock after a call during which later calls came to be refused."""
+        """Release the lock at the end of a call during which `refuse_calls` was called; close the writer if asked."""
         if not self._closed:
             lock.free = True
         if self.closes_later:
@@ -145,14 +145,14 @@ class BaseWriter:
         leading: tuple[int, ...],
         rows: NDArray[np.int64] | None = None,
     ) -> list[NDArray[Any]]:
-        """Cast the values of steps that are not observations, in the order of the schema's leaves."""
+        """Return the cast values of steps, except observations, in the order of the schema's leaves."""
         values = self._cast("action", action, leading, rows) + self._cast("reward", reward, leading, rows)
         if extra or self._schema.extra:
             values += self._cast("extra", extra, leading, rows)
         return values
 
     def _with_priorities(self, cast: Priorities) -> Priorities:
-        """Return stored priorities of steps, and expect one for every later step."""
+        """Return ``cast`` unchanged; at the first call, have the writer expect a priority for every later step."""
         if not self._gives_priorities:
             with self._on_error:
                 self._episode_writer.begin_priorities()
@@ -228,7 +228,7 @@ class BaseWriter:
             yield
 
     def _abandon_after(self, error: BaseException) -> None:
-        """Close the writer after an error that may have come while it was writing; raise the reason of the error."""
+        """Close the writer after an error that may have left a step half written; raise the reason of the error."""
         if not isinstance(error, (StorageFull, StoreLocked)):  # raised before anything was written
             self._abandon()
             self._episode_writer.explain(error)
@@ -275,8 +275,8 @@ class BaseWriter:
         """Cut open episodes, seal, and wait until that is done. Closing twice is allowed.
 
         If a call is interrupted, the next one, of the writer or of the store, completes it. Any thread may call it. It
-        waits for a call in progress in another thread; later calls raise WriterClosed. If a signal handler calls it
-        during a call of its own thread, the writer closes at the end of that call.
+        waits for a call in progress in another thread; later calls raise WriterClosed. If a signal handler closes the
+        writer while its own thread is inside a call of it, the writer closes at the end of that call.
 
         Raises
         ------
@@ -289,7 +289,7 @@ class BaseWriter:
             return  # the segment belongs to the parent, or the writer is completely closed
         self.refuse_calls()
         if self._closer == threading.get_ident():
-            return  # a signal handler calls it again during this
+            return  # a signal handler has interrupted `close`, and calls it again
         if is_inside(self):
             self.closes_later = True
         else:
@@ -329,7 +329,7 @@ class BaseWriter:
     def report_cuts_to(self, listener: Callable[[int], None]) -> None:
         """Call a method with the number of each lane whose episode is cut because an observation does not continue it.
 
-        It is called before the step is written, and replaces the warning. Its object is referenced weakly.
+        The method is called before the step is written, and replaces the warning. Its object is referenced weakly.
         """
         self._episode_writer.report_cuts_to(weakref.WeakMethod(listener))
 
@@ -519,8 +519,8 @@ class Writer(BaseWriter):
     def discard_episode(self) -> None:
         """Discard the steps of the open episode, for example after a simulator crashed.
 
-        Readers leave them out after their next refresh, together with earlier parts of the episode, which ended because
-        a segment was full. The next append begins a new episode.
+        Readers leave these steps out after their next refresh, together with earlier parts of the episode that were cut
+        because a segment was full. The next append begins a new episode.
 
         The steps stay on disk until their segments are deleted, and count towards the store's capacity until then.
         ``Store.info`` counts them as discarded, a limiter as inserted. Samplers skip priorities for them. A batch that

@@ -1,1 +1,1 @@
-"""Merging and compressing sealed segments, by a call or in the background by a process of its own."""
+"""Merging and compressing sealed segments, in a call of `Store.compact` or in the background by another process."""

@@ -17,7 +17,7 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.locks import Lock, try_lock
 from diskreplay.segments.files.machine import boot_id
 
-# Merging fewer segments does not pay. This many bytes are worth compressing.
+# Fewer segments are not worth merging. This many bytes are worth compressing.
 LEAST_SEGMENTS, MUCH_BYTES = 8, 256 << 20
 # Seconds before the first check of segments, and the minimum between checks: short-lived writers merge nothing.
 _FIRST_S, _BETWEEN_S = 5.0, 1.0
@@ -35,10 +35,10 @@ class _Stopped(Exception):
 
 
 class BackgroundCompaction:
-    """Merges segments of one store now and then, in a process that lives while there may be something to merge.
+    """Merges segments of one store now and then, in a child process that runs while there may be something to merge.
 
     A thread would need the GIL after each file, and take it from the collecting threads. All stores of a user take
-    turns: one of them is merged at a time, and the next waiting store is chosen at random.
+    turns: one store is merged at a time, and the next waiting one is chosen at random.
 
     Concurrency: any thread of the process that made it.
     """
@@ -69,7 +69,7 @@ class BackgroundCompaction:
 
     @property
     def _has_new(self) -> bool:
-        """Whether enough segments were begun since the last check, or there was none: old segments may be many."""
+        """Whether enough segments were begun since the last check, or none was made: old segments may be many."""
         return self._looked_at is None or self._counters.peek(layout.NEXT_SEGMENT) - self._looked_at >= self._between
 
     @property
@@ -91,7 +91,7 @@ class BackgroundCompaction:
         thread = self._thread
         while thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(_ASK_AGAIN_S)
-            self.stop_soon()  # again: the child of a program that ignores signals ignores the first until it has begun
+            self.stop_soon()  # again: the child may have inherited that SIGTERM is ignored until it sets a handler
 
     def _run(self) -> None:
         with suppress(_Stopped):
@@ -153,7 +153,7 @@ def _try_turn() -> tuple[bool, Lock | None]:
 
     Without a private folder there is no lock, and each store may be merged.
     """
-    # Cluster nodes and containers often name the first folder without having it.
+    # On cluster nodes and in containers, XDG_RUNTIME_DIR often names a folder that does not exist.
     for above in (os.environ.get("XDG_RUNTIME_DIR", ""), None):
         with suppress(OSError):
             folder = _private_folder(tempfile.gettempdir() if above is None else above)
@@ -165,7 +165,7 @@ def _try_turn() -> tuple[bool, Lock | None]:
 def _private_folder(above: str) -> str:
     """Return a folder that only processes of this user can use, in ``above``; it is made if missing. Raises OSError."""
     if not os.path.isabs(above):
-        raise NotADirectoryError(errno.ENOTDIR, "not the path that it has to be", above)
+        raise NotADirectoryError(errno.ENOTDIR, "not an absolute path", above)
     folder = f"{above}/diskreplay-{os.geteuid()}"
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
@@ -185,8 +185,8 @@ def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes
 
     interpreter = get_executable()
     if not interpreter or getattr(sys, "frozen", False):
-        raise FileNotFoundError("this program knows no interpreter")
-    # sys.path may have other items than strings, which mean nothing.
+        raise FileNotFoundError("this program has no Python interpreter to start")
+    # sys.path may have items other than strings, which Python ignores.
     imported_from = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))
     return subprocess.Popen(
         [os.fsdecode(interpreter), "-P", "-m", _PROCESS, root.uuid, str(os.getpid()), str(since)],

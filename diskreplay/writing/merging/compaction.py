@@ -21,7 +21,7 @@ from diskreplay.writing.merging.background import LEAST_SEGMENTS, MUCH_BYTES
 
 Progress = Callable[[int, int], None]
 
-# A pack has at most one part in this many of a store's limits, as it is evicted as a whole.
+# A pack takes at most 1 / SHARE of a store's limits, as it is evicted as a whole.
 SHARE = 16
 # A segment that fills at least half of a pack stays as it is: copying it would gain little.
 _ENOUGH = 2
@@ -32,7 +32,7 @@ _TURN_S = 30.0
 
 
 def _at_once() -> None:
-    """Do nothing: no other work waits for the processor."""
+    """Do nothing: the pace of a compaction that need not leave time to other processes."""
 
 
 class Compacted(NamedTuple):
@@ -52,7 +52,7 @@ class Merged(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A sealed segment that may be put into a pack, and its rows."""
+    """A sealed segment that may be put into a pack, and the number of its rows."""
 
     info: SegmentInfo
     rows: int
@@ -75,7 +75,7 @@ class Compaction:
         *,
         only_compress: bool = False,
     ) -> None:
-        """Compact segments, or ``only_compress`` those that are not compressed."""
+        """Prepare compaction at a level; with ``only_compress``, only of segments that are not compressed yet."""
         self._root, self._counters, self._retention, self._level = root, counters, retention, level
         self._only_compress = only_compress
 
@@ -95,7 +95,7 @@ class Compaction:
         return Compacted(*map(sum, zip(*made, strict=True)))
 
     def plan(self) -> Compacted:
-        """Return what `run` would merge now, with 0 for the unknown bytes after it."""
+        """Return the result that `run` would have now, with 0 for the unknown bytes after it."""
         every = [one.info for group in self.groups(self.candidates()) for one in group]
         steps = sum(info.steps or 0 for info in every)
         return Compacted(len(every), steps, sum(disk_usage(info.path)[0] for info in every), 0)
@@ -103,7 +103,8 @@ class Compaction:
     def run_due(self, pace: Callable[[], None]) -> bool:
         """Merge segments if it pays: many of about the same length, or much to compress. Return whether any was merged.
 
-        So a step is only copied again when packs become `_MANY` times as long. ``pace`` is called often.
+        As segments of about the same length are merged, a step is copied again only into a pack that is `_MANY` times
+        as long. ``pace`` is called often.
         """
         kinds: dict[tuple[int, bool], list[Candidate]] = {}
         for one in self.candidates(pace):
@@ -144,7 +145,7 @@ class Compaction:
         current = {*current_numbers(self._root)} if infos else set[int]()
         found = []
         for info in infos:
-            # A pack that a call's argument compressed would be decompressed by a call without it.
+            # A call without a compression does not decompress the packs that an earlier call has compressed.
             is_wanted = self._compresses(info) or not (self._only_compress or (info.compressed and self._level is None))
             if info.number in current and is_wanted:
                 try:
@@ -156,10 +157,10 @@ class Compaction:
         return sorted(found, key=lambda one: (one.info.bounds[1], one.info.number))
 
     def groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """Return the segments for each pack; they are neighbours in time.
+        """Return the segments for each pack to make; segments of one pack are neighbours in time.
 
         A pack has at least two segments, or one that has to be compressed. Segments of this boot are not mixed with
-        others: new segments take the clock of the boot from them.
+        older ones: new segments take the clock of the boot from the segments of this boot.
         """
         most, most_values = self._most_rows(), self._most_values()
         groups: list[list[Candidate]] = []

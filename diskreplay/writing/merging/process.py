@@ -1,7 +1,7 @@
-"""The process that merges the due segments of a store, and keeps out of the way; see `BackgroundCompaction`.
+"""The process that merges the due segments of a store, and leaves time to other processes; see `BackgroundCompaction`.
 
-It has the priority of its parent, and rests. A process of low priority might get no processor time on a busy machine,
-and every writer would wait while it holds the store lock or a lock of the file system.
+It has the priority of its parent, and rests often. A process of low priority might get no processor time on a busy
+machine, and every writer would wait while it holds the store lock or a lock of the file system.
 """
 
 import os
@@ -19,7 +19,7 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.writing.merging.background import MERGED
 from diskreplay.writing.merging.compaction import Compaction
 
-# Seconds of processor time after which it rests, the rest as a multiple of these, and the maximum rest in seconds.
+# Seconds of processor time after which it rests, the least rest as a multiple of this time, and the maximum in seconds.
 _WORK_S, _REST, _MOST_S = 0.01, 3.0, 1.0
 # Seconds between checks, during a rest, whether it has to stop.
 _SLICE_S = 0.05
@@ -32,9 +32,10 @@ class Stopped(Exception):
 
 
 class Pace:
-    """The pace of a process: call it often. It rests; it raises Stopped after `stop`, or when ``parent`` is gone.
+    """The pace of the process: each call rests if it is time, and raises Stopped if the process has to stop.
 
-    ``since`` is the number of the next segment at the last check.
+    It has to stop after `stop`, or when the process ``parent`` is gone. ``since`` is the number of the next segment at
+    the last check.
     """
 
     def __init__(self, counters: StoreCounters, parent: int, since: int) -> None:
@@ -43,14 +44,14 @@ class Pace:
         self._begin_work()
 
     def stop(self, *_: object) -> None:
-        """Stop soon. A signal handler: it takes no lock."""
+        """Make the next call raise Stopped. This is a signal handler, so it takes no lock."""
         self._is_stopped = True
 
     def _begin_work(self) -> None:
         self._cpu_s, self._wall_s = time.process_time(), time.monotonic()
 
     def __call__(self) -> None:
-        """Rest, if it is time, at least as long as the work took with its waiting; less if it falls behind."""
+        """Rest if it is time: at least as long as the work took, but less the more segments wait to be merged."""
         worked = time.process_time() - self._cpu_s
         if worked >= _WORK_S:
             begun = self._counters.peek(layout.NEXT_SEGMENT) - self._since
