@@ -1,4 +1,4 @@
-"""The rows of a store that a reader has followed so far: their places, and their episodes."""
+"""The rows of a store that a reader has followed, which means read once to find their episodes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -71,7 +71,7 @@ class FollowedRows:
         return self.log.steps + self.slots.count_open()
 
     def list_growing(self) -> None:
-        """List the segments that may grow, after any array of segments or lanes was replaced or changed."""
+        """Replace the table of segments that may grow, after an array of segments or lanes was replaced or changed."""
         slots, tables, self._segments = self.slots, self.tables, None
         self._where = Segments(
             slots.origin, slots.lanes, slots.lane_base, slots.clocks, tables.folders, tables.first_rows
@@ -84,7 +84,7 @@ class FollowedRows:
         self.list_growing()
         self.tables.forget()
 
-    # --- segments that come and go -----------------------------------------------------------------------------------
+    # --- new and deleted segments ------------------------------------------------------------------------------------
 
     def add(self, infos: list[SegmentInfo | None], packs: Sequence[Pack]) -> None:
         """Take in the next segments; an info of None means that the segment is gone, or in one of these packs."""
@@ -145,8 +145,8 @@ class FollowedRows:
     def drop(self, slots: list[int]) -> None:
         """Empty the slots of segments that are gone.
 
-        If a limit hides their episodes, these stay in the log until they are half of it, because samplers have to read
-        a shortened log from its start. Otherwise they are removed at once: a reader that opens the store now does not
+        If a limit hides their episodes, these stay in the log until they are half of it, because every sampler starts
+        over when the log is shortened. Otherwise they are removed at once: a reader that opens the store now does not
         find them, and all readers must agree.
         """
         if not slots:
@@ -204,7 +204,7 @@ class FollowedRows:
         return int(counted[lane])
 
     def is_followed(self, slot: int, lane: int) -> bool:
-        """Return whether the log has all published episodes of a lane, and none is open."""
+        """Return whether all published rows of a lane were followed, and its last episode has ended."""
         known, _, open_start, *_ = self.slots.rows[:, self.slots.span(slot).start + lane].tolist()
         return bool(known >= self.published_rows(slot, lane) and open_start < 0)
 
@@ -235,7 +235,7 @@ class FollowedRows:
         if live.checked_rows > before:
             self.tables.follow(slot, most - 1)
         if is_damaged or int(new.max()) >= MANY_ROWS:
-            self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # or raises
+            self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if they are damaged
             self.slots.set_rows(span, committed, observed)
         elif live.checked_rows == before:  # else it stopped at an unchecked chunk, and stops again if one is unmapped
             lane = np.flatnonzero(new)

@@ -26,7 +26,7 @@ from diskreplay.segments.segment import DAMAGE, SegmentInfo
 # Seconds between checks for sealed segments if no counter has changed: a process may die after it has sealed a segment,
 # and before it counts that.
 CHECK_EVERY_S = 1.0
-# Attempts to read a store; one fails if segments are merged into a pack meanwhile.
+# Attempts to read a store; an attempt fails if segments are merged into a pack meanwhile.
 _ATTEMPTS = 100
 
 # The kernels as plain Python functions. They are used until `follow_with`, which samplers call, since they load numba.
@@ -202,7 +202,7 @@ class _Generation:
         gone = [layout.STEPS_EVICTED, layout.FIRST_LIVE, layout.CHANGES, layout.HORIZON]
         if (words[gone] != self._words[gone]).any():
             self._drop_gone(everywhere=is_rearranged)
-        if rows.evictions.read(int(words[layout.EVICTION_ENTRIES])):  # by hand
+        if rows.evictions.read(int(words[layout.EVICTION_ENTRIES])):  # evictions by hand
             rows.remove_evicted()
             rows.list_growing()  # for `keeps_all_ended`
         self._words = words

@@ -37,7 +37,7 @@ def warn_of_quarantine(root: Root) -> None:
         nbytes = disk_usage(root.folder / QUARANTINE)[0]
         warn_caller(
             f"{nbytes} bytes in {root.path / QUARANTINE} do not count in the capacity_bytes of {limit}: "
-            "diskreplay repair --restore or --drop decides about them",
+            "diskreplay repair --restore brings a segment back, and --drop deletes it",
             DamagedSegmentWarning,
         )
 
@@ -82,13 +82,14 @@ class Slots:
     lane_slot : (lanes,) int64
         The slot of each lane.
     sealed : (slots,) bool
-        Segments that were taken in as sealed.
+        Whether all rows of the segment were followed after it was sealed.
     folder : (slots,) int64
         The number of the segment or pack that has the rows.
     clocks, last : (slots,) int64
-        The wall time of its rows' time 0, and the time of its last row (`hiding.NEVER`: it may grow), in nanoseconds.
+        The wall time of its rows' time 0, and the time of its last row, in nanoseconds. The latter is `hiding.NEVER`
+        for a segment that may grow.
     rows : (`following.LANE_ROWS`, lanes) int64
-        The rows of each lane that were followed: see `kernels.following`.
+        The state of each lane's rows that were followed: see `kernels.following`.
     """
 
     def __init__(self, origin: int) -> None:
@@ -147,7 +148,7 @@ class Slots:
         self.rows[following.COMMITTED, places], self.rows[following.OBSERVED, places] = committed, observed
 
     def note_sealed(self, slot: int) -> None:
-        """Note that a segment was taken in as sealed."""
+        """Note that all rows of a sealed segment were followed."""
         self.sealed = self.sealed.copy()
         self.sealed[slot] = True
 
@@ -256,14 +257,14 @@ class KnownSegments:
     # --- packs -------------------------------------------------------------------------------------------------------
 
     def find_packs(self, infos: list[SegmentInfo | None]) -> list[Pack]:
-        """Return the packs among the segments after the last slot, lowest number first, and leave out their members.
+        """Return the packs among the segments after the last slot, lowest number first.
 
-        Packs and their members become None in ``infos``.
+        ``infos`` has these segments. Packs and their members become None in it.
 
         Raises
         ------
         Merged
-            A member of a pack is not known.
+            A member of a pack is unknown, or was gone before it was read.
         """
         start = self.slots.end
         packs = take_packs(infos, start, self.leave_out)

@@ -137,7 +137,7 @@ class CapacityFrontier:
         self._following = np.zeros(0, np.int64)
 
     def follow(self, log: EpisodeLog, place: Ints, open_start: Ints) -> None:
-        """Follow a log of another generation, and count its hidden steps; see `drop` for both arrays."""
+        """Follow a log of another generation, and count its hidden steps; for the arrays see `drop`."""
         self._forget(log.generation)
         hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
@@ -211,7 +211,10 @@ class LiveSegment:
         self.observed, self.committed = map_trusted(self.info)
 
     def read(self, before: Ints) -> tuple[Ints, Ints]:
-        """Return the numbers of committed and of observed rows of each lane; ``before``: committed at the last call."""
+        """Return the numbers of committed and of observed rows of each lane.
+
+        ``before`` has the numbers of committed rows at the last call.
+        """
         # `observed` is read first: if it is one more than the later `committed`, the extra row follows these very rows.
         observed = self.observed.copy()
         committed = self.committed.copy()
@@ -225,7 +228,7 @@ class LiveSegment:
         return committed, np.maximum(observed, committed)
 
     def may_be_sealed(self) -> bool:
-        """Return whether it is sealed, or its attributes were replaced or are gone."""
+        """Return whether the segment is sealed, or its attributes were replaced or are gone."""
         # It may have been sealed after the follower read its state, and before this object was made.
         return self.info.sealed or identify(self.metadata) != self.info.document
 
@@ -242,7 +245,7 @@ class LiveLanes:
     segments : dict of int to LiveSegment
         The segments by slot; `list_segments` has to be called after a change.
     growing : (segments, 8) int64
-        Their table, see `kernels.following`.
+        The table of these segments, see `kernels.following`.
     open_steps : int
         The number of steps of the open episodes of all lanes.
     """
@@ -252,12 +255,12 @@ class LiveLanes:
         self._kernel, self._log, self._frontier = kernel, log, frontier
         self.open_steps = 0
         self._numbers = np.zeros(following.FOUND, np.int64)
-        self._arrays: tuple[Ints, ...]  # the kernel's
+        self._arrays: tuple[Ints, ...]  # the arguments of the kernel
         self._addresses: Ints  # of these arrays
         self._found = self._numbers.data  # the same memory, read as Python's own numbers
         self._leaves = leaves
-        self._held: Callable[[], MappingGuard | None] = no_reference  # of the addresses in use
-        self._record = np.zeros(0, np.int64)  # the next snapshot's
+        self._held: Callable[[], MappingGuard | None] = no_reference  # guards the addresses in use
+        self._record = np.zeros(0, np.int64)  # the record of the next snapshot
 
     def follow_with(self, kernel: Kernel) -> None:
         """Use another kernel from now on."""

@@ -1,4 +1,4 @@
-"""Snapshots: frozen numbers of rows of each lane, the episodes in them, and lanes across a writer's segments."""
+"""Snapshots: the rows and episodes of all lanes at one moment, and the lanes of writers across segments."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -283,7 +283,7 @@ class Snapshot:
 
     @property
     def clocks(self) -> Ints:
-        """The nanoseconds to add to the times of each segment."""
+        """The nanoseconds to add to the times in each segment, for times since the epoch."""
         return self.segments.clocks
 
     @property
@@ -427,12 +427,12 @@ class Snapshot:
         return self.segments.tables.priorities is not None
 
     def priorities(self, ids: Ints) -> Floats:
-        """Return the |td| that each step was appended with, ``(n,)``; NaN if it had none, or its segment is gone."""
+        """Return the |td| that each step was appended with, ``(n,)``; NaN if it had no priority or is gone."""
         table = self.segments.tables.priorities
         return np.full(len(ids), np.nan) if table is None else table.priorities(ids, self.origin, self.lanes)
 
     def hidden_steps(self, episodes: EpisodeTable) -> Ints:
-        """Return the number of hidden steps of each episode; these are its first ones."""
+        """Return the number of hidden steps of each episode, which are always its first steps."""
         least = self.least_ids(episodes.first)
         hidden: Ints = np.clip(-((episodes.first - least) // episodes.stride), 0, episodes.steps)
         return hidden

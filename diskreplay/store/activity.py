@@ -272,7 +272,7 @@ class Activity:
                     f"seals segment {numbers}"
                 )
         if aside:
-            found.append(f"{aside} in quarantine; repair --restore SEGMENT brings one back")
+            found.append(f"entries in quarantine: {aside}; diskreplay repair --restore SEGMENT brings one back")
         return found
 
 
@@ -409,7 +409,7 @@ def count_ended(snapshot: Snapshot) -> int:
 def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
     """Return a part of the episodes that has the newest ones.
 
-    It has the episodes of the newest segments, and only those in their last rows if they have many.
+    It has the episodes of the newest segments or, if these have many episodes, the ones in their last rows.
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())

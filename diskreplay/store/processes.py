@@ -232,9 +232,9 @@ def _count(tree: Any, name: str) -> int | None:
 class LimiterCounts:
     """The counts of a rate limiter.
 
-    `samples_until_held` and `inserts_until_held` are the numbers of steps that can be drawn or inserted before that
-    side has to wait. `held` names the side that has to wait now, if any. All three are None if the caller did not give
-    the limiter, as its arguments are not on disk.
+    `samples_until_held` is the number of steps that can be drawn before samplers have to wait. `inserts_until_held` is
+    the number that can be inserted before writers have to wait. `held` names the side that has to wait now, if any. All
+    three are None if the caller did not give the limiter, as its arguments are not on disk.
     """
 
     name: str

@@ -172,7 +172,7 @@ class ReadSteps:
     """Reads the steps of some episodes, in the process that calls it.
 
     ``number`` is the index of the first of these episodes among all episodes of the dataset. ``steps`` has the number
-    of steps to read of each, and ``hidden`` how many of its steps were hidden when the dataset was made.
+    of steps to read of each episode, and ``hidden`` the number of its steps that were hidden when the dataset was made.
     """
 
     path: str

@@ -434,9 +434,9 @@ class Store:
         The predicate is called for every episode that has a visible step and is in a sealed segment: one that no writer
         appends to any more. An episode is evicted whole, and all its steps count, hidden ones included.
         The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or its
-        process dies, either all of them are evicted or none. Bytes are deleted when a whole segment is evicted or
-        hidden. Samplers still deliver the batches that they have planned. The priorities of evicted steps are gone, and
-        later updates of them are skipped.
+        process dies, either all of them are evicted or none. Bytes are deleted when all steps of a segment are evicted
+        or hidden. Samplers still deliver the batches whose ids they have drawn already. The priorities of evicted steps
+        are gone, and later updates of these priorities are skipped.
 
         Parameters
         ----------

@@ -245,7 +245,7 @@ def as_flags(
 ) -> NDArray[np.bool_]:
     """Return one bool per lane, ``(count,)``, perhaps ``value`` itself; tensors on any device are accepted.
 
-    The values of lanes that are not ``chosen`` are not checked. Otherwise as `as_flag`.
+    The values of lanes that are not ``chosen`` are not checked. For the other arguments see `as_flag`.
     """
     if type(value) is np.ndarray and value.dtype is _BOOL and value.shape == (count,):
         return value

@@ -42,7 +42,7 @@ DISCONTINUITY = (
 
 Array = NDArray[Any]
 
-# Truth values of one step, or of many: arrays of 0 and 1.
+# The truth value of one step, or an array of 0 and 1 for many steps.
 Truth = TypeVar("Truth", int, Array)
 
 T = TypeVar("T")
@@ -193,7 +193,8 @@ class EpisodeWriter:
     ) -> None:
         """Write and publish successive steps of a lane, and the observation after them, in reserved rows.
 
-        ``final`` has the flags of a final row after them that ends the episode, or is 0. ``episode`` has its values.
+        ``final`` has the flags of a row after the steps that ends the episode; 0 means no such row. ``episode`` has the
+        values of an episode that ends.
 
         Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
         """

@@ -60,8 +60,8 @@ class CallLock:
 class OnError:
     """A context manager that calls a method with the error that its block raised.
 
-    One made from a generator would take a microsecond longer. The method's object keeps this one. So this one refers to
-    the method weakly: a cycle would keep both in memory until a garbage collection.
+    A context manager made from a generator function would take a microsecond longer. The reference to the method is
+    weak, since the method's object refers to this one: a cycle would keep both until a garbage collection.
     """
 
     __slots__ = ("_method",)
@@ -139,7 +139,7 @@ _TIMEOUT_S = 5.0
 
 
 class Dropped(NamedTuple):
-    """The parts of a writer that is sealed without `close`. Its reference is dead if it was garbage collected."""
+    """The parts of a writer to seal without `close`; the reference ``writer`` is dead if it was garbage collected."""
 
     episode_writer: EpisodeWriter
     lock: CallLock

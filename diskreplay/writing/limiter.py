@@ -40,7 +40,7 @@ class RateLimiter:
     samples_per_insert : float
         The average number of steps drawn for each step inserted.
     min_size : int
-        The number of steps that the store must hold before any is drawn.
+        The number of steps that the store must hold before any step is drawn.
     error_buffer : float
         How far either side may be ahead, in drawn steps: at least half of the sum of a batch's steps and
         `samples_per_insert`.
@@ -85,7 +85,7 @@ class RateLimiter:
 
     @property
     def offset(self) -> float:
-        """The value of ``inserted * samples_per_insert - drawn`` around which the limiter keeps it."""
+        """The value to which ``inserted * samples_per_insert - drawn`` is kept close."""
         return self.samples_per_insert * self.min_size
 
     def check_batch(self, steps: int) -> None:

@@ -289,7 +289,8 @@ class Rotation:
         if newest is None or self._is_full(newest, rows):
             older = self._older_lanes()
             if newest is not None and older and not self._holds(newest, _MOST_TARGETS):
-                # The full segment is used further, until the lanes in the one before are cut at their next append.
+                # The lane moves to the newest segment although it is full, so that at most two segments are open. Lanes
+                # in the older segment are cut at their next append.
                 self._move(lane, newest)
                 return
             for straggler in [other for other in older if other.open]:
@@ -377,7 +378,7 @@ class Rotation:
 
     def unmap(self) -> None:
         """Unmap everything, in a forked child; its locks are already released."""
-        self._marker = None  # it has segments that the parent's writers have left
+        self._marker = None  # the marker has segments that the parent's writers have left
         for lane in self._lanes:
             lane.cursor = None
         for segment in self.by_number.values():

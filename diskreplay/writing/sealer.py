@@ -13,7 +13,7 @@ from diskreplay.segments.sealing import seal_segments
 from diskreplay.segments.segment import DAMAGE, SegmentInfo, read_segment
 from diskreplay.writing.marker import Marker
 
-# Each waiting segment holds the descriptor of its lock.
+# The most segments in the queue: each of them holds a descriptor, of its lock.
 _MOST_WAITING = 128
 # With one segment per episode, syncing each segment alone would slow writers down. So a batch waits until it has this
 # many segments, or for this many seconds.

@@ -38,7 +38,8 @@ STEP_KERNEL = "write_lanes"
 class Step(NamedTuple):
     """One step of the lanes ``lanes``, or of all lanes (None). The arrays have a row for each lane of the vector.
 
-    Rows of lanes that are not in ``lanes`` are ignored.
+    Rows of lanes that are not in ``lanes`` are ignored. ``ends`` has the lanes whose step terminated the episode,
+    ``cuts`` the lanes whose step truncated it, and ``ended`` both. ``episode`` has values of the ended episodes.
     """
 
     lanes: Ints | None
@@ -47,7 +48,7 @@ class Step(NamedTuple):
     ends: Bools
     cuts: Bools
     episode: dict[str, Array] | None
-    ended: Bools  # ends or cuts
+    ended: Bools
     some_end: bool
 
     @property
@@ -210,7 +211,7 @@ class VectorSteps:
         return found
 
     def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
-        """Return the newest ids of lanes of one segment; None: all lanes."""
+        """Return the id of the newest step of lanes of one segment (None: all lanes); -1 for a lane without a step."""
         at = self._places(lanes)
         ids, count = segment.rows_of(at), len(segment.info.lanes)  # at first, the rows after the newest steps
         nowhere = None
@@ -262,7 +263,7 @@ class VectorSteps:
                 rotation.preallocator.reserve_ahead(segment, lanes)
 
     def _reserve_next(self, step: Step) -> None:
-        """Reserve the next rows of all lanes that stay in their segments."""
+        """Reserve the next rows of all open lanes in segments that need not end."""
         state, rotation = self._state, self._episode_writer.rotation
         lanes = self._every if step.lanes is None else step.lanes
         for segment in rotation.open:

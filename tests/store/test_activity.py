@@ -386,7 +386,7 @@ def test_damage_and_quarantine_are_problems(tmp_store: Path) -> None:
                 store.repair()
             look = activity.look()
     assert look.steps_in_quarantine == 5
-    assert look.problems == ["1 in quarantine; repair --restore SEGMENT brings one back"]
+    assert look.problems == ["entries in quarantine: 1; diskreplay repair --restore SEGMENT brings one back"]
 
 
 def test_a_store_that_is_deleted_or_replaced_is_not_found(tmp_store: Path) -> None:
