@@ -36,8 +36,8 @@ from diskreplay.segments.files.mapping import (
 from diskreplay.segments.folder import GONE, LACKING, Folder, Pack
 from diskreplay.segments.segment import SegmentInfo, read_segment
 
-# The bytes of a wide row. The system reads only those pages of wide rows that callers need. Every page of narrower rows
-# is soon needed, so the system may read ahead.
+# Rows of at least this many bytes are wide. The system reads only those pages of wide rows that callers need. Every
+# page of narrower rows is soon needed, so the system may read ahead.
 WIDE_ROW = 1024
 
 # Bytes of the largest chunk file that is read and not mapped. Its rows must be narrow, and its segment sealed: sealed

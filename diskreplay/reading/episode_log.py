@@ -199,7 +199,7 @@ class Discards:
     def __init__(self) -> None:
         self.episodes = EpisodeTable.concatenate([])
         self._generation, self._read = -1, 0  # the log's generation and length when it was last searched
-        self._tails: set[tuple[int, int]] = set()  # slots and lanes whose last episode is a part to be found
+        self._tails: set[tuple[int, int]] = set()  # slots and lanes whose last episode is a part to search
         self._left_out: tuple[Evicted, Evicted] | None = None
 
     @property

@@ -221,7 +221,9 @@ class _Generation:
             return
         count = there[-1] + 1 - start
         if count + len(slots.lanes) > MOST_SLOTS:
-            raise FormatError(f"{self._root.path} has segments {there[0]} to {there[-1]}; restore its counters")
+            raise FormatError(
+                f"{self._root.path} has segments {there[0]} to {there[-1]}, more than a store can; restore its counters"
+            )
         infos: list[SegmentInfo | None] = [None] * count
         for number in there:
             infos[number - start] = self.known.read(number)

@@ -224,7 +224,7 @@ class LiveSegment:
             or (observed > committed + 1).any()
             or int(committed.max()) > layout.POSITION_MASK // lanes
         ):
-            raise FormatError(f"{self.info.path}: committed or observed is damaged; restore the segment")
+            raise FormatError(f"{self.info.path}: the counter committed or observed is damaged; restore the segment")
         return committed, np.maximum(observed, committed)
 
     def may_be_sealed(self) -> bool:

@@ -263,7 +263,7 @@ class Snapshot:
 
     @property
     def tables(self) -> ChunkTables:
-        """The places of each array's rows in memory."""
+        """The addresses of each array's rows in memory."""
         return self.segments.tables
 
     @property
@@ -418,7 +418,7 @@ class Snapshot:
         return slots, lane, self.tables.value_rows(slots, lane, last, committed)
 
     def value_rows(self, slot: Ints, lane: Ints, row: Ints) -> Ints:
-        """Return the places of the values of rows in the arrays of episode fields; see `ChunkTables.value_rows`."""
+        """Return where the arrays of episode fields have the values of some rows; see `ChunkTables.value_rows`."""
         return self.tables.value_rows(slot, lane, row, self.committed_rows(slot, lane))
 
     @property

@@ -45,7 +45,7 @@ class StepAccount:
     Attributes
     ----------
     total : Steps
-        The steps of the store. `inserted` is `counted.ever`, and not the sum of the other classes.
+        The steps of the store. `inserted` is `counted.ever`: the sum of the other classes and of `quarantined`.
     counted : Inserted
         The counts of inserted steps that rate limiters use.
     quarantined : int

@@ -413,7 +413,7 @@ def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())
-    enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)  # writers may have segments side by side
+    enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)  # several writers may fill segments at once
     ended = ended.select(segment >= segment.max() - enough)
     if len(ended) > _CANDIDATES:
         row = (ended.first & POSITION_MASK) // ended.stride

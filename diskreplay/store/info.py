@@ -108,7 +108,7 @@ def _sum_lane(
 
 
 def statistics(values: NDArray[Any]) -> dict[str, float] | None:
-    """Return statistics of the values; None for an empty array."""
+    """Return the count, mean, standard deviation, extremes and median of the values; None for an empty array."""
     if not len(values):
         return None
     values = values.astype(np.float64)

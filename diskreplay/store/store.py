@@ -240,7 +240,7 @@ class Store:
         """Refresh, and describe the store as ``diskreplay inspect --json`` prints it.
 
         Every step that was ever inserted is in one class. `steps_inserted` is the sum of `steps` (visible),
-        `steps_hidden`, `steps_evicted`, `steps_discarded`, `steps_lost` and the `steps` of `quarantine`. The rows of
+        `steps_hidden`, `steps_evicted`, `steps_discarded`, `steps_lost` and the `steps` of `quarantine`. The entries of
         `segments` have the same keys. Episodes whose segment was evicted during the call are not counted.
 
         Parameters

@@ -73,7 +73,7 @@ def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
         return start, start + np.array(space["nvec" if space["type"] == "MultiDiscrete" else "n"]) - 1
     except KeyError:
         raise SchemaError(
-            f'{path}: validate="space" needs a field that came from a space, as by Schema.from_env or from_spaces'
+            f'{path}: validate="space" needs a field that came from a space; use Schema.from_env or from_spaces'
         ) from None
 
 

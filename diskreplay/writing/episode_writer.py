@@ -318,7 +318,7 @@ class EpisodeWriter:
             self._note_discontinuity(lane)
         elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
             warn_caller(
-                f"the episode of lane {lane.number} had been cut already, as the lane did not append while others "
+                f"the episode of lane {lane.number} had been cut already, as it did not append while other lanes "
                 "filled segments; the end_episode() that came now is too late to store its final observation or "
                 "episode values",
             )

@@ -70,7 +70,7 @@ class Marker:
         self._left: dict[int, _LeftSegment] = {}  # by segment number
         self._busy = threading.RLock()  # held while segments are being marked
         self._thread: threading.Thread | None = None
-        self._file_system: FileSystemSync | None = None  # exists as long as the thread
+        self._file_system: FileSystemSync | None = None  # exists while the thread runs
 
     def add(self, segments: MarkedWriter, every_s: float) -> None:
         """Start marking the published rows in the segments of a writer."""

@@ -49,7 +49,7 @@ class Preallocator:
     def request(self, writer: int, lanes: Sequence[int], size: Size, has_priority: bool = False) -> None:
         """Start making a segment, and return at once. See `draft_segment`."""
         if self._thread is None and self._made is None:
-            # A daemon: if the interpreter ends without close(), the next process gets the draft.
+            # A daemon: if the interpreter ends without close(), the next process removes the unfinished segment.
             self._thread = threading.Thread(
                 target=self._make, args=(writer, lanes, size, has_priority), name="diskreplay-preallocator", daemon=True
             )

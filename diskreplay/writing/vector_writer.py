@@ -69,7 +69,7 @@ class LaneArrays:
         # False although it holds.
         self.steady = False
         self._next_obs: list[Array] = []
-        self._words: list[Array] = []  # the same bytes as integers
+        self._words: list[Array] = []  # the bytes of `_next_obs` as integers
 
     def next_obs_of(self, lane: int) -> list[bytes]:
         """Return the bytes of a lane's known next observation."""
@@ -254,7 +254,7 @@ class VectorSteps:
                 writer.make_room(writer.lanes[i], self._items(step.values, i), rows, values=values)
 
     def _reserve_ahead(self) -> None:
-        """Start reserving the rows that lanes will soon need in the background."""
+        """Start to reserve, in the background, the rows that lanes will soon need."""
         rotation = self._episode_writer.rotation
         segments = rotation.open
         for segment in segments:

@@ -87,14 +87,14 @@ class BaseWriter:
         """Return the error to raise when the lock cannot be acquired."""
         if os.getpid() != self._pid:
             return WriterClosed(
-                "this writer belongs to the parent of this forked process; open the store here for another"
+                "this writer belongs to the parent of this forked process; open the store here, and make a new writer"
             )
         if self._dropped.alive and (error := self._background_failure()) is not None:
             return error
         if self._lock is self._own_lock and self._dropped.alive:
             return StoreLocked(
-                "another thread is in the middle of a call of this writer; one thread at a time may use it: ask the "
-                "store for a writer for each, store.writer()"
+                "another thread is in the middle of a call of this writer; one thread at a time may use it: make a "
+                "writer for each thread, store.writer()"
             )
         return WriterClosed("this writer is closed; ask the store for a new one: store.writer()")
 
@@ -459,7 +459,7 @@ class Writer(BaseWriter):
                 next_items = self._obs.items(next_obs) if obs_leaf is None else [obs_leaf.item(next_obs)]
             ended = terminated or truncated
             if episode and not ended:
-                raise SchemaError(f"episode values {sorted(episode)} go with the step that ends the episode")
+                raise SchemaError(f"give the episode values {sorted(episode)} with the step that ends the episode")
             finals = self._cast_episode(episode) if episode else None
             if priority is not None or self._gives_priorities:
                 items.append(self._with_priorities(as_priority(priority)))

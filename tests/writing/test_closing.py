@@ -21,8 +21,8 @@ from tests.tiers import whole_or_part
 
 WIDE = dr.Field((512,), "uint8")  # rows that are written by position, through descriptors
 IN_USE = (
-    "another thread is in the middle of a call of this writer; one thread at a time may use it: ask the store for a "
-    "writer for each, store.writer()"
+    "another thread is in the middle of a call of this writer; one thread at a time may use it: make a writer for each "
+    "thread, store.writer()"
 )
 CLOSED = "this writer is closed; ask the store for a new one: store.writer()"
 LANES = 4

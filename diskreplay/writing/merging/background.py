@@ -163,7 +163,7 @@ def _try_turn() -> tuple[bool, Lock | None]:
 
 
 def _private_folder(above: str) -> str:
-    """Return a folder that only processes of this user can use, in ``above``; it is made if missing. Raises OSError."""
+    """Return a folder in ``above`` that only this user can use, which is made if missing; OSError if that fails."""
     if not os.path.isabs(above):
         raise NotADirectoryError(errno.ENOTDIR, "not an absolute path", above)
     folder = f"{above}/diskreplay-{os.geteuid()}"
@@ -181,7 +181,7 @@ def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes
     ``since`` is the number of the next segment at the last check. The process keeps the ``turn`` for its lifetime, even
     if this one dies. The store's folder is its working directory, whatever happens to the path.
     """
-    from multiprocessing.spawn import get_executable  # the user's setting, if Python is part of another program
+    from multiprocessing.spawn import get_executable  # the user may have set it, if Python is embedded in a program
 
     interpreter = get_executable()
     if not interpreter or getattr(sys, "frozen", False):

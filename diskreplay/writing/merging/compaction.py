@@ -64,7 +64,7 @@ class Candidate(NamedTuple):
 
 
 class Compaction:
-    """Compacts one store. Not thread-safe; any number of processes may try to compact a store, one at a time does."""
+    """Compacts one store. Not thread-safe. Only one process at a time can compact a store; others get StoreLocked."""
 
     def __init__(
         self,
