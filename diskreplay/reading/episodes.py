@@ -76,17 +76,17 @@ class Episode:
 
     @property
     def hidden_steps(self) -> int:
-        """The number of steps, the first ones, that the store's capacity or age limit hides: they are not drawn."""
+        """The number of first steps of the episode that the capacity or age limit hides: samplers do not draw these."""
         return int(self._snapshot.hidden_steps(self._table)[0])
 
     @property
     def continues(self) -> bool:
-        """Whether it continues an episode that was cut for its length, so the environment was not reset before it."""
+        """Whether the episode continues one that was cut for its length, so the environment was not reset before it."""
         return bool(self._end & CONTINUES)
 
     @property
     def continued(self) -> bool:
-        """Whether it was cut for its length, and the snapshot has the episode that continues it."""
+        """Whether the episode was cut for its length, and the snapshot has the episode that continues it."""
         return bool(self._snapshot.continued(self._table)[0])
 
     @property
@@ -102,7 +102,7 @@ class Episode:
 
     @property
     def ended(self) -> str:
-        """How it ended: "terminated", "truncated", "cut" or "open"."""
+        """How the episode ended: "terminated", "truncated" or "cut"; "open" if it has not ended."""
         if self._end & OPEN:
             return "open"
         if self._end & TERMINATED:
@@ -116,27 +116,27 @@ class Episode:
 
     @property
     def truncated(self) -> bool:
-        """Whether it ended outside of its Markov decision process: by a time limit, or cut by diskreplay."""
+        """Whether the episode ended for a reason outside its Markov decision process: a time limit, or a cut."""
         return bool(self._end & TRUNCATED)
 
     @property
     def cut(self) -> bool:
-        """Whether diskreplay ended it, and not the environment."""
+        """Whether diskreplay ended the episode, and not the environment."""
         return bool(self._end & CUT)
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The ids of its steps, ``(T,)`` int64."""
+        """The ids of the steps, ``(T,)`` int64."""
         return self._first + np.arange(self._steps, dtype=np.int64) * self._stride
 
     @property
     def segment(self) -> int:
-        """The number of its segment."""
+        """The number of the segment that has the episode."""
         return self._first >> POSITION_BITS
 
     @property
     def lane(self) -> int:
-        """Its lane inside the segment."""
+        """The index of the episode's lane in the segment."""
         return (self._first & POSITION_MASK) % self._stride
 
     @property
@@ -209,7 +209,8 @@ class Episode:
         A field of the steps is ``(T, ...)``. An episode field is ``(...)``, or None if the episode was given no values.
         If it was given values for some episode fields only, the other fields are zeros: a store does not record which
         were given.
-        "priority" is the priority that each step was appended with, ``(T,)`` float64, NaN if it had none.
+
+        "priority" is the priority that each step was appended with, ``(T,)`` float64, NaN for a step without one.
 
         Raises
         ------
@@ -277,7 +278,7 @@ class EpisodeList(Sequence[Episode]):
     @overload
     def __getitem__(self, index: slice) -> list[Episode]: ...
     def __getitem__(self, index: int | slice) -> Episode | list[Episode]:
-        """Return one episode, or a list of them for a slice."""
+        """Return one episode, or a list of episodes for a slice."""
         if isinstance(index, slice):
             return [Episode(self._snapshot, i) for i in range(*index.indices(len(self)))]
         if isinstance(index, str) or not hasattr(index, "__index__"):

@@ -35,14 +35,15 @@ def create(
     schema : Schema
         The fields of each step and each episode.
     capacity : int, optional
-        The maximum number of steps to keep; the oldest leave first. None: no limit.
+        The maximum number of steps to keep; the oldest steps are removed first. None: no limit.
     capacity_bytes : int, optional
         The maximum number of bytes of all segments on disk. It is enforced when a segment is begun or sealed: whole
-        sealed segments leave, the oldest first. In between, each writer adds less than two segments. None: no limit.
+        sealed segments are deleted, the oldest first. In between, each writer adds less than two segments. None: no
+        limit.
     max_age_s : float, optional
-        Segments leave this many seconds after they were sealed. It is enforced when a segment is begun or sealed, or
-        when `Store.evict` is called. Segments leave later if their age can only be told by a wall clock that no time
-        service sets. None: never.
+        Segments are deleted this many seconds after they were sealed. The limit is enforced when a segment is begun or
+        sealed, or when `Store.evict` is called. Segments are deleted later if only a wall clock that no time service
+        sets can tell their age. None: no limit.
     exist_ok : bool
         Open an existing store if it has the same schema, and the same value of each limit that is given here.
     chunk_bytes : int
@@ -50,8 +51,8 @@ def create(
         mappings with larger chunks.
     segment_steps : int or "episode", optional
         The rows, summed over all lanes, after which a writer begins a new segment. "episode": one segment per episode.
-        None: chosen by size, at most 4 GiB, and at most a sixteenth of either capacity, or 1 MiB for a small
-        `capacity`.
+        None: the rows of 4 GiB, or of a sixteenth of `capacity` or `capacity_bytes` if that is less. If a sixteenth of
+        `capacity` is below 1 MiB, it is 1 MiB or a quarter of `capacity`, whichever is less.
     compression : "zstd" or ("zstd", level), optional
         The compression of fields of at least 256 bytes per step when segments are merged. The level is from 1 to 22;
         the default is 1. Samplers decompress the rows that they draw. Needs ``diskreplay[zstd]``, here and

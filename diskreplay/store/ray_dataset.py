@@ -44,14 +44,14 @@ _PROPERTIES: dict[str, Any] = {
 def to_ray_dataset(
     snapshot: Snapshot, root: Root, where: Where | None, fields: Sequence[str] | None
 ) -> "ray.data.Dataset":
-    """Return the dataset; see `Store.to_ray_dataset`."""
+    """Return a dataset with the steps of a snapshot; see `Store.to_ray_dataset`."""
     source = StoreDatasource(root, snapshot, where, chosen_columns(root.schema, fields))
     return ray.data.read_datasource(source)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its shape and dtype, and its leaf, or None for a property of the step."""
+    """A column of the dataset; ``leaf`` is the leaf with its values, or None for a property of the step."""
 
     name: str
     shape: tuple[int, ...]

@@ -246,7 +246,7 @@ class Store:
         Parameters
         ----------
         progress : callable, optional
-            ``progress(done, total)`` is called with bytes of rewards.
+            ``progress(done, total)`` is called with the bytes of rewards that were read, and of all rewards.
         total_reward : bool
             Whether to sum the rewards of every episode. If False, `total_reward` is None.
         """
@@ -276,7 +276,7 @@ class Store:
         foreign : bool
             Also seal segments that another machine wrote. Their writer must be dead, which cannot be checked from here.
         salvage : bool
-            Also take steps that no mark proves, as far as their flags are valid. Their bytes may be torn.
+            Also keep steps that no mark proves, as far as their flags are valid. Their bytes may be torn.
         restore : int, optional
             Only bring back this segment from quarantine.
         max_lost_steps : int, optional
@@ -377,8 +377,8 @@ class Store:
 
         A pack is a segment with the rows of many segments. A store of many short segments then opens faster, needs
         fewer files, and is sampled as fast as a store of few segments. Users see no change: ids, episodes, priorities
-        and saved states stay, and samplers continue. Episodes that were evicted by hand leave the disk, except for
-        their flags and times.
+        and saved states stay, and samplers continue. Episodes that were evicted by hand are deleted from the disk,
+        except for their flags and times.
 
         Segments are left as they are if they are being written, fill half of a pack or are damaged. A pack holds at
         most a sixteenth of the capacity, as it is evicted as a whole. Merged segments are deleted when their pack is
@@ -390,7 +390,7 @@ class Store:
             The compression of fields of at least 256 bytes per step, as in `create`. None: the compression of the
             store.
         progress : callable, optional
-            ``progress(done, total)`` is called now and then, with bytes on disk.
+            ``progress(done, total)`` is called now and then, with numbers of bytes on disk.
         dry_run : bool
             Change nothing, and return the segments that would be merged, with ``bytes_after`` 0.
         only_compress : bool
@@ -433,6 +433,7 @@ class Store:
 
         The predicate is called for every episode that has a visible step and is in a sealed segment: one that no writer
         appends to any more. An episode is evicted whole, and all its steps count, hidden ones included.
+
         The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or its
         process dies, either all of them are evicted or none. Bytes are deleted when all steps of a segment are evicted
         or hidden. Samplers still deliver the batches whose ids they have drawn already. The priorities of evicted steps
@@ -573,7 +574,7 @@ class Store:
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
         """Return the properties of all episodes as columns, oldest episode first: id, segment, lane, length, ...
 
-        ``progress(done, total)`` is called with bytes of rewards.
+        ``progress(done, total)`` is called with the bytes of rewards that were read, and of all rewards.
         """
         return episode_table(self.snapshot, progress)
 
@@ -652,7 +653,7 @@ class Store:
         """Return the steps of the current snapshot as a dataset of Ray Data with one row per step.
 
         It has the columns of `to_pandas`, including `episode` and `step`. Arrays are tensors: ``obs`` has the shape
-        of the field. Nothing is read here: Ray's tasks read, on the caller's machine. Each reads several small
+        of the field. Nothing is read here: Ray's tasks read, on the caller's machine. Each task reads several small
         segments, or a part of a large one, and yields blocks of up to 32 MiB. The rows of an episode are in order
         inside a block. Ray's execution options decide the order of blocks.
 

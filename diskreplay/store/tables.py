@@ -73,7 +73,7 @@ def to_xarray(snapshot: Snapshot) -> "xarray.Dataset":
     variables |= {f"episode_{name}": _variable("episode", name, column) for name, column in known.items()}
     for path, column in values.items():
         name = f"final_{column_name(path)}" if path in leaves else f"episode_{column_name(path)}"
-        if name in variables:  # it is a property of episodes
+        if name in variables:  # a property of episodes has this name
             name = path.replace("/", ".")
         variables[name] = _variable("episode", path, np.ma.getdata(column))
         variables[f"has_{name}"] = _variable("episode", name, ~_missing(column))
@@ -181,7 +181,7 @@ def _missing(column: Column) -> NDArray[np.bool_]:
 
 
 def column_name(path: str, taken: Container[str] = ()) -> str:
-    """Return the name of a leaf in tables, with dots for slashes, and with its kind if the name is taken."""
+    """Return the name of a leaf in tables: its path with dots, without "extra" or "episode" unless that is taken."""
     name = path.removeprefix("extra/").removeprefix("episode/").replace("/", ".")
     return path.replace("/", ".") if name in taken else name
 
