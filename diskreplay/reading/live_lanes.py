@@ -179,7 +179,7 @@ _NO_TIMES = (np.zeros(0, np.int64),) * 4
 
 
 class LiveLanesOwner(Protocol):
-    """Provides the segments, times and log that `LiveLanes` needs; `FollowedRows` does so."""
+    """The methods of `FollowedRows` that give `LiveLanes` the segments, times and log."""
 
     @property
     def keeps_all_ended(self) -> bool:

@@ -145,7 +145,7 @@ class RateLimiter:
 
 
 def _rounding(lead: float, drawn: int) -> float:
-    """Return an upper bound of the rounding error of a lead.
+    """Return an upper bound of the rounding error of ``lead``, a difference of inserted and drawn steps.
 
     Without this tolerance, both sides could wait for each other forever at the least `error_buffer`.
     """

@@ -38,8 +38,9 @@ STEP_KERNEL = "write_lanes"
 class Step(NamedTuple):
     """One step of the lanes ``lanes``, or of all lanes (None). The arrays have a row for each lane of the vector.
 
-    Rows of lanes that are not in ``lanes`` are ignored. ``ends`` has the lanes whose step terminated the episode,
-    ``cuts`` the lanes whose step truncated it, and ``ended`` both. ``episode`` has values of the ended episodes.
+    Rows of lanes that are not in ``lanes`` are ignored. ``ends`` is a mask of the lanes whose step terminated the
+    episode, ``cuts`` of the lanes whose step truncated it, and ``ended`` of both. ``episode`` has values of the ended
+    episodes.
     """
 
     lanes: Ints | None
