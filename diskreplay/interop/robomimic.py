@@ -57,10 +57,11 @@ with MissingExtra.raised_for("a file of demonstrations", "d4rl"):
 
     from diskreplay.interop.exchange.hdf5_files import (
         Shape,
+        attribute_names,
         check_hdf5,
         check_is_file,
         read_array,
-        read_attributes,
+        read_attribute,
         read_into,
     )
 
@@ -258,9 +259,10 @@ class _Demos:
         rows, fields, attributes = self._steps(self.keys[0], first, self.names), dict[str, Any](), dict[str, None]()
         for key, arrays in listed.items():
             demo = _open(data, key)
-            attrs = read_attributes(demo)
-            fields = self._fields(key, demo, attrs) | fields
-            attributes |= dict.fromkeys(attrs)
+            given = attribute_names(demo)
+            new = [name for name in given if name not in _COUNTS and f"{FIELDS}/{name}" not in fields]
+            fields = self._fields(key, demo, {name: read_attribute(demo, name) for name in new}) | fields
+            attributes |= dict.fromkeys(given)
             self.not_kept |= dict.fromkeys(name for name in arrays if name not in names)
         every = dict.fromkeys([*names, *attributes, *(f"{_MASK}_{name}" for name in self._masks)])
         self.left_out = [name for name in every if choice.skips(name)]
@@ -377,7 +379,7 @@ class _Demos:
         if not self._choice.skips(_DONES) and (dones := _find(demo, _DONES)) is not None:
             flags = self._rows(key, self._checked(key, _DONES, dones))
             is_done = bool(as_flags(flags, f"{self._file}: {key}/{_DONES}", FormatError)[-1])
-        attrs = read_attributes(demo)
+        attrs = {name: read_attribute(demo, name) for name in attribute_names(demo)}
         texts = {name: _json(value) for name, value in attrs.items() if not self._choice.skips(name)}
         texts = {name: text for name, text in texts.items() if isinstance(text, str)}
         return EpisodeData(steps, is_done, not is_done, self._fields(key, demo, attrs), notes=texts or None)

@@ -271,7 +271,8 @@ class _Buffer:
         if shares_obs and is_full:
             order = order[1:]  # the observation after the newest step replaced the oldest observation
         self._order, self._newest = order, len(order) - 1
-        self._terminated, self._truncated = (dones & ~timeouts)[order], timeouts[order]
+        newest_last = rows_at(order)
+        self._terminated, self._truncated = (dones & ~timeouts)[newest_last], timeouts[newest_last]
         self.cut, self.ended = 0, self._terminated | self._truncated
         if self._next_obs is not None:
             broken = breaks(list(self._obs.values()), list(self._next_obs.values()), order) & ~self.ended

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from diskreplay import FormatError, StoreNotFound
 from diskreplay.interop.exchange.foreign import NUMBERS, check_chunks, check_claim
 
-__all__ = ["Shape", "check_hdf5", "check_is_file", "read_array", "read_attributes", "read_into"]
+__all__ = ["Shape", "attribute_names", "check_hdf5", "check_is_file", "read_array", "read_attribute", "read_into"]
 
 Shape = tuple[int, ...]
 
@@ -85,19 +85,19 @@ def read_into(item: h5py.h5d.DatasetID, rows: NDArray[Any]) -> None:
         item.read(h5py.h5s.ALL, h5py.h5s.ALL, rows)
 
 
-def read_attributes(item: h5py.h5g.GroupID) -> dict[str, Any]:
-    """Return the attributes of a group as ``h5py.Group`` does."""
-    if not h5py.h5a.get_num_attrs(item):
-        return {}
-    attributes = h5py.Group(item).attrs
-    return {name: _read_attribute(item, attributes, name) for name in attributes}
+def attribute_names(item: h5py.h5g.GroupID) -> list[str]:
+    """Return the names of a group's attributes."""
+    names: list[bytes] = []
+    h5py.h5a.iterate(item, names.append)
+    return [os.fsdecode(name) for name in names]
 
 
-def _read_attribute(item: h5py.h5g.GroupID, attributes: h5py.AttributeManager, name: str) -> Any:
+def read_attribute(item: h5py.h5g.GroupID, name: str) -> Any:
+    """Return an attribute of a group as ``h5py.Group`` does."""
     opened = h5py.h5a.open(item, os.fsencode(name))
     dtype, shape = opened.dtype, opened.shape
     if dtype.kind not in NUMBERS or shape is None:
-        return attributes[name]
+        return h5py.Group(item).attrs[name]
     value = np.empty(shape, dtype)
     opened.read(value)
     return value[()]

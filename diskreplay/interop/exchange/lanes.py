@@ -36,12 +36,12 @@ def ring_order(rows: int, next_row: int, is_full: bool) -> Ints:
     """Return the numbers of the written rows of a ring buffer, oldest first; ``next_row`` is the next row to write."""
     if not is_full:
         return np.arange(next_row)
-    return (np.arange(rows) + next_row) % rows
+    return np.roll(np.arange(rows), -next_row)
 
 
 def rows_at(order: Ints) -> slice | Ints:
-    """Return row numbers as a slice if they are consecutive: a slice of an array is a view, and not a copy."""
-    if len(order) and (np.diff(order) == 1).all():
+    """Return a part of a `ring_order` as a slice if it does not wrap: a slice gives a view of an array, and no copy."""
+    if len(order) and order[-1] - order[0] == len(order) - 1:
         return slice(int(order[0]), int(order[-1]) + 1)
     return order
 
