@@ -77,7 +77,7 @@ def test_pictures_are_read_back_from_an_mp4(shape: tuple[int, ...]) -> None:
 def test_an_encoder_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     av = pytest.importorskip("av")
     monkeypatch.setattr(av, "codecs_available", frozenset({"gif"}))
-    with pytest.raises(dr.ReplayError, match=r"^this PyAV has no encoder of libx264, libopenh264, mpeg4: .* GIF instead$"):
+    with pytest.raises(dr.ReplayError, match=r"^this PyAV has no encoder of libx264, .*mpeg4: .* a GIF instead$"):
         mp4(np.zeros((2, 4, 4), np.uint8), 10)
 
 
