@@ -1,6 +1,6 @@
 """The files of segments: rows of unsealed segments and their marks, sealed segments, packs, and metadata.
 
-`files` has the low-level file operations: durable writes, locks, mappings, copies. `documents` reads and writes the
-metadata of the root and of segments. `damage` finds damaged files and moves them to quarantine. Reading, writing,
-retention, integrity and the store use this package.
+It has three subpackages. `files` has the low-level file operations: durable writes, locks, mappings, copies.
+`documents` reads and writes the metadata of the root and of segments. `damage` finds damaged files and moves them to
+quarantine. The packages for reading, writing, retention, integrity and the store use this package.
 """

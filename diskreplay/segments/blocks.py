@@ -1,11 +1,11 @@
-"""Checksums of the blocks of sealed chunk files: damage then costs the rows of a block instead of a segment.
+"""Checksums of the blocks of sealed chunk files, so that damage costs the rows of one block and not a whole segment.
 
-A block is a part of a chunk file of at most 64 KiB. The file ``durable/blocks`` of a sealed segment has the CRC-32C of
-every block of every chunk file, as little-endian uint32, in the order of arrays (sorted paths), chunks and blocks. Each
-checksum is XORed with the CRC-32C of a block of zeros of the same length. The result is 0 for a hole, so
-``durable/blocks`` has holes where the chunk files have holes. The checksums of a chunk's blocks combine to the CRC-32C
-of the whole chunk file, which is in the segment's attributes. So a reader can verify each chunk's part of
-``durable/blocks`` on its own.
+A block is a part of a chunk file, of at most 64 KiB. The file ``durable/blocks`` of a sealed segment has the CRC-32C of
+every block of every chunk file, as little-endian uint32. The checksums are in the order of arrays (sorted paths),
+chunks and blocks. Each checksum is XORed with the CRC-32C of a block of zeros of the same length. The result is 0 for a
+block of zeros, so ``durable/blocks`` has holes where the chunk files have holes. The CRC-32C of a whole chunk file can
+be computed from the checksums of its blocks. It is also in the segment's attributes, so a reader can verify each
+chunk's part of ``durable/blocks`` on its own.
 """
 
 import os
@@ -34,7 +34,11 @@ _INVERSION = 0xFFFFFFFF
 
 
 def block_bytes(row_bytes: int) -> int:
-    """Return the bytes of a block: the most rows, a power of two up to 512, that fit 64 KiB; 64 KiB if no row fits."""
+    """Return the size of a block in bytes, for an array with rows of ``row_bytes`` bytes.
+
+    The number of rows in a block is the largest power of two up to 512 for which a block fits in 64 KiB. If a single
+    row is larger than 64 KiB, a block has 64 KiB and need not begin where a row begins.
+    """
     if row_bytes > layout.BLOCK_BYTES:
         return layout.BLOCK_BYTES
     return min(layout.BLOCK_ROWS, layout.floor_power_of_two(layout.BLOCK_BYTES // row_bytes)) * row_bytes
@@ -42,15 +46,18 @@ def block_bytes(row_bytes: int) -> int:
 
 @dataclass
 class BlockSums:
-    """The checksums of a segment's blocks, collected by chunk until they are written."""
+    """The checksums of the blocks of a segment's chunks, collected in memory until `write` writes them.
+
+    ``chunks`` has the checksums of each chunk in their stored form, by array path and chunk number.
+    """
 
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
     def add(self, array: RowArray, chunk: int, fd: int, block: int | None = None) -> int:
         """Add the checksums of the blocks of a chunk file, and return the checksum of the whole file.
 
-        ``fd`` is the open file, and ``block`` the bytes of a block; None: `block_bytes` of a row of the array. Holes of
-        the file are not read.
+        ``fd`` is the open chunk file. ``block`` is the size of a block in bytes; None: `block_bytes` for the array.
+        Holes of the file are not read.
         """
         size, block = os.fstat(fd).st_size, block or block_bytes(array.row_bytes)
         sums, crc = read_sums(fd, size, block)
@@ -62,7 +69,7 @@ class BlockSums:
         return b"".join(self.chunks[key] for key in sorted(self.chunks))
 
     def write(self, segment: str) -> int:
-        """Write ``durable/blocks`` into the folder of a segment that is not sealed yet; return the file's checksum."""
+        """Write ``durable/blocks`` into ``segment``, a segment's folder; return the checksum of the new file."""
         data = self.content()
         write_sparse(f"{segment}/{layout.BLOCKS}", data)
         return int(crc32c(data))
@@ -93,8 +100,8 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
                 crc32c(part.data[i : min(i + block, count)]) for i in range(0, count, block)
             ]
             crc, at, done = crc32c(part.data, crc), at + count, done + count
-    # Without a hole before the last data, `crc` is right: computing it in the loop, from cached bytes, takes less time
-    # than combining the checksums of blocks.
+    # If no hole precedes the last data, `crc` is the checksum of all bytes before `at`. The loop computes it, because
+    # the bytes are cached there: combining the checksums of blocks takes longer.
     crc = crc if done == at else combine(sums[: -(-at // block)], at, block)
     return sums, with_zeros(crc, size - at)
 
@@ -103,12 +110,12 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
 
 
 def stored(sums: Sums, size: int, block: int) -> bytes:
-    """Return the checksums of a file's blocks as ``durable/blocks`` stores them."""
+    """Return the checksums of the blocks of a file of ``size`` bytes, as ``durable/blocks`` stores them."""
     return (sums ^ _of_zeros(size, block)).astype("<u4").tobytes()
 
 
 def parse(data: bytes, size: int, block: int) -> Sums:
-    """Return the checksums of the blocks of a file of ``size`` bytes from its part of ``durable/blocks``."""
+    """Return the checksums of the blocks of a file of ``size`` bytes; ``data`` is its part of ``durable/blocks``."""
     return np.frombuffer(data, "<u4").astype(np.uint32) ^ _of_zeros(size, block)
 
 
@@ -130,11 +137,11 @@ def combine(sums: Sums, size: int, block: int) -> int:
     """
     if len(sums) < 2:
         return int(sums.sum())
-    # Neighbouring blocks are joined in pairs, until one is left. The last block may be shorter, and is joined last.
+    # Neighbouring blocks are joined in pairs, until one is left. The last block may be shorter, so it is joined last.
     values, zeros = sums[:-1], _zeros(block)
     while len(values) > 1:
         if len(values) % 2:
-            values = np.concatenate([np.zeros(1, np.uint32), values])  # an empty block, for an even number
+            values = np.concatenate([np.zeros(1, np.uint32), values])  # an empty block in front makes the number even
         values = _multiply(zeros, values[0::2]) ^ values[1::2]
         zeros = _multiply(zeros, zeros)
     last = _zeros(size - (len(sums) - 1) * block)
@@ -153,8 +160,8 @@ def _sum_of_zeros(nbytes: int) -> int:
 
 @lru_cache(maxsize=64)
 def _zeros(nbytes: int) -> int:
-    """Return the polynomial that advances the register by ``nbytes`` zeros: x to the power of 8 * ``nbytes``."""
-    product = 1 << 31  # 1: bits are reversed
+    """Return the polynomial that advances CRC-32C's register by ``nbytes`` zeros: x to the power of 8 * ``nbytes``."""
+    product = 1 << 31  # the polynomial 1, as bits are reversed
     for bit in range(nbytes.bit_length()):
         if nbytes >> bit & 1:
             product = _multiply(_power_of_two_zeros(bit), product)
@@ -172,7 +179,10 @@ _Register = TypeVar("_Register", int, Sums)
 
 
 def _multiply(polynomial: int, register: _Register) -> _Register:
-    """Return a polynomial over GF(2) times ``register``, one or an array of them, modulo CRC-32C's polynomial."""
+    """Return ``polynomial`` times ``register`` over GF(2), modulo CRC-32C's polynomial.
+
+    ``register`` is one polynomial or an array of polynomials, and the result is of the same kind.
+    """
     product = register ^ register  # zeros
     for bit in range(31, -1, -1):
         product ^= (register >> bit & 1) * polynomial
@@ -184,7 +194,11 @@ def _multiply(polynomial: int, register: _Register) -> _Register:
 
 
 class Chunk(NamedTuple):
-    """A chunk file of a sealed segment: array, number, name in the segment, bytes and block size."""
+    """A chunk file of a sealed segment.
+
+    ``number`` is the chunk's number in its array, ``name`` the file's path below the segment, ``nbytes`` the file's
+    size, and ``block`` the size of a block.
+    """
 
     array: RowArray
     number: int
@@ -194,7 +208,7 @@ class Chunk(NamedTuple):
 
 
 def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
-    """Yield the chunk files for which a sealed segment has a checksum, in the order of their blocks."""
+    """Yield the chunk files of a sealed segment that have a checksum, in the order of ``durable/blocks``."""
     numbers: dict[str, list[int]] = {}
     for name in info.checksums:
         leaf, _, file = name.rpartition("/")
@@ -209,10 +223,10 @@ def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
 
 
 def known_sums(info: SegmentInfo) -> dict[str, Sums]:
-    """Return the stored checksums of blocks, by the name of the chunk file.
+    """Return the checksums of blocks that ``durable/blocks`` has for each chunk file, by `Chunk.name`.
 
-    A chunk file whose stored checksums are damaged is left out. The result is empty if ``durable/blocks`` cannot be
-    read.
+    A chunk file is left out if its part of ``durable/blocks`` is damaged. The result is empty if ``durable/blocks``
+    cannot be read.
     """
     chunks = list(sealed_chunks(info))
     counts = [-(-chunk.nbytes // chunk.block) for chunk in chunks]
@@ -232,7 +246,7 @@ def known_sums(info: SegmentInfo) -> dict[str, Sums]:
 
 
 def derive_blocks(info: SegmentInfo) -> bytes:
-    """Return the correct content of ``durable/blocks`` from the chunk files; empty if a chunk file is damaged."""
+    """Return the content of ``durable/blocks``, computed from the chunk files; empty if a chunk file is damaged."""
     blocks = BlockSums()
     for chunk in sealed_chunks(info):
         try:

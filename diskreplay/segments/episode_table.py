@@ -1,7 +1,7 @@
-"""The table of a sealed segment's episodes, ``episodes/``: one line per episode, each column its own array.
+"""The table of a sealed segment's episodes, ``episodes/``: it has one line per episode, and each column is an array.
 
-The table is computed from the rows of the segment; this module also parses their flags. Readers take reward sums from
-the table without reading rows.
+Sealing computes the table from the rows of the segment. Readers take reward sums from it instead of reading and adding
+rewards. `parse_episodes` finds the episodes in the flags of rows, for sealing and for readers.
 """
 
 import os
@@ -42,10 +42,11 @@ _ENDS = TERMINATED | TRUNCATED | OBSERVATION_ONLY | END_MARKER
 
 
 class LaneSlice(NamedTuple):
-    """Slices, which are ranges of rows of a lane, one after another; the first row of each begins an episode.
+    """Slices of lanes: each slice is a range of rows of one lane, and its first row begins an episode.
 
-    Each column has one entry per slice. The int64 columns are the number of the segment, its number of lanes, the lane,
-    the first row and the number of rows. ``sealed`` (bool) is whether the segment is sealed.
+    Each column has one entry per slice. ``segment`` is the segment's number, ``lanes`` its number of lanes, and
+    ``sealed`` whether it is sealed. ``lane`` is the slice's lane, ``first_row`` its first row in the lane, and ``rows``
+    its number of rows.
     """
 
     segment: Ints
@@ -59,8 +60,8 @@ class LaneSlice(NamedTuple):
 class ParsedEpisodes(NamedTuple):
     """The result of `parse_episodes`: the ended episodes, and the open episode of each slice.
 
-    ``open_start`` has its first row, or -1 if the slice has no open episode. ``open_continues`` has whether it
-    continues an episode that was cut for its length.
+    ``open_start`` has, for each slice, the first row of its open episode, or -1 if no episode is open.
+    ``open_continues`` has, for each slice, whether the open episode continues an episode that was cut for its length.
     """
 
     ended: EpisodeTable
@@ -69,13 +70,13 @@ class ParsedEpisodes(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """Runs of zero flags that were left out of an array of flags: ``rows[i]`` flags after position ``at[i]``, int64."""
+    """Runs of zeros that were left out of an array of flags: ``rows[i]`` zeros after its position ``at[i]``."""
 
     at: Ints
     rows: Ints
 
     def before(self, positions: Ints) -> Ints:
-        """Return the number of rows that were left out before each position."""
+        """Return, for each of these positions in the array, the number of flags that were left out before it."""
         total: Ints = np.append(0, np.cumsum(self.rows))
         return total[np.searchsorted(self.at, positions)]
 
@@ -83,14 +84,14 @@ class Gaps(NamedTuple):
 def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | None = None) -> ParsedEpisodes:
     """Return the episodes of slices of lanes; ``flags`` has the flags of all slices, concatenated.
 
-    With ``gaps``, ``slices.rows`` counts only the rows whose flags are in ``flags``. Raises FormatError if the flags of
-    a slice do not form a sequence of episodes.
+    ``gaps`` are the zeros that were left out of ``flags``; ``slices.rows`` does not count the rows with these zeros.
+    Raises FormatError if the flags of a slice do not form a sequence of episodes.
     """
     end_at = np.cumsum(slices.rows)
     begin_at = end_at - slices.rows
     filled = np.flatnonzero(slices.rows)
     starts, marks = _starts(flags)
-    # Every slice begins with a start: an episode stops at the next start or at the end of all flags.
+    # The first row of every slice begins an episode. So an episode stops at the next start or at the end of all flags.
     discards = marks[marks >= DISCARDED]
     if ((discards != DISCARD) & (discards != DISCARD_BEFORE)).any() or not (flags[begin_at[filled]] & FIRST).all():
         raise _damaged(flags, slices, "the flags in done are damaged at row {}")
@@ -119,13 +120,13 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
     opened, newest = filled[is_open], newest[is_open]
     open_start[opened] = start[newest] - begin[opened] + slices.first_row[opened]
     open_continues[opened] = (end[newest] & CONTINUES) != 0
-    # No flag tells how these ended: the writer cut them without a final observation.
+    # An episode without an end flag was cut by its writer, without a final observation.
     end[(end & (TERMINATED | TRUNCATED)) == 0] |= TRUNCATED | CUT
     if len(newest):
         starts, start, steps, end = (np.delete(column, newest) for column in (starts, start, steps, end))
     if not len(starts):
         return ParsedEpisodes(EpisodeTable.concatenate([]), open_start, open_continues)
-    # If several slices begin at one position, all but the last are empty.
+    # If several slices begin at the same position, only the last of them has rows: `side="right"` finds that one.
     which = np.searchsorted(begin_at, starts, side="right") - 1 if len(begin_at) > 1 else np.zeros(1, np.int64)
     row, stride = start + (slices.first_row - begin)[which], slices.lanes[which]
     first = ((slices.segment << POSITION_BITS) + slices.lane)[which] + row * stride
@@ -134,8 +135,8 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
 
 
 def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
-    """Return the positions of episode starts, and an array of all nonzero flags in order, which may have zeros too."""
-    # In long episodes most flags are 0: eight are compared at once.
+    """Return the positions of flags that begin an episode, and all nonzero flags in order, maybe with some zeros."""
+    # In long episodes most flags are 0, so eight flags are compared at once.
     whole = len(flags) & ~7
     words = np.flatnonzero(flags[:whole].view(np.uint64))
     if 4 * len(words) > len(flags) // 8:
@@ -146,7 +147,7 @@ def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
 
 
 def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, problem: str) -> FormatError:
-    """Return the error that names the damaged slice, found by parsing each slice alone."""
+    """Return an error that names the damaged slice; to find it, each slice is parsed alone."""
     number = 0
     stops = np.cumsum(slices.rows).tolist()
     if len(stops) > 1:
@@ -163,14 +164,14 @@ def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, problem: str) -> Forma
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-# The rows that are read at a time, so that sealing needs little memory.
+# At most this many rows are read at a time, so that sealing needs little memory.
 _ROWS_AT_ONCE = 1 << 20
 
 
 def add_rewards(totals: Floats, episode: Ints, rewards: NDArray[Any]) -> None:
-    """Add each reward to the total of its episode, in float64, strictly one after another.
+    """Add ``rewards[i]`` to ``totals[episode[i]]`` in float64, for each i in order.
 
-    So a total is the same to the last bit, whichever rows are read together.
+    Because of this order, a total is the same to the last bit however many rewards are added in one call.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # rewards may be +inf and -inf
         np.add.at(totals, episode, rewards.astype(np.float64))
@@ -178,7 +179,7 @@ def add_rewards(totals: Floats, episode: Ints, rewards: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class EpisodeRows:
-    """The columns of the table, by name: see `layout.EPISODE_COLUMNS`."""
+    """The table of episodes in memory: its columns by name, as defined by `layout.EPISODE_COLUMNS`."""
 
     columns: dict[str, NDArray[Any]]
 
@@ -193,11 +194,11 @@ class EpisodeRows:
 
 
 def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
-    """Return the table of a segment whose lanes have ``rows`` rows, and whose chunk files are in ``info.path``.
+    """Return the table of a segment, computed from its chunk files; ``rows[i]`` is the number of rows of lane i.
 
     Episodes of lost rows are left out. The table is empty if the flags do not form a sequence of episodes, because
-    sealing must not fail then. Raises FormatError or OSError if files of flags, times or rewards are missing or too
-    short.
+    damaged flags must not prevent sealing. Raises FormatError or OSError if files of flags, times or rewards are
+    missing or too short.
     """
     parts, lost = [], [position for position, _ in info.lost.ranges]
     try:
@@ -212,8 +213,8 @@ def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
 def write_table(info: SegmentInfo, rows: Ints, folder: str) -> tuple[int | None, dict[str, int]]:
     """Write the table of a segment into ``folder``, which is created; arguments and errors as for `table_of`.
 
-    Return its number of episodes, and the checksums of its files by their names in the segment. For a segment of too
-    few or too many rows, return None and write nothing.
+    Return the number of episodes, and the checksums of the written files by their paths below the segment. If the
+    segment has too few or too many rows for a table, write nothing, and return None and no checksums.
     """
     if not layout.LEAST_TABLE_ROWS <= rows.sum() <= layout.MOST_TABLE_ROWS:
         return None, {}
@@ -233,10 +234,10 @@ def _write(folder: str, name: str, data: bytes) -> int:
 
 
 def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
-    """Return columns of the table of a sealed segment, empty ones if it has none.
+    """Return the named columns of the table of a sealed segment; empty arrays if the segment has no table.
 
-    Raises FormatError if a file is a link, has another size or does not match its checksum, or if the file of
-    positions has holes; FileNotFoundError if a file is missing.
+    Raises FormatError if the file of a column is a link, has the wrong size or does not match its checksum, or if the
+    file of positions has holes. Raises FileNotFoundError if a file is missing.
     """
     if not info.episodes:
         return [np.zeros(0, layout.EPISODE_COLUMNS[name]) for name in names]
@@ -249,7 +250,7 @@ def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
 def _refuse_holes(info: SegmentInfo, lookup: Lookup) -> None:
     """Raise FormatError if the file of positions has a hole: a sparse file may claim more lines than fit in memory.
 
-    In an intact table positions increase, so only the first can be 0, and no file system keeps a hole for it alone.
+    In an intact table the positions increase, so only the first one can be 0. A hole would cover more than one.
     """
     assert info.episodes is not None
     name = layout.episode_chunk("position")
@@ -277,7 +278,7 @@ class _NoEpisodes(Exception):
 
 
 def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
-    """Yield the episodes of a segment in tables, lane by lane; their ids are positions, without a segment number."""
+    """Yield tables of a segment's episodes, lane by lane; their ids are positions, without a segment number."""
     for lane, first, flags, counts in _flags(info, rows):
         same = np.ones_like(counts)
         lanes = lane + np.arange(len(counts))
@@ -289,9 +290,10 @@ def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
 
 
 def _flags(info: SegmentInfo, rows: Ints) -> Iterator[tuple[int, int, NDArray[np.uint8], Ints]]:
-    """Yield (first lane, its first row, concatenated flags of one or more lanes, rows of each of these lanes).
+    """Yield (lane, row, flags, counts): flags of lanes ``lane``, ``lane + 1``, ... from row ``row`` on, concatenated.
 
-    A long lane is yielded in parts, and each part ends where an episode ends.
+    ``counts[i]`` is the number of flags of lane ``lane + i``. A long lane is yielded alone and in parts, and each part
+    ends where an episode ends.
     """
     per_chunk, longest = info.chunk_rows[layout.DONE], int(rows.max(initial=0))
     chunks = -(-longest // per_chunk)
@@ -326,7 +328,7 @@ def _flags_of_lane(info: SegmentInfo, lane: int, rows: int) -> Iterator[tuple[in
 
 
 def _columns(info: SegmentInfo, episodes: EpisodeTable) -> dict[str, NDArray[Any]]:
-    """Return the columns of some episodes, which are sorted by lane and row."""
+    """Return the columns of the table for some of its episodes; ``episodes`` is sorted by lane and row."""
     row, lane = np.divmod(episodes.first, len(info.lanes))
     times, totals = np.zeros(len(episodes), np.int64), np.zeros(len(episodes))
     for which, values in _values(info, layout.TIME, lane, row, row + 1):
@@ -340,9 +342,10 @@ def _columns(info: SegmentInfo, episodes: EpisodeTable) -> dict[str, NDArray[Any
 
 
 def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:
-    """Yield the values of rows ``first[i]`` to ``stop[i]`` of ``lane[i]``, for all i, as (``i`` of each value, values).
+    """Yield (which, values): an array's values in rows ``first[i]`` to ``stop[i]`` of ``lane[i]``, with i as ``which``.
 
-    The ranges are sorted by lane and row, and do not overlap. The values of each range come in order.
+    ``which`` has one number per value. The row ranges must be sorted by lane and row, and must not overlap. The values
+    of each range are yielded in order.
     """
     per_chunk = info.chunk_rows[leaf]
     for chunk in range(int(first.min(initial=0)) // per_chunk, -(-int(stop.max(initial=0)) // per_chunk)):
@@ -361,7 +364,7 @@ def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -
 
 
 def _read(info: SegmentInfo, leaf: str, chunk: int, first: int, count: int) -> NDArray[Any]:
-    """Return ``count`` numbers of a chunk file from number ``first`` on; in the file, the lanes are concatenated."""
+    """Return ``count`` values of a chunk file, from value ``first`` on; the file has one lane after another."""
     dtype, path = info.arrays[leaf].dtype, info.chunk_path(leaf, chunk)
     data = np.empty(count * dtype.itemsize, np.uint8)
     with opened(path, info.chunk_nbytes(leaf)) as fd:

@@ -1,4 +1,4 @@
-"""Reads the rows of segments and packs; after a merge, from the pack that has the rows now."""
+"""Reads the rows of segments and packs; after segments were merged, their rows are read from the pack."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +21,11 @@ from diskreplay.workers import computed_once
 
 
 class RewardSums(NamedTuple):
-    """Columns of the table of episodes of a folder: ``keys`` (lane and first row), steps, and reward sums."""
+    """Three columns of the table of episodes of a sealed segment.
+
+    ``keys`` has a number for the lane and first row of each episode, in ascending order. ``steps`` has the number of
+    steps, and ``sums`` the sum of rewards.
+    """
 
     keys: Ints
     steps: NDArray[np.int32]
@@ -29,7 +33,10 @@ class RewardSums(NamedTuple):
 
     @classmethod
     def read(cls, info: SegmentInfo) -> Self:
-        """Read the table of a sealed segment; empty if it is damaged or gone: readers then add up rewards."""
+        """Read the columns of a sealed segment; they are empty if its table is damaged or gone.
+
+        If `find` does not know the sum of an episode, readers add up its rewards.
+        """
         try:
             position, steps, sums = read_columns(info, "position", "steps", "total_reward")
         except DAMAGE:
@@ -38,7 +45,10 @@ class RewardSums(NamedTuple):
         return cls(_key(lane, row), steps, sums)
 
     def find(self, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the reward sums of episodes, and a mask of the known sums; unknown sums are arbitrary numbers."""
+        """Return the reward sum of each episode, and a mask that is False where the sum is unknown and arbitrary.
+
+        An episode is given by its lane, its first row and its number of steps.
+        """
         if not len(self.keys):
             return np.zeros(len(row)), np.zeros(len(row), np.bool_)
         keys = _key(lane, row)
@@ -52,15 +62,15 @@ def _key(lane: Ints, row: Ints) -> Ints:
 
 
 Flags = Callable[[int, int, int], Iterable[NDArray[np.uint8]]]
-"""Called with a line (see `ValueRows`), a first row and a stop row; returns the flags of these rows, in parts."""
+"""A function of a line (see `ValueRows`), a first row and a stop row that returns the flags of these rows, in parts."""
 
 
 class ValueRows:
-    """The rows with the flag `EPISODE_VALUES` in each line of a folder, as far as its flags have been read.
+    """Finds the values of rows in the arrays of episode fields, which have values only for rows with `EPISODE_VALUES`.
 
-    A line is a lane of a segment, or all rows of a pack.
+    A line is a lane of a segment, or all rows of a pack. The flags of a line are read when they are first needed.
 
-    Concurrency: any thread. `find` reads further flags under the lock that it is called with.
+    Concurrency: any thread. `find` holds the lock that it receives while it reads flags.
     """
 
     def __init__(self, info: SegmentInfo, pack: PackTables | None) -> None:
@@ -75,10 +85,10 @@ class ValueRows:
         self._lost_values = np.append(0, np.cumsum(np.array(info.lost.values, np.int64)[order]))
 
     def find(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, row: Ints, stop: Ints) -> Ints:
-        """Return the positions of the values of some rows in the arrays of episode fields.
+        """Return the place of the values of each row among all values of its line in the arrays of episode fields.
 
-        Row ``row[i]`` of line ``line[i]`` must have values. If the flags of a line are not known up to such a row,
-        ``flags`` reads them up to the row ``stop``.
+        Row ``row[i]`` of line ``line[i]`` must have values. If the flags of its line have not been read up to this row,
+        they are read up to row ``stop[i]`` with the function ``flags``.
         """
         rows, valued = self._known
         if (row >= rows[line]).any():
@@ -91,9 +101,10 @@ class ValueRows:
         return found
 
     def _extend(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, stop: Ints) -> tuple[Ints, Ints]:
-        """Read flags up to row ``stop`` of each line, or all flags of a pack.
+        """Read the flags of line ``line[i]`` up to row ``stop[i]``, or all flags of a pack.
 
-        Return the number of known rows of each line, and the sorted keys of their rows with values.
+        Return, for each line, the number of rows whose flags have been read, and the sorted keys of all rows with
+        values among them.
         """
         with lock:
             known, valued = self._known
@@ -113,8 +124,8 @@ _LINE = 1 << POSITION_BITS
 
 GONE = "the segment of these steps was evicted or set aside; draw again"
 
-# The approximate bytes of a part of a pack's array. If the pack was merged into a later one, a reader copies only the
-# parts that it needs from there.
+# A pack's array is divided into parts of about this many bytes. If the pack was merged into a later pack, a reader
+# copies only the parts that it needs from the later pack.
 PART_BYTES = 16 << 20
 
 LACKING = -1
@@ -124,48 +135,49 @@ T = TypeVar("T")
 
 
 class Folder:
-    """The rows of one segment. A `Pack` has the rows of many segments.
+    """Reads the rows of one segment. Its subclass `Pack` reads the rows of many segments.
 
-    A reader whose snapshot is older than a merge keeps reading: the rows then come from the pack.
+    After the segment was merged into a pack, readers with an older snapshot can still use this object: it then reads
+    the rows from the pack.
     """
 
     _tables: PackTables | None = None
     info: SegmentInfo
-    _now: tuple[SegmentInfo, PackTables | None]  # the folder that has its rows now, as far as known
+    _now: tuple[SegmentInfo, PackTables | None]  # the segment or pack that was last known to have the rows
 
     def __init__(self, info: SegmentInfo) -> None:
         self.note(info)
 
     def note(self, info: SegmentInfo) -> None:
-        """Replace the attributes of the folder by newly read ones."""
+        """Replace the attributes of the segment by newly read ones."""
         self.info, self._now = info, (info, self._tables)
 
     def lanes_of(self, number: int) -> tuple[int, Ints]:
-        """Return the writer and the lane numbers of segment ``number``, whose rows this folder has."""
+        """Return the writer of segment ``number``, whose rows this folder has, and the numbers of its lanes."""
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the rows in a chunk of an array, or `LACKING`, and the least number of chunks that it has."""
+        """Return log2 of the rows in a chunk of an array, or `LACKING`, and the array's least number of chunks."""
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
     @computed_once
     def reward_sums(self) -> RewardSums:
-        """The reward sums that a sealed folder stores."""
+        """The reward sums in the table of episodes of this sealed segment."""
         return RewardSums.read(self.info)
 
     @computed_once
     def value_rows(self) -> ValueRows:
-        """The rows that have values of episode fields."""
+        """The `ValueRows` of this segment or pack; it keeps the flags that it has read."""
         return ValueRows(self.info, self._tables)
 
     @shown_paths()
     def open(
         self, leaf: str, chunk: int, first: int, rows: int, memory: NDArray[np.uint8] | None
     ) -> Mapping | NDArray[np.uint8]:
-        """Read a chunk of an array into ``memory`` and return it; if ``memory`` is None, return the mapped chunk file.
+        """Read a chunk of an array into ``memory``, and return ``memory``; if it is None, return the mapped chunk file.
 
-        An array of a pack has one file, with all chunks. If the folder was merged into a pack, ``rows`` rows of each
-        line from row ``first`` on are copied from the pack into new memory.
+        An array of a pack has one file, with all chunks. If this segment was merged into a pack, the pack's file has
+        other chunks: then ``rows`` rows of each lane, from row ``first`` on, are copied from it into new memory.
         """
         at = 0 if self._tables is not None else chunk
 
@@ -182,9 +194,10 @@ class Folder:
         return self._read(leaf, at, read)
 
     def _read(self, leaf: str, chunk: int, read: Callable[[SegmentInfo, Any], T]) -> T:
-        """Return ``read(info, tables)`` for the folder that has the rows now: this one, or a pack with its rows.
+        """Return ``read(info, tables)`` for this segment, or for the pack that has its rows after a merge.
 
-        Raises FormatError if that folder exists and lacks a file, SegmentGone if no pack has the rows.
+        ``tables`` is None for a segment. Raises FormatError if a file of an existing folder is missing, SegmentGone if
+        the segment is gone and no pack has its rows.
         """
         while True:
             info, tables = self._now
@@ -203,9 +216,10 @@ class Folder:
     def _copied(
         self, leaf: str, ranges: Sequence[tuple[int, int]], info: SegmentInfo, tables: PackTables
     ) -> NDArray[np.uint8]:
-        """Return ranges of this folder's rows, concatenated, from a pack; a range is a first row and a number of rows.
+        """Copy ranges of this segment's rows from the pack ``info``, and return the bytes of all ranges, concatenated.
 
-        In the ranges, line i of a segment begins at row i * `_LINE`. Raises FileNotFoundError if the pack is gone.
+        A range is (first row, number of rows); row r of lane i is given as ``i * _LINE + r``. Rows that the pack does
+        not have are zeros. Raises FileNotFoundError if the pack is gone.
         """
         now, row_bytes, total = tables.of(leaf), self.info.arrays[leaf].row_bytes, sum(count for _, count in ranges)
         before = now.member_tables(self.info.number, _LINE) if self._tables is None else self._tables.of(leaf)
@@ -214,7 +228,7 @@ class Folder:
         except MemoryError:
             raise MemoryError(f"no memory for {leaf} of {self.info.path}") from None
         rows, at = copied.reshape(total, row_bytes), 0
-        if leaf in info.chunk_rows:  # only the array of priorities may be missing: no step has one
+        if leaf in info.chunk_rows:  # else it is the array of priorities, and no step has a priority
             read = _row_reader(info, leaf)
             for first, count in ranges:
                 parts = np.array(before.split(first, count), np.int64).reshape(-1, 2)  # without rows between lanes
@@ -228,10 +242,10 @@ class Folder:
 
 
 class Pack(Folder):
-    """The rows of a pack. Making this object reads the pack's tables, and raises the errors of `read_tables`.
+    """Reads the rows of a pack. Making this object reads the pack's tables, and raises the errors of `read_tables`.
 
-    ``numbers`` are the numbers of its segments, in order. ``lanes`` has the number of lanes of each segment, and
-    ``first_rows`` the first row of every lane.
+    ``numbers`` are the numbers of the segments in the pack, in ascending order. ``lanes`` has the number of lanes of
+    each segment, and ``first_rows`` the first row of each lane in the pack.
     """
 
     _tables: PackTables
@@ -243,12 +257,12 @@ class Pack(Folder):
         self._shards: dict[str, Shard] = {}
 
     def lost_ids(self) -> Ints:
-        """Return the first id of each range of lost rows. Unused rows between lanes count as lost, but have no id."""
+        """Return the first id of each range of lost rows, except the unused rows between lanes, which have no ids."""
         positions = [position for position, _ in self.info.lost.ranges if self._tables.holds(position)]
         return self._tables.ids_of(np.array(positions, np.int64))
 
     def lanes_of(self, number: int) -> tuple[int, Ints]:
-        """Return the writer and lanes of a segment, as `Folder.lanes_of` does."""
+        """Return the writer of segment ``number`` of the pack, and the numbers of its lanes."""
         member = int(self._tables.places(np.array([number]))[0])
         return int(self._tables.writers[member]), self._tables.runs[self._tables.runs_of(member), 2]
 
@@ -257,7 +271,11 @@ class Pack(Folder):
         return self._tables.rows[self._tables.runs_of(member)]
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return the division of an array, as `Folder.division` does; the array's file has all chunks."""
+        """Return log2 of the rows in a part of an array, or `LACKING`, and the array's number of parts.
+
+        The one chunk file of an array has all its parts: the inner chunks of a compressed array, or about `PART_BYTES`
+        of any other array.
+        """
         rows, compressed = self.info.chunk_rows.get(leaf), self.info.compressed.get(leaf)
         if rows is None:
             return LACKING, 1
@@ -271,7 +289,7 @@ class Pack(Folder):
         return None if compressed is None else compressed.nbytes
 
     def read_flags(self, members: Ints) -> tuple[Ints, LaneFlags]:
-        """Return the rows of each lane of the segments ``numbers[members]``, and their flags, one lane after another.
+        """Return the number of rows of each lane of the segments ``numbers[members]``, and the flags of these rows.
 
         Errors as for `read_sealed`: a pack is read as a segment of one lane.
         """
@@ -289,11 +307,11 @@ class Pack(Folder):
 
     @shown_paths()
     def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
-        """Return an open compressed array and the numbers of inner chunks in it, or the rows of these inner chunks.
+        """Return an open compressed array, and the numbers in it of the inner chunks ``inner`` of this pack.
 
-        ``inner`` has their numbers in this pack. If this pack was merged into another one, the returned array is the
-        other pack's, with the numbers that the inner chunks have there. If the other pack divides the rows differently,
-        the rows themselves are returned.
+        See `shards` for inner chunks. If this pack was merged into another pack, the array of the other pack is
+        returned, with the numbers of the inner chunks in that array. If the other pack divides the rows into other
+        inner chunks, the decompressed rows of ``inner`` are returned instead.
         """
         rows = self.info.compressed[leaf].rows
 
@@ -310,7 +328,7 @@ class Pack(Folder):
 
 
 def lost_ids(info: SegmentInfo) -> Ints:
-    """Return the first id of each range of a segment's rows that was lost to damage."""
+    """Return the first id of each range of rows that a segment lost to damage."""
     positions = np.array([position for position, _ in info.lost.ranges], np.int64)
     return positions | info.number << POSITION_BITS
 
@@ -345,15 +363,16 @@ def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[
 
 
 def _zeros(nbytes: int) -> NDArray[np.uint8]:
-    zeros = np.empty(nbytes, np.uint8)  # not np.zeros, whose pages are allocated at first access, which may fail
+    zeros = np.empty(nbytes, np.uint8)  # np.zeros would allocate pages only at their first access, which may fail
     zeros[:] = 0
     return zeros
 
 
 def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8]], None]:
-    """Return a function that reads rows of a pack's array, from a first row on, into memory, ``(rows, row_bytes)``.
+    """Return a function of a first row and an array ``(rows, row_bytes)`` that reads rows of a pack into the array.
 
-    The memory must be zeros. Raises FileNotFoundError if the pack is gone.
+    The array must be zeros, as rows in inner chunks of zeros are not stored. Raises FileNotFoundError if the pack is
+    gone.
     """
     row_bytes = info.arrays[leaf].row_bytes
     refuse_links(info.path, above(leaf))
@@ -371,6 +390,6 @@ def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8
 
 
 def above(leaf: str) -> list[str]:
-    """Return the paths of an array and of its groups, outermost first."""
+    """Return the paths of the groups of an array, outermost first, and the path of the array."""
     parts = leaf.split("/")
     return ["/".join(parts[: i + 1]) for i in range(len(parts))]

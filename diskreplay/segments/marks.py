@@ -1,9 +1,10 @@
 """Marks: the log of an unsealed segment that proves which of its rows are durable, by checksums of their bytes.
 
-While a segment is written, its process makes committed rows durable every few seconds and then appends a mark. A mark
-has the number of rows of each lane, the CRC-32C of the bytes since the last mark, and the mark's own checksum, which
-continues the last mark's. So rows can be verified wherever the files are: after a reboot, a move, a copy by any tool in
-any order, or in a snapshot of a volume. The rows that the longest valid prefix of marks covers are intact.
+The process that writes a segment makes committed rows durable every few seconds, and then appends a mark. A mark has
+the number of rows of each lane, the CRC-32C of the bytes written since the previous mark, and a checksum of the mark
+itself. This checksum continues the previous mark's. So rows can be verified wherever the files are: after a reboot, a
+move, a copy by any tool in any order, or in a snapshot of a volume. The rows that the longest valid prefix of marks
+covers are intact.
 
 The process that writes a segment also counts committed rows in memory that all processes of this boot share. A reader
 may trust these counters only if it maps the very same file: in the same boot, on the same volume, with the same inode.
@@ -16,13 +17,14 @@ A mark of a segment with L lanes has ``24 + 8 L`` bytes, little-endian:
 - its time in seconds since 1970 (float64);
 - the number of rows of each lane (L int64);
 - a checksum of the new priorities (uint32);
-- the CRC-32C of all bytes above, started from the same CRC-32C of the last mark (uint32).
+- the CRC-32C of all bytes above, started from the same CRC-32C of the previous mark (uint32).
 
-The checksum of the new bytes takes the arrays in the order of their paths, the chunks of each array, and the lanes of
-each chunk. The new bytes of an episode field are the values of the new rows with the flag `EPISODE_VALUES`.
+The checksum of the new bytes is taken over one array after another, in the order of their paths. In an array it is
+taken over one chunk after another, and in a chunk over one lane after another. The new bytes of an episode field are
+the values of the new rows with the flag `EPISODE_VALUES`.
 
 Initial priorities have a checksum of their own. It is 0 if all new priorities are zeros, or if the segment has no array
-of priorities: so earlier marks stay valid when the array is added.
+of priorities. So earlier marks stay valid when the array is added.
 """
 
 import os
@@ -47,8 +49,8 @@ from diskreplay.segments.segment import SegmentInfo
 from diskreplay.segments.segment_column import MOST_DESCRIPTORS
 from diskreplay.segments.segment_reader import Extent, extent_of
 
-# The lanes of a chunk are checksummed one by one if they have this many new bytes on average. Otherwise their rows are
-# gathered first.
+# The lanes of a chunk are checksummed one by one if they have at least this many new bytes on average. With fewer,
+# the rows of all lanes are gathered first.
 _LONG = 4096
 _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
@@ -63,7 +65,11 @@ class Sums(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """An entry of the log: rows of each lane, checksums of the rows since the last entry, time, own checksum."""
+    """An entry of the log.
+
+    ``rows`` is the number of rows of each lane, ``sums`` the checksums of the rows since the previous entry, ``time``
+    the seconds since 1970, and ``own`` the entry's own checksum.
+    """
 
     rows: Ints
     sums: Sums
@@ -99,13 +105,13 @@ def _parse(data: bytes, lanes: int) -> Iterator[Mark]:
 
 @lru_cache(maxsize=64)
 def record_type(lanes: int) -> np.dtype[np.void]:
-    """Return the record type of a mark of ``lanes`` lanes."""
+    """Return the NumPy dtype of a mark in the log of a segment with ``lanes`` lanes."""
     rows, sums = ("rows", "<i8", (lanes,)), [("priority", "<u4"), ("own", "<u4")]
     return np.dtype([("size", "<u4"), ("crc", "<u4"), ("time", "<f8"), rows, *sums])
 
 
 def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
-    """Truncate a segment's log after the last mark of proven rows; ``rows`` has their number in each lane."""
+    """Remove the marks that cover more than the first ``rows[lane]`` rows of a lane from the end of a segment's log."""
     marks = read_marks(folder, lanes)
     kept = sum(bool((mark.rows <= rows).all()) for mark in marks)
     if kept < len(marks):
@@ -121,12 +127,13 @@ def new_rows_crc(
     upto: Extent,
     mapped: Callable[[str, int], Mapping] | None = None,
 ) -> Sums:
-    """Return the checksums of the bytes of all lanes' rows from ``before`` up to ``upto``.
+    """Return the checksums of the rows of all lanes between the extents ``before`` and ``upto``.
 
     ``mapped`` replaces `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is missing, FormatError if it has
     another size.
     """
-    # CRC-32C inverts its register at both ends. Priorities undo both inversions, so that the checksum of zeros is 0.
+    # CRC-32C inverts its register at both ends. The checksum of priorities undoes both inversions, so that it is 0 for
+    # zeros.
     sums, bounds = [0, _INVERTED], dict[bool, tuple[Ints, Ints, int, int]]()
     for leaf, array in sorted(info.arrays.items()):
         edges = bounds.get(array.is_of_episodes)
@@ -145,7 +152,7 @@ def new_rows_crc(
 
 
 def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, stop: Ints, crc: int) -> int:
-    """Return the CRC-32C ``crc``, continued with the rows ``[start[lane], stop[lane])`` of each lane of a chunk."""
+    """Return the CRC-32C ``crc``, continued with the bytes of the rows ``start[lane]`` to ``stop[lane]`` of a chunk."""
     lanes = np.flatnonzero(start < stop)
     count = stop[lanes] - start[lanes]
     begin = lanes * per_chunk + start[lanes]
@@ -154,7 +161,7 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
         for at, rows in zip(begin.tolist(), count.tolist(), strict=True):
             crc = crc32c(data[at * row_bytes : (at + rows) * row_bytes], crc)  # releases the GIL
         return crc
-    # With few rows per lane, one call per lane takes longer than gathering them.
+    # With few rows per lane, one call per lane takes longer than gathering the rows first.
     items = np.asarray(mapping).view(f"V{row_bytes}")
     at = places_of(begin, count)
     step = max(1, _BLOCK_BYTES // row_bytes)
@@ -163,7 +170,7 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
     return crc
 
 
-# --- rows that count -------------------------------------------------------------------------------------------------
+# --- trusted rows ----------------------------------------------------------------------------------------------------
 
 
 def proven_rows(info: SegmentInfo) -> Ints:
@@ -184,16 +191,17 @@ def proven_rows(info: SegmentInfo) -> Ints:
 
 
 def shows_live_rows(info: SegmentInfo) -> bool:
-    """Return whether all committed rows can be trusted, whether or not marks cover them; True for a sealed segment."""
+    """Return whether readers may trust all committed rows, even rows without a mark; True for a sealed segment."""
     return info.sealed or (bool(info.boot) and info.boot == boot_id() and info.is_in_place)
 
 
 def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
-    """Return the number of each lane's rows with a trusted observation, and of wholly trusted rows, ``(lanes,)`` each.
+    """Return the number of rows of each lane whose observation is trusted, and the number whose fields all are.
 
-    The arrays are mapped counters, which grow while the segment is written. If the segment has to prove its rows, all
-    marked bytes are read, and the numbers do not change. Raises FileNotFoundError if the segment was evicted,
-    FormatError if a counter is damaged.
+    Both arrays are ``(lanes,)``. They are mapped counters, which grow while the segment is written. If the segment must
+    prove its rows by marks, they are ordinary arrays instead, and all marked bytes are read to compute them unless
+    `SegmentInfo.shown` has the numbers. Raises FileNotFoundError if the segment was evicted, FormatError if a counter
+    is damaged.
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
@@ -225,9 +233,9 @@ class MarkLog:
         marks = read_marks(str(info.path), len(info.lanes))
         self._count = len(marks)
         self.rows: Ints = marks[-1].rows if marks else np.zeros(len(info.lanes), np.int64)
-        self._marked: Extent | None = None  # the extent of `rows`, computed on demand
+        self._marked: Extent | None = None  # the extent of `rows`; None: not computed yet
         self._seed = marks[-1].own if marks else 0
-        self._mapped: dict[str, tuple[int, Mapping]] = {}  # the chunk of each array that was mapped last
+        self._mapped: dict[str, tuple[int, Mapping]] = {}  # by array: the chunk that was mapped last
 
     def create(self) -> None:
         """Open the log for writing; a missing log is created.
@@ -254,21 +262,23 @@ class MarkLog:
 
     @property
     def marked(self) -> Extent:
-        """The extent of the marked rows."""
+        """The extent of the rows that the marks cover."""
         if self._marked is None:
             self._marked = extent_of(self._info, self.rows)
         return self._marked
 
     def extent(self, rows: Ints) -> Extent:
-        """Return the extent of committed rows; the marks may not cover all of them yet."""
+        """Return the extent of the first ``rows[lane]`` rows of each lane; marks need not cover all of them yet."""
         return extent_of(self._info, rows, self.marked, self._map_chunk)
 
     def chunks_behind(self, leaf: str, upto: Extent) -> set[int]:
-        """Return the numbers of an array's chunks that have rows of ``upto`` without a mark."""
+        """Return the numbers of an array's chunks that have rows of the extent ``upto`` without a mark."""
         return _chunks_between(self.marked.of(leaf), upto.of(leaf), self._info.chunk_rows[leaf])
 
     def append(self, upto: Extent, *, synced: bool = True) -> None:
-        """Append a mark of durable, committed rows; ``upto`` is their `extent`. ``synced``: make the mark durable too.
+        """Append a mark of durable, committed rows; ``upto`` is the `extent` of all such rows.
+
+        ``synced``: the mark is made durable, too.
 
         Raises StorageFull if the disk has no space, or the system's OSError. Earlier marks are then intact, and the
         call may be repeated.
@@ -292,15 +302,15 @@ class MarkLog:
 class DurableRows:
     """Makes the rows of a segment durable, and appends marks of them to its log.
 
-    Files stay open between marks, until this object is garbage collected. This saves system calls, and with each of
-    them a wait for the GIL, which the appending thread uses too.
+    Files stay open between marks, until this object is garbage collected. This saves system calls. After each system
+    call, a thread may have to wait for the GIL, which the appending thread uses.
 
     ``after_sync`` is called with the path of each array whose chunks were synced.
 
-    ``is_left``: no writer publishes further rows, and the segment may be sealed while a mark is made. A mark then
-    changes no byte that a checksum covers, and never sets the modification time of a sealed chunk back.
+    ``is_left``: no writer publishes further rows, and the segment may be sealed while a mark is made. In this case,
+    making a mark changes no byte that a checksum covers, and does not set the modification time of a sealed chunk back.
 
-    Concurrency: one thread at a time. It need not be the appending one.
+    Concurrency: one thread at a time. It need not be the thread that appends rows.
     """
 
     def __init__(
@@ -309,15 +319,15 @@ class DurableRows:
         self._info, self._after_sync, self._is_left = info, after_sync, is_left
         self._log = MarkLog(info)
         self._counter = open_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), late=True)
-        self._named: dict[str, int] = {}  # the highest chunk of each array whose name is durable
-        self._open: dict[str, _OpenChunk] = {}  # the chunk of each array that was synced last
+        self._named: dict[str, int] = {}  # by array: the highest chunk whose file name is durable
+        self._open: dict[str, _OpenChunk] = {}  # by array: the chunk that was synced last
         self._is_new = True
 
     def mark(self, rows: Ints) -> None:
-        """Make the committed rows of each lane durable, then append a mark of them.
+        """Make the first ``rows[lane]`` rows of each lane durable, then append a mark of these rows.
 
-        Raises StorageFull if the disk has no room for the mark; all committed rows are durable then, and the call may
-        be repeated. After the system's OSError, it is unknown which rows are durable.
+        Raises StorageFull if the disk has no room for the mark; the rows are then durable, and the call may be
+        repeated. After the system's OSError, it is unknown which rows are durable.
         """
         if not self._is_new and (rows == self._log.rows).all():
             return
@@ -329,13 +339,13 @@ class DurableRows:
         self._log.append(upto)
         self.finish(rows)
 
-    # To mark many segments with two syncs of their file system, the caller syncs after `prepare`, which makes rows and
-    # names durable, and after `append`, which makes the marks durable.
+    # `prepare`, `append` and `finish` do the work of `mark` for many segments, with two syncs of their file system. The
+    # caller's sync after `prepare` makes rows and file names durable, and the sync after `append` makes marks durable.
 
     def prepare(self, rows: Ints) -> None:
         """Set the modification times of the chunks with unmarked rows; the caller then syncs the file system.
 
-        Stores through mapped memory need not change these times, which copying tools compare.
+        Copying tools compare these times, but a store through mapped memory may leave them unchanged.
         """
         upto = self._log.extent(rows)
         for leaf in self._info.chunk_rows:
@@ -349,7 +359,7 @@ class DurableRows:
         self._log.append(self._log.extent(rows), synced=False)
 
     def finish(self, rows: Ints) -> None:
-        """Record that the mark of these rows is durable."""
+        """Record that the mark of the first ``rows[lane]`` rows of each lane is durable."""
         self._is_new = False
         if not self._is_left:
             self._counter[:] = rows
@@ -388,7 +398,7 @@ class DurableRows:
             sync_folder(folder)
         note_changed(f"{root.counters_folder}/c.0")
         sync_file(root.counters_folder / "c.0")
-        # The log's own name must be durable, or the first synced mark would be lost.
+        # The log's file name must be durable too: without it, a power loss would take even marks that were synced.
         self._log.create()
         sync_folder(os.path.dirname(self._log.path))
         self._is_new = False
@@ -403,7 +413,7 @@ class _OpenChunk:
 
 
 def _chunks_between(before: Ints, rows: Ints, per_chunk: int) -> set[int]:
-    """Return the chunks that hold any row from ``before`` up to ``rows`` of any lane."""
+    """Return the numbers of the chunks that have a row from ``before[lane]`` to ``rows[lane]`` of any lane."""
     grown = before < rows
     begin, end = (before[grown] // per_chunk).tolist(), ((rows[grown] - 1) // per_chunk).tolist()
     return {chunk for first, last in set(zip(begin, end, strict=True)) for chunk in range(first, last + 1)}
