@@ -36,8 +36,8 @@ _INVERSION = 0xFFFFFFFF
 def block_bytes(row_bytes: int) -> int:
     """Return the size of a block in bytes, for an array with rows of ``row_bytes`` bytes.
 
-    The number of rows in a block is the largest power of two up to 512 for which a block fits in 64 KiB. If a single
-    row is larger than 64 KiB, a block has 64 KiB and need not begin where a row begins.
+    A block has the largest power of two of rows that fits in 64 KiB, but at most 512 rows. If a single row is larger
+    than 64 KiB, a block has 64 KiB and need not begin where a row begins.
     """
     if row_bytes > layout.BLOCK_BYTES:
         return layout.BLOCK_BYTES

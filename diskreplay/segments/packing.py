@@ -30,32 +30,35 @@ from diskreplay.segments.shards import Shard, ShardWriter, codec, inner_rows, is
 
 _AT_ONCE = 4 << 20
 _MOST_ROWS = 1 << 24
-# The approximate number of arrays and documents of a pack that are not fields.
+# The approximate number of a pack's arrays and documents that do not belong to a field.
 _FILES = 8
 
 EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
-"""(position, steps) of the episodes that were evicted by hand, by the number of their segment."""
+"""By segment number: (position of the first step, steps) of each episode that was evicted by hand."""
 
 
 def chunk_rows(rows: int) -> int:
-    """Return the rows of the single chunk of each array, for a pack of ``rows`` rows."""
+    """Return the number of rows in the single chunk of each array in a pack of ``rows`` rows, except episode fields."""
     return layout.ceil_power_of_two(rows + layout.ROWS_BEHIND)
 
 
 def is_compressed(array: RowArray) -> bool:
-    """Return whether a compressed pack compresses this array: its rows are wide, and not of an episode field."""
+    """Return whether a compressed pack compresses this array: its rows are wide, and it is not an episode field's."""
     return is_wide(array.row_bytes) and not array.is_of_episodes
 
 
 def most_rows(root: Root, level: int | None) -> int:
-    """Return the maximum rows of a pack of a store: all rows of the widest uncompressed field must fit one file."""
+    """Return the maximum number of rows in a pack: one file must have room for all rows of an uncompressed field.
+
+    ``level`` is the level of zstd, or None for a pack without compression.
+    """
     arrays = [array for array in root.blueprint.arrays.values() if not array.is_of_episodes]
     widest = max(array.row_bytes for array in arrays if level is None or not is_compressed(array))
     return _rows_of_file(widest) - layout.ROWS_BEHIND
 
 
 def most_values(root: Root) -> int:
-    """Return the maximum number of values of an episode field in a pack."""
+    """Return the maximum number of values that each episode field has in a pack."""
     return _rows_of_file(max((root.blueprint.arrays[leaf].row_bytes for leaf in root.blueprint.values), default=1))
 
 
@@ -64,7 +67,7 @@ def _rows_of_file(row_bytes: int) -> int:
 
 
 def most_bytes(root: Root, rows: int, values: int) -> int:
-    """Return the approximate bytes on disk of a pack with these rows and values, if nothing can be compressed."""
+    """Return the approximate size in bytes on disk of an uncompressed pack with these numbers of rows and values."""
     small_files = 2 * (len(root.blueprint.arrays) + _FILES)
     return rows * root.step_bytes + values * root.value_bytes + small_files * PAGESIZE
 
@@ -77,11 +80,12 @@ def build_pack(
     level: int | None,
     pace: Callable[[], None],
 ) -> SegmentInfo:
-    """Build a pack of sealed segments, or of packs, in a folder that has only a lock, which the caller holds.
+    """Build a pack from sealed segments and packs, and return its attributes.
 
-    The pack is complete and durable, and has no number yet. The sources are only read. For episodes in ``evicted``,
-    only flags and times are copied. With a ``level`` of zstd, wide fields are compressed. ``pace`` is called after each
-    small part of the work; it may sleep, or raise an error to stop. Raises StorageFull if the disk has no room. Raises
+    ``building`` is the folder of the new pack. It has only a lock, which the caller holds. The new pack is complete and
+    durable, and has no number yet. The sources are only read. For episodes in ``evicted``, only flags and times are
+    copied. With a ``level`` of zstd, wide fields are compressed. ``pace`` is called after each small part of the work:
+    it may sleep to slow the work down, or raise an error to stop it. Raises StorageFull if the disk has no room. Raises
     Unfit if a source cannot be read, does not match its checksums, or is gone.
     """
     with storage_errors(building):
@@ -101,7 +105,11 @@ class Unfit(FormatError):
 
 
 class _Run(NamedTuple):
-    """A lane of a source segment."""
+    """A lane of a source segment.
+
+    ``lane`` is its number in the files of the source, which is 0 in a pack. There, the lane has ``rows`` rows from
+    ``first`` on. In arrays of episode fields, it has ``values`` rows from ``first_value`` on.
+    """
 
     source: "_Source"
     lane: int
@@ -128,7 +136,7 @@ class _Source:
             raise Unfit(info, error) from error
 
     def _read(self) -> PackTables:
-        """Return the tables of a pack, or of a hypothetical pack of this segment alone."""
+        """Return the tables of a pack; for a segment, tables of this segment alone, with all lanes at row 0."""
         info = self.info
         if info.packed is not None:
             return read_tables(info)
@@ -140,7 +148,7 @@ class _Source:
         return PackTables(members, np.stack([none, rows, lanes, none, sealed_extent(info, rows).values], axis=1))
 
     def runs_of(self, member: int) -> list[_Run]:
-        """Return the lanes of one segment: the one at line ``member`` of the tables."""
+        """Return the lanes of the segment at line ``member`` of ``tables.members``."""
         lines = self.tables.runs[self.tables.runs_of(member)].tolist()
         packed = self.info.packed is not None
         return [
@@ -149,10 +157,13 @@ class _Source:
         ]
 
     def read(self, leaf: str, run: _Run, begin: int, stop: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield rows ``begin`` to ``stop`` of a lane in an array, in pieces: (first row in the lane, bytes)."""
+        """Yield rows ``begin`` to ``stop`` of a lane of an array in parts, each as (first row in the lane, bytes).
+
+        Rows that the source does not store are zeros, and left out. Raises Unfit if rows are damaged or gone.
+        """
         info = self.info
         if leaf not in info.chunk_rows:
-            return  # no step has a priority
+            return  # it is the array of priorities: no step of this source has one
         array, per_chunk, (begins, _) = info.arrays[leaf], info.chunk_rows[leaf], run.of(leaf)
         if leaf in info.compressed:
             yield from self._decompressed(array, run.first, begin, stop)
@@ -179,7 +190,7 @@ class _Source:
             raise Unfit(self.info, error) from error
 
     def _checked(self, array: RowArray, chunk: int, start: int, stop: int) -> NDArray[np.uint8]:
-        """Return bytes of a chunk file after checking the blocks that contain them."""
+        """Return the bytes ``start`` to ``stop`` of a chunk file, after checking all blocks that have any of them."""
         name = f"{array.path}/{array.chunk_key(chunk)}"
         size, block, sums = self.info.chunk_nbytes(array.path), block_bytes(array.row_bytes), self._sums.get(name)
         if sums is None:
@@ -235,7 +246,7 @@ class _Build:
         self._rows, self._values = int(first[-1] + rows[-1]), int(values.sum())
         self._between = [(int(a), int(b)) for a, b in zip(first + rows, first[1:], strict=False) if a < b]
         self._clock = min((source.info.clock for source in sources), key=lambda clock: clock.wall)
-        # Rows of the pack, and of its episode fields, that belong to episodes evicted by hand.
+        # The ranges of rows that belong to episodes evicted by hand: in the pack, and in its arrays of episode fields.
         self._skipped: list[tuple[int, int]] = []
         self._skipped_values: list[tuple[int, int]] = []
 
@@ -293,7 +304,7 @@ class _Build:
             self._pace()
 
     def _write_flags_between(self, fd: int) -> None:
-        """Write flags that make one episode of the unused rows between two lanes; `_lost` lists these rows as lost."""
+        """Write flags that make one episode of the unused rows between two lanes; `_lost` counts these rows as lost."""
         for first, stop in self._between:
             os.pwrite(fd, bytes([layout.FIRST]), first)
             os.pwrite(fd, bytes([layout.TRUNCATED | (layout.FIRST if stop == first + 1 else 0)]), stop - 1)
@@ -307,7 +318,10 @@ class _Build:
         return (times.view("<i8") + (run.source.info.clock.wall - self._clock.wall)).view(np.uint8)
 
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
-        """Return the row ranges of episodes that were evicted by hand, final observations included, in order."""
+        """Return, in order, the row ranges in the pack of episodes that were evicted by hand.
+
+        Final observations are included. ``fd`` is the pack's file of flags.
+        """
         found = []
         for number, episodes in self._evicted.items():
             member = int(self.tables.places(np.array([number]))[0])
@@ -321,7 +335,7 @@ class _Build:
         return layout.merge_ranges(found)
 
     def _find_skipped_values(self, fd: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of the values of episodes that were evicted by hand, in order."""
+        """Yield, in order, the row ranges of episodes that were evicted by hand in arrays of episode fields."""
         lost = {first: values for first, _, values in self._lost().entries}
         stops = {stop for _, stop in self._skipped}
         edges = {first for first, _ in self._skipped} | stops
@@ -386,7 +400,11 @@ class _Build:
 
 
 def _parts(first: int, rows: int, skipped: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the row ranges of a lane without skipped rows; the lane begins at row ``first`` of the pack."""
+    """Return the row ranges of a lane that are not skipped.
+
+    The lane has ``rows`` rows from row ``first`` of the pack on. ``skipped`` has rows of the pack, but the returned
+    ranges are rows of the lane.
+    """
     without = [(a - first, b - first) for a, b in skipped if a < first + rows and first < b]
     return layout.subtract_ranges([(0, rows)], without)
 
@@ -399,7 +417,7 @@ class _Output:
         self._start, self._size, self._parts = 0, 0, list[NDArray[np.uint8]]()
 
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
-        """Buffer the bytes of rows from row ``row`` of the file on; they are written in batches."""
+        """Buffer ``data``, the bytes of rows from row ``row`` of the file on, and write it once a batch is full."""
         at = row * self._row_bytes
         if at != self._start + self._size:
             self.flush()

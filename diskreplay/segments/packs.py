@@ -4,8 +4,9 @@ A pack is a segment with one lane, so all code that reads, checks or deletes seg
 which segments a pack has, and where each of their lanes begins. The segments keep their numbers, and their steps
 therefore keep their ids. Readers ignore the folders of these segments if they still exist.
 
-Without the tables no row of a pack can be found, so a pack also has a copy of them, which is read if they are damaged.
-Another file has a copy of the indexes of its compressed arrays, concatenated in the order of their paths.
+Without the tables no row of a pack can be found. So a pack also has a copy of the tables, which is read if the tables
+are damaged. Another file has a copy of the indexes (see `shards`) of the pack's compressed arrays, concatenated in the
+order of the paths of the arrays.
 """
 
 import math
@@ -29,7 +30,7 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 from diskreplay.segments.shards import CRC_BYTES, NOTHING, Shard, index_bytes
 from diskreplay.workers import computed_once
 
-# The maximum bytes of a table, so that a forged one cannot fill the memory.
+# The maximum size of a table in bytes, so that a forged table cannot fill the memory.
 _MOST_BYTES = 1 << 30
 # Packs may be merged while the folder is listed: it is then listed again, at most this often.
 _ATTEMPTS = 20
@@ -39,8 +40,9 @@ _ATTEMPTS = 20
 class PackTables:
     """The segments in a pack, in the order of their numbers, and the place of each of their lanes.
 
-    ``members`` has one line per segment, `layout.MEMBER_COLUMNS`. ``runs`` has one line per lane, `layout.RUN_COLUMNS`,
-    in the order of the segments. ``first_row`` is a row of the pack, ``first_value`` a row of its episode fields.
+    ``members`` has one line per segment, with the columns `layout.MEMBER_COLUMNS`. ``runs`` has one line per lane, with
+    the columns `layout.RUN_COLUMNS`, in the order of the segments. The column ``first_row`` has rows of the pack, and
+    ``first_value`` has rows of the pack's arrays of episode fields.
     """
 
     members: Ints
@@ -63,7 +65,7 @@ class PackTables:
 
     @property
     def steps(self) -> Ints:
-        """The steps that each segment had when it was sealed."""
+        """The number of steps that each segment had when it was sealed."""
         return self.members[:, 3]
 
     @property
@@ -77,7 +79,10 @@ class PackTables:
         return self.runs[:, 1]
 
     def of(self, leaf: str) -> "PackTables":
-        """Return tables with the `first_rows` and `rows` of an array: for an episode field, these count its values."""
+        """Return tables whose `first_rows` and `rows` count the rows of this array.
+
+        This object is returned, except for an array of an episode field: such an array has one row per value.
+        """
         return self._of_values if layout.is_of_episodes(leaf) else self
 
     @computed_once
@@ -96,7 +101,7 @@ class PackTables:
         return np.concatenate([[0], np.cumsum(self.lanes)])
 
     def places(self, numbers: Ints) -> Ints:
-        """Return the line of each segment in ``members``; -1 if the segment is not in the pack."""
+        """Return the line in ``members`` for each segment number; -1 if the pack does not have the segment."""
         at = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
         return np.where(self.numbers[at] == numbers, at, -1)
 
@@ -105,7 +110,7 @@ class PackTables:
         return slice(int(self.first_run[member]), int(self.first_run[member + 1]))
 
     def ids_of(self, rows: Ints) -> Ints:
-        """Return the ids of rows of the pack; each row is in a lane of a segment."""
+        """Return the id of each of these rows of the pack; no row may be between lanes."""
         run = np.searchsorted(self.first_rows, rows, "right") - 1
         member = np.searchsorted(self.first_run, run, "right") - 1
         position = (rows - self.first_rows[run]) * self.lanes[member] + run - self.first_run[member]
@@ -113,14 +118,14 @@ class PackTables:
         return ids
 
     def rows_of(self, ids: Ints) -> Ints:
-        """Return the rows of the pack that have these ids; all ids are of its segments."""
+        """Return the row of the pack for each of these ids; the pack must have the segments of all ids."""
         member = self.places(ids >> layout.POSITION_BITS)
         row, lane = np.divmod(ids & layout.POSITION_MASK, self.lanes[member])
         rows: Ints = self.first_rows[self.first_run[member] + lane] + row
         return rows
 
     def holds(self, row: int) -> bool:
-        """Return whether a row of the pack is in a lane of a segment."""
+        """Return whether a row of the pack is in a lane of a segment, and not between lanes."""
         run = int(np.searchsorted(self.first_rows, row, "right")) - 1
         return run >= 0 and row < int(self.first_rows[run] + self.rows[run])
 
@@ -132,7 +137,10 @@ class PackTables:
         return PackTables(self.members[member : member + 1], runs)
 
     def split(self, first: int, rows: int) -> list[tuple[int, int]]:
-        """Return a range of rows of the pack as ranges within single lanes, each a first row and a number of rows."""
+        """Split the ``rows`` rows from row ``first`` of the pack on by lane, without rows between lanes.
+
+        Each part is a first row and a number of rows.
+        """
         run = int(np.searchsorted(self.first_rows, first, "right")) - 1
         parts, stop = [], first + rows
         while first < stop and run < len(self.runs):
@@ -180,7 +188,7 @@ def _read_table(info: SegmentInfo, path: str) -> Ints:
     try:
         data = _checked(info, path, read_regular(name, None, _MOST_BYTES))
         with suppress(MappingRefused):
-            return map_file(name, len(data)).array("<i8", shape)  # with 100,000 segments, these are megabytes
+            return map_file(name, len(data)).array("<i8", shape)  # not copied: 100,000 segments take megabytes
     except (OSError, FormatError):
         if not (data := table_from_copy(info, path)):
             raise
@@ -188,7 +196,7 @@ def _read_table(info: SegmentInfo, path: str) -> Ints:
 
 
 def table_from_copy(info: SegmentInfo, path: str) -> bytes:
-    """Return the content of a table's file from the copy of both tables; empty if the copy is damaged or gone."""
+    """Return the content of the table ``path`` from the copy of both tables; empty if the copy is damaged or gone."""
     with suppress(OSError, FormatError):
         data = read_regular(f"{info.path}/{layout.TABLES_COPY}", None, 2 * _MOST_BYTES)
         members, runs = (8 * math.prod(_shape(info, table)) for table in layout.PACK_TABLES)
@@ -211,7 +219,7 @@ def _shape(info: SegmentInfo, path: str) -> tuple[int, int]:
 
 
 def _are_possible(tables: PackTables, rows: int) -> bool:
-    """Return whether each number is within bounds, and the lanes do not overlap in a pack with room for ``rows``."""
+    """Return whether all numbers are within bounds, and the lanes do not overlap and fit in ``rows`` rows."""
     members, runs = tables.members, tables.runs
     if (members < 0).any() or (runs < 0).any():
         return False
@@ -229,10 +237,10 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
 
 
 def _are_values(tables: PackTables, count: int) -> bool:
-    """Return whether the lanes have ``count`` values of episodes, one lane after another, at most one per row.
+    """Return whether the lanes have ``count`` values of episodes in total, one lane after another, at most one per row.
 
-    `_are_possible` has refused negative numbers. The sums could overflow, so they are compared only if each number is
-    within its bound.
+    `_are_possible` has refused negative numbers. The sums could overflow, so they are compared only if no lane has more
+    values than rows.
     """
     values = tables.runs[:, 4]
     stop = np.cumsum(values)
@@ -270,14 +278,15 @@ def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
 
 
 def merged_numbers(root: Root, first: int) -> set[int]:
-    """Return the segments that are in packs with the number ``first`` or a higher one."""
+    """Return the numbers of all segments that are in packs with the number ``first`` or a higher number."""
     return {number for _, tables in _packs_after(root, first - 1) for number in tables.numbers.tolist()}
 
 
 def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTables]]:
-    """Yield the packs after a number, newest first; yield all of them again if one was removed meanwhile.
+    """Yield the packs with a higher number than ``number``, newest first.
 
-    The removed pack may have been merged into a pack that did not exist when the folder was listed.
+    All packs are yielded again if one was removed meanwhile. That pack may have been merged into a pack that did not
+    exist when the folder was listed.
     """
     for _ in range(_ATTEMPTS):
         listed = [other for other in listed_numbers(root) if other > number]
@@ -307,9 +316,9 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
 
 
 def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
-    """Return the episodes, as (first id, steps), whose rows exist and were not lost to damage.
+    """Return the episodes, as (first id, steps), without episodes whose rows are gone or were lost to damage.
 
-    ``has_lost``: segments may have lost rows, so their attributes are read.
+    ``has_lost``: segments may have rows lost to damage, so their attributes are read.
     """
     numbers = {first >> layout.POSITION_BITS for first, _ in episodes}
     where: dict[int, tuple[SegmentInfo | None, PackTables | None]] = {}
@@ -365,13 +374,13 @@ class KnownPacks:
 
     @property
     def least_member(self) -> int:
-        """The lowest number of a segment in any pack; `layout.MAX_SEGMENTS` without packs."""
+        """The lowest number of a segment in any known pack; `layout.MAX_SEGMENTS` if no pack is known."""
         return min((min(pack.members) for pack in list(self._packs.values())), default=layout.MAX_SEGMENTS)
 
     def find_merged(self, end: int) -> list[tuple[int, int]]:
-        """Return the segments and packs whose rows are in packs below number ``end``, each with the number of its pack.
+        """Return (number, pack) for each segment or older pack whose rows are in a known pack below number ``end``.
 
-        Packs that are gone or were replaced are forgotten.
+        Segments are left out if their folders are gone. Known packs that are gone or were replaced are forgotten.
         """
         known = list(self._packs)
         there = {*listed_numbers(self._root)} if known else set[int]()
@@ -387,7 +396,7 @@ class KnownPacks:
         return sorted(merged.items())
 
     def is_same(self, number: int) -> bool:
-        """Return whether a pack is still the one that was read."""
+        """Return whether the pack in the folder of this number is still the pack that was read."""
         known = self._packs.get(number)  # None if another thread found the pack gone
         return known is not None and identify(self._root.segment_path(number) / layout.METADATA) == known.document
 
@@ -396,7 +405,7 @@ class KnownPacks:
 
 
 def indexes_of(info: SegmentInfo) -> bytes:
-    """Return the content that the copy of a pack's indexes must have; empty if one of the indexes is damaged."""
+    """Return the correct content of the copy of a pack's indexes; empty if one of the indexes is damaged."""
     parts = [InnerChunks(info, leaf).own_index for leaf in sorted(info.compressed)]
     return b"".join(parts) if all(parts) else b""
 
@@ -411,13 +420,13 @@ class InnerChunks:
 
     @computed_once
     def own_index(self) -> bytes:
-        """The index in the file itself; empty if it does not match its checksum."""
+        """The bytes of the index in the array's file; empty if they do not match their checksum."""
         size = index_bytes(self._info.chunk_rows[self._leaf], self.rows)
         return _whole_index(self._read(self._how.nbytes - size, size))
 
     @computed_once
     def _index(self) -> Ints | None:
-        """Offset and bytes of each inner chunk; None if both the index and its copy are damaged."""
+        """The offset and size in bytes of each inner chunk, ``(n, 2)``; None if the index and its copy are damaged."""
         data = self.own_index or self._copied_index()
         if not data:
             return None

@@ -1,14 +1,15 @@
 """Replaces a damaged segment by a rebuilt one that has the intact rows in the same places, and so under the same ids.
 
-The new segment is built next to the counters as ``new-NNNNNNNN``, which any holder of the store lock may delete. When
-it is complete and synced, it becomes ``rebuilt-NNNNNNNN``. Then the damaged segment moves to quarantine, and the
-rebuilt one into its place. The empty folder ``replaced-NNNNNNNN`` exists until readers are notified. The next holder of
-the store lock that finds one of these folders continues from there. A segment that is brought back from quarantine to
-the place of a rebuilt one becomes ``rebuilt-NNNNNNNN`` too, and is put in place by the same steps.
+The new segment is built in the folder of the counters as ``new-NNNNNNNN``, which any holder of the store lock may
+delete. When it is complete and synced, it is renamed ``rebuilt-NNNNNNNN``. Then the damaged segment is moved to
+quarantine, and the rebuilt segment to its place. The empty folder ``replaced-NNNNNNNN`` exists until readers are
+notified. If the process dies after the renaming, the next holder of the store lock completes the replacement. A
+segment that is brought back from quarantine to the place of a rebuilt one is renamed ``rebuilt-NNNNNNNN`` too, and put
+in place by the same steps.
 
-A copy of a sealed segment may have chunk files from before the sealing, or damaged ones. It is also rebuilt if the
-checksums of blocks prove more of its steps than the marks do. The next process that opens the store for writing
-rebuilds it. Readers, which write nothing, show the same rows meanwhile.
+A copy of a sealed segment may have chunk files from before the sealing, or damaged ones. If the checksums of blocks
+prove more of its steps than the marks do, the next process that opens the store for writing rebuilds the copy, too.
+Until then, readers show the rows that these checksums prove (see `read_shown`), and change nothing.
 """
 
 import dataclasses
@@ -44,15 +45,16 @@ from diskreplay.segments.sealing import GroupWriter, count_steps_in
 from diskreplay.segments.segment import DAMAGE, Lost, SegmentInfo, counter_inode, read_as_sealed, read_segment
 from diskreplay.segments.shards import Compressed, zstd
 
-# The maximum number of copies whose shown rows are cached; the keys are the states of their files.
+# The maximum number of copies whose shown rows are cached. The keys of the cache are the states of their files.
 _MOST_KNOWN = 1024
 
 
 class Proof(NamedTuple):
-    """The proof of a copy by checksums of blocks: its sealed attributes, the rows of each lane, and its damage.
+    """The proof of a copied segment by checksums of blocks.
 
-    ``marked`` has the number of rows of each lane that marks prove. These rows are intact, but an episode that extends
-    beyond them may be lost.
+    ``sealed`` are the segment's attributes as a sealed one, ``rows`` the number of rows of each lane, and ``damage`` is
+    what was found in them. ``marked`` has the number of rows of each lane that marks prove. These rows are intact, but
+    an episode that extends beyond them may be lost.
     """
 
     sealed: SegmentInfo
@@ -69,8 +71,8 @@ class Proof(NamedTuple):
 def prove_by_blocks(info: SegmentInfo) -> Proof | None:
     """Return the proof of a copied segment by checksums of blocks, or None if its marks are to be used instead.
 
-    Marks are used if it is not a copy of a sealed segment, or if they prove the same number of steps or more. Every
-    chunk is read. Raises FormatError or OSError if the attributes or counters are damaged.
+    Marks are used if the segment is not a copy of a sealed segment, or if marks prove at least the number of steps that
+    the blocks prove. Every chunk is read. Raises FormatError or OSError if the attributes or counters are damaged.
     """
     if info.sealed or info.boot or (sealed := read_as_sealed(info)) is None:
         return None
@@ -88,7 +90,7 @@ def prove_by_blocks(info: SegmentInfo) -> Proof | None:
 
 
 class _Shown(NamedTuple):
-    """The rows of a copy that readers show: the rows of each lane, and the lost rows among them."""
+    """The rows of a copy that readers show: the number of rows of each lane, and the lost rows among them."""
 
     rows: tuple[int, ...]
     lost: Lost
@@ -116,7 +118,10 @@ def read_shown(root: Root, number: int) -> SegmentInfo:
 
 
 def _shown(info: SegmentInfo) -> _Shown | None:
-    """Return the rows of a copy to show, or None if its marks are used; cached until a file of the copy changes."""
+    """Return the rows of a copy that readers show, or None if its marks are used instead.
+
+    The result is cached until a file of the copy changes.
+    """
     sealed = read_as_sealed(info)
     if sealed is None:
         return None
@@ -139,10 +144,11 @@ def _state(path: str) -> tuple[int, ...]:
 
 
 def _show(proof: Proof) -> _Shown | None:
-    """Return the rows to show, without damaged episodes; None if marks prove the same number of steps or more.
+    """Return the rows of a copy that readers show, or None if marks prove at least as many steps.
 
-    Readers read the flags and times of hidden rows too. So a lane ends before the first damaged episode that has
-    damaged flags or times, or lacks a file. It also ends before a damaged episode at its end, which may look open.
+    Damaged episodes are returned as lost, so that readers hide them. Readers also read the flags and times of hidden
+    rows. So the shown rows of a lane end before the first damaged episode with damaged flags or times, or with missing
+    files. They also end before a damaged episode at the end of the lane, which may look open.
     """
     sealed, damage, lanes = proof.sealed, proof.damage, len(proof.rows)
     unreadable, most, rows = _unreadable(sealed, damage), rows_with_files(sealed), proof.rows.copy()
@@ -157,7 +163,8 @@ def _show(proof: Proof) -> _Shown | None:
             steps += sum(length for _, length in found)
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
-    # Only ranges that were lost before have an entry: other damaged episodes keep their flags, which mark their values.
+    # Only ranges that were lost before sealing have numbers of values here. Episodes that were damaged later keep their
+    # flags, by which readers find their values.
     values = {(position, rows): count for position, rows, count in sealed.lost.entries}
     steps = min(steps, sum(length for _, length in ranges))
     lost = Lost(tuple(ranges), steps, tuple(values.get(entry, 0) for entry in ranges))
@@ -169,7 +176,7 @@ def _show(proof: Proof) -> _Shown | None:
 
 
 def _unreadable(sealed: SegmentInfo, damage: Damage) -> dict[int, list[Range]]:
-    """Return the ranges of rows whose flags or times are damaged, by lane."""
+    """Return, by lane, the ranges of rows with damaged flags or times."""
     found: dict[int, list[Range]] = {}
     for chunk in sealed_chunks(sealed):
         if chunk.array.path not in (layout.DONE, layout.TIME):
@@ -183,7 +190,10 @@ def _unreadable(sealed: SegmentInfo, damage: Damage) -> dict[int, list[Range]]:
 
 
 def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple[int, int]]:
-    """Return (first row, steps) of each episode in rows ``first`` to ``stop`` of a lane, whose flags are intact."""
+    """Return (first row, steps) of each episode in rows ``first`` to ``stop`` of a lane.
+
+    The flags of these rows must be intact.
+    """
     parts = [
         info.map_numbers(layout.DONE, chunk)[lane, inside : inside + count]
         for chunk, inside, count in layout.split_range(first, stop, info.chunk_rows[layout.DONE])
@@ -206,11 +216,11 @@ _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPE
 
 
 def build_copy(info: SegmentInfo, damage: Damage) -> str:
-    """Build a copy of a sealed segment without the damaged parts; return its folder, relative to the store.
+    """Build a copy of a sealed segment without the damaged parts; return the copy's folder, relative to the store.
 
     The caller holds the store lock. The damaged segment is only read. Raises StorageFull if the disk has no room.
-    Raises FormatError if a small file does not match its checksum, or an intact block changed. After an
-    error, nothing is left behind.
+    Raises FormatError if a small file does not match its checksum, or an intact block changed. After an error, the
+    folder of the copy is removed.
     """
     name = f"{_BUILDING}{layout.segment_name(info.number)}"
     folder = f"{info.root.counters_folder}/{name}"
@@ -225,7 +235,7 @@ class _Build:
     def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
         self._info, self._damage, self._folder = info, damage, folder
         self._group = GroupWriter(folder)
-        # The first rows of lanes: a damaged time is replaced by an earlier time of the same lane.
+        # The rows at which lanes begin. A damaged time is replaced by an earlier time of the same lane.
         self._begins = np.zeros(1, np.int64) if info.packed is None else read_tables(info).first_rows
 
     def run(self) -> None:
@@ -298,7 +308,7 @@ class _Build:
         self._group.small(name, data)
 
     def _skipped(self, chunk: Chunk) -> list[Range]:
-        """Return the bytes of a chunk file that stay zeros: damaged blocks and lost rows."""
+        """Return the byte ranges of a chunk file that stay zeros: damaged blocks and lost rows."""
         row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
         skipped, above = list(self._damage.parts.get(chunk.name, [])), chunk.number * per_chunk
         lost = self._damage.lost_values if chunk.array.is_of_episodes else self._damage.lost
@@ -315,7 +325,7 @@ class _Build:
         try:
             opening = opened(f"{self._info.path}/{name}", None)
         except (OSError, FormatError):
-            return  # the file is gone, and all of it is skipped
+            return  # the file is gone, so all its bytes are skipped
         with opening as source:
             size = os.fstat(source).st_size
             for start, stop in parts:
@@ -329,7 +339,7 @@ class _Build:
                 os.pwrite(fd, bytes([flags]), lane * per_chunk + row % per_chunk)
 
     def _check(self, chunk: Chunk, known: Sums | None, skipped: list[Range]) -> None:
-        """Check that every block that was copied whole has its old checksum."""
+        """Raise FormatError if a block without skipped bytes does not have its old checksum, one of ``known``."""
         if known is None:
             return
         found, block = self._group.block_sums(chunk.array, chunk.number), chunk.block
@@ -369,7 +379,9 @@ def _copy_range(source: int, target: int, first: int, stop: int) -> None:
 def put_in_place(root: Root, number: int, building: str, reason: str, steps: int) -> str | None:
     """Put a rebuilt segment in place of the damaged one; return the new path of the damaged one.
 
-    ``reason`` and ``steps``, the number of lost steps, go into the record of the damaged one.
+    ``building`` is the folder of the rebuilt segment, relative to the store. The damaged one moves to quarantine, and
+    its record there has ``reason`` and ``steps``, the number of lost steps. If it was evicted meanwhile, the rebuilt
+    segment moves to quarantine, and None is returned.
 
     The caller holds the store lock.
     """
@@ -381,9 +393,9 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
 def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str) -> str | None:
     """Bring a segment back from quarantine, and set aside the one in its place; return the new path of that one.
 
-    The caller holds the store lock, and has verified the segment. ``members`` are the numbers of the segments in it if
-    it is a pack. ``reason`` goes into the record of the segment that is set aside. All its steps must also be in the
-    segment that is brought back.
+    The caller holds the store lock, and has verified the segment ``entry``. If this is a pack, ``members`` are the
+    numbers of its segments. ``reason`` goes into the quarantine's record of the segment that is set aside. All steps of
+    that segment must also be in the segment that is brought back.
     """
     number = entry.segment or 0
     move(root.folder / entry.where, _side_folder(root, _REBUILT, number))
@@ -410,11 +422,11 @@ def rebuild_copy(info: SegmentInfo) -> bool:
 
 
 def finish_replacements(root: Root) -> list[int]:
-    """Complete replacements that were interrupted; return the numbers of these segments, if they still exist.
+    """Complete interrupted replacements; return the numbers of the segments of these replacements that still exist.
 
     The caller holds the store lock.
 
-    A segment that was evicted or merged meanwhile is not replaced: the rebuilt one goes to quarantine.
+    A segment that was evicted or merged meanwhile is not replaced: its rebuilt version moves to quarantine.
     """
     found = _numbers(root, _REBUILT)
     for number in found:
@@ -444,7 +456,7 @@ def _replace(
 
 
 def _is_merged(root: Root, number: int) -> bool:
-    """Return whether a pack has the rows of a rebuilt segment by now: put in place, the segment would be deleted."""
+    """Return whether another pack already has rows of a rebuilt segment, which would be deleted once in its place."""
     with suppress(*DAMAGE):
         members = read_members(read_segment(root, number, _side_folder(root, _REBUILT, number)))[:, 0]
         return any(np.isin(members, tables.numbers).any() for info, tables in read_packs(root) if info.number != number)
@@ -452,19 +464,19 @@ def _is_merged(root: Root, number: int) -> bool:
 
 
 def _gave_way(root: Root, number: int) -> bool:
-    """Return whether a segment that is not in its place is in quarantine; a record without it does not count."""
+    """Return whether a segment that is missing from its place is in quarantine, and not only a record of it."""
     return any(entry.path == layout.segment_folder(number) for entry in read_quarantine(root.folder))
 
 
 def _keep(root: Root, number: int, reason: str) -> None:
-    """Move a rebuilt segment that has no place any more to quarantine: only retention deletes segments."""
+    """Move a rebuilt segment to quarantine, because it cannot be put in place, and only retention deletes segments."""
     move_aside(root.folder, f"{layout.COUNTERS}/{_side_folder(root, _REBUILT, number).name}", reason, steps=0)
 
 
 def _notify(root: Root, number: int) -> None:
-    """Make readers list the segments again."""
+    """Make readers list the segments again, and remove the folder ``replaced-NNNNNNNN`` of this segment."""
     root.counters(writable=True).count(layout.CHANGES)
-    with suppress(OSError):  # a file may be in it; if it stays, segments are only listed once more
+    with suppress(OSError):  # a file may be in the folder; if it stays, readers only list once more
         _side_folder(root, _REPLACED, number).rmdir()
 
 
