@@ -52,9 +52,9 @@ _MOST_KNOWN = 1024
 class Proof(NamedTuple):
     """The proof of a copied segment by checksums of blocks.
 
-    ``sealed`` are the segment's attributes as a sealed one, ``rows`` the number of rows of each lane, and ``damage`` is
-    what was found in them. ``marked`` has the number of rows of each lane that marks prove. These rows are intact, but
-    an episode that extends beyond them may be lost.
+    ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane, and ``damage`` the
+    damage of the copy. ``marked`` has the number of rows of each lane that marks prove. These rows are intact, but an
+    episode that extends beyond them may be lost.
     """
 
     sealed: SegmentInfo
@@ -164,7 +164,7 @@ def _show(proof: Proof) -> _Shown | None:
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
     # Only ranges that were lost before sealing have numbers of values here. Episodes that were damaged later keep their
-    # flags, by which readers find their values.
+    # flags, and the flags mark their values.
     values = {(position, rows): count for position, rows, count in sealed.lost.entries}
     steps = min(steps, sum(length for _, length in ranges))
     lost = Lost(tuple(ranges), steps, tuple(values.get(entry, 0) for entry in ranges))
@@ -235,7 +235,7 @@ class _Build:
     def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
         self._info, self._damage, self._folder = info, damage, folder
         self._group = GroupWriter(folder)
-        # The rows at which lanes begin. A damaged time is replaced by an earlier time of the same lane.
+        # The first row of each lane. A damaged time is replaced by an earlier time of the same lane.
         self._begins = np.zeros(1, np.int64) if info.packed is None else read_tables(info).first_rows
 
     def run(self) -> None:

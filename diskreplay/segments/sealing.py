@@ -2,9 +2,9 @@
 
 The order is: remove or zero everything after the rows that are kept; make shapes exact; take checksums; sync
 everything; write the attribute `sealed`. Each sync covers the whole file system: syncing the thirty files and folders
-of a segment one by one takes ten times as long. Only the background thread waits for them.
+of a segment one by one takes ten times as long. Only a writer's background thread waits for these syncs.
 
-A segment is sealed in its place. `GroupWriter` also makes packs and rebuilt segments, in folders of their own.
+A segment is sealed in its own folder. `GroupWriter` also makes packs and rebuilt segments, in new folders.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ Salvaged = Mapping[int, NDArray[np.int64]]
 _BLOCK_BYTES = 1 << 20
 # With more bytes of chunk files than this, a second thread makes sealing faster.
 _SHARED_BYTES = 16 << 20
-# The number of newest segments whose times are read: more than one, as some may be damaged or gone.
+# The times of this many newest segments are read: more than one, as some segments may be damaged or gone.
 _NEWEST = 16
 _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
@@ -76,7 +76,7 @@ class GroupWriter:
         self._indexes: dict[str, bytes] = {}
 
     def note(self, name: str, data: bytes) -> None:
-        """Record the checksum of a small file that exists and has this content."""
+        """Record the checksum of a small file that already exists with the content ``data``."""
         self._sums[name] = crc32c(data)
 
     def small(self, name: str, data: bytes) -> None:
@@ -106,21 +106,23 @@ class GroupWriter:
         return descriptor(f"{self._folder}/{array.path}/{array.chunk_key(number)}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def seal_chunk(self, array: RowArray, number: int, fd: int, block: int | None = None) -> None:
-        """Take the checksums of a final chunk file, and remove the permission to write it.
+        """Record the checksums of a final chunk file, and remove the permission to write it.
 
-        The permission tells a chunk that was copied before sealing from one that was copied after it.
+        ``block`` is the size of a block in bytes; None: `block_bytes` for the array. In a copy of the segment, a chunk
+        with the permission was copied before the sealing.
         """
         self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
         protect(fd)
 
     def block_sums(self, array: RowArray, number: int) -> bytes:
-        """Return the checksums of the blocks of a sealed chunk, as they are stored."""
+        """Return the checksums of the blocks of a sealed chunk, as ``durable/blocks`` stores them."""
         return self._blocks.chunks[array.path, number]
 
     def write_derived(self, info: SegmentInfo, rows: Ints, table: str) -> SegmentInfo:
-        """Write the files that follow from the chunks; return ``info`` with their attributes.
+        """Write the files that are computed from the chunks, and return ``info`` with the attributes of all files.
 
-        ``rows`` are the rows of each lane. The folder of the table of episodes is created at ``table``.
+        These files are ``durable/blocks``, the copy of a pack's indexes, and the table of episodes, in the new folder
+        ``table``. ``rows`` has the number of rows of each lane.
         """
         self._sums[layout.BLOCKS] = self._blocks.write(self._folder)
         if self._indexes:
@@ -130,7 +132,7 @@ class GroupWriter:
         return dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
 
     def finish(self, info: SegmentInfo, rows: Ints) -> SegmentInfo:
-        """Do the work of `write_derived`, then write the group's own document; return its attributes."""
+        """Write the files of `write_derived`, then the group's own document and its copy; return the attributes."""
         info = self.write_derived(info, rows, f"{self._folder}/{layout.EPISODES}")
         for name in (layout.DOCUMENT_COPY, layout.METADATA):
             write_file(f"{self._folder}/{name}", info.own_document())
@@ -139,31 +141,31 @@ class GroupWriter:
 
 @dataclass
 class _Finished:
-    """A segment whose files are final, except for ``durable`` and its own document."""
+    """A segment whose files are final, except for its own document and the counters of observed and durable rows."""
 
     info: SegmentInfo
     data: Extent
-    kept_extent: Extent  # with unproven rows, which are kept after the data
+    kept_extent: Extent  # the data, and the unproven rows that the files keep after them
     is_live: bool  # whether its counters in memory are trusted
     group: GroupWriter
     times: tuple[int, int] | None = None
-    # The steps by chunk of flags: among the data, and among the unproven rows.
+    # The number of steps by chunk of flags: in the data, and in the unproven rows.
     steps: dict[int, int] = field(default_factory=dict)
     unproven_steps: dict[int, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """The rows of each lane that are data."""
+        """The number of rows of each lane that are data."""
         return self.data.rows
 
     @property
     def kept(self) -> NDArray[np.int64]:
-        """The rows of each lane that are kept in the files."""
+        """The number of rows of each lane that are kept in the files: the data and the unproven rows."""
         return self.kept_extent.rows
 
     @property
     def claimed(self) -> tuple[int, ...] | None:
-        """The kept rows, if they are more than the data; else None."""
+        """The numbers of kept rows, if a lane has unproven rows; else None."""
         return None if (self.rows == self.kept).all() else tuple(self.kept.tolist())
 
 
@@ -173,13 +175,14 @@ def seal_segments(
     salvaged: Salvaged | None = None,
     is_waited_for: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Seal unsealed segments that have no writer any more; the caller holds their locks.
+    """Seal unsealed segments without a writer; the caller holds the locks of the segments.
 
-    ``is_waited_for`` returns whether another thread waits for the result by now. That thread's processor is then idle,
-    and a second thread may use it.
+    ``is_waited_for`` returns whether another thread has begun to wait for the result. The processor of that thread is
+    then idle, so a second thread takes checksums on it.
 
-    In a segment that has to prove its rows, only rows count that its marks prove, or that are in ``salvaged``, which
-    has the rows of each lane by segment number. Other rows that its counters had claimed are kept in place.
+    If a segment must prove its rows, the sealed segment has the rows that its marks prove. ``salvaged`` has, by segment
+    number, a number of rows of each lane that are kept even if fewer are proven. All other rows that the segment's
+    counters had claimed stay in its files as unproven rows.
 
     Raises StorageFull if the disk has no room for the documents; the call may be repeated. Raises StoreNotFound if the
     store was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or the system could not write
@@ -244,7 +247,7 @@ def _sealed_draft(info: SegmentInfo) -> str:
 
 
 def _table_draft(info: SegmentInfo) -> str:
-    # In the same folder, so that no zarr reader finds a table that is not durable.
+    # Inside an array's folder too, so that no zarr reader finds a table that is not durable.
     return f"{info.path}/{layout.COMMITTED}/.{layout.EPISODES}"
 
 
@@ -282,7 +285,7 @@ def _write_sealed_draft(segment: _Finished) -> None:
 
 
 def _latest(info: SegmentInfo) -> int:
-    """Return a time, in nanoseconds since the epoch, that no row in the store is newer than.
+    """Return a time, in nanoseconds since the epoch, at or after the times of all rows in the store.
 
     The wall clock alone is not enough: it may have been set back after the newest rows were published.
     """
@@ -299,9 +302,9 @@ def _latest(info: SegmentInfo) -> int:
 
 
 def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
-    """Set the final rows of a segment whose counters in memory are trusted; return the number of rows of each lane.
+    """Set the counter of committed rows to the final rows of a segment with trusted counters; return the counter.
 
-    These are all committed rows, and the last observation of each episode that was not ended.
+    The final rows are all committed rows, and in each lane the observation after them if it was published.
     """
     lanes = len(info.lanes)
     committed, observed = (read_lane_counter(f"{info.path}/{name}", lanes) for name in _PUBLISHING)
@@ -315,7 +318,10 @@ def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
 
 
 def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
-    """Make the observation at ``row`` the final one of a cut episode; a dead writer may have torn the other fields."""
+    """Make the observation at ``row`` the final observation of a cut episode.
+
+    The row's other fields are overwritten, as a writer that died may have written only some of their bytes.
+    """
     flags = layout.OBSERVATION_ONLY | layout.TRUNCATED | layout.CUT
     # The segment was written in this boot: its earlier rows have times of the same clock.
     known = {layout.DONE: bytes([flags]), layout.TIME: clock_ns().to_bytes(8, "little")}
@@ -330,7 +336,7 @@ def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
 
 
 def _finish_chunks(segment: _Finished, is_waited_for: Callable[[], bool]) -> None:
-    """Finish all chunk files: take their checksums and count the steps, with two threads while a caller waits."""
+    """Finish all chunk files as `_finish_chunk` does; a second thread helps if ``is_waited_for`` returns True."""
     arrays = segment.info.arrays.values()
     places = [(array, chunk) for array in arrays for chunk in range(_chunk_count(segment, array))]
     may_share = sum(segment.info.chunk_nbytes(array.path) for array, _ in places) > _SHARED_BYTES
@@ -358,7 +364,7 @@ def _chunk_count(segment: _Finished, array: RowArray) -> int:
 
 
 def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
-    """Punch holes after each lane's rows in a chunk, count the steps by its flags, and seal it.
+    """Punch holes after each lane's rows in a chunk, and seal the chunk; in a chunk of flags, also count the steps.
 
     Concurrency: different threads may finish different chunks.
     """
@@ -377,7 +383,7 @@ def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
 
 
 def _finish_array(segment: _Finished, array: RowArray) -> None:
-    """Delete the chunks after the longest lane of an array, and make its shape exact."""
+    """Delete the chunks after the last row of an array's longest lane, and make the array's shape exact."""
     info, longest = segment.info, int(segment.data.of(array.path).max())
     name = f"{array.path}/{layout.METADATA}"
     document = info.rows_document(array.path, longest)
@@ -400,7 +406,7 @@ def _has_content(path: str, document: bytes) -> bool:
 
 
 def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> NDArray[np.int64]:
-    """Return how many rows of each lane are in one chunk."""
+    """Return the number of rows in one chunk for each lane; ``rows`` has the number of rows in all chunks."""
     return np.clip(rows - chunk * per_chunk, 0, per_chunk)
 
 
@@ -413,17 +419,17 @@ def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
 
 
 def count_steps(info: SegmentInfo) -> int:
-    """Count the trusted steps of a segment: its trusted rows except final observations and end markers."""
+    """Return the number of trusted steps of a segment: its trusted rows except final observations and end markers."""
     return count_steps_in(info, map_trusted(info)[1].copy())
 
 
 def count_steps_in(info: SegmentInfo, rows: NDArray[np.int64]) -> int:
-    """Count the steps in the first rows of each lane of a segment."""
+    """Return the number of steps in the first ``rows[lane]`` rows of each lane of a segment, lost steps included."""
     return count_flags(str(info.path), rows, info.chunk_rows[layout.DONE]) - info.lost.surplus
 
 
 def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
-    """Count the steps in the first rows of each lane by the flags in a segment's folder."""
+    """Return the number of steps in the first ``rows[lane]`` rows of each lane, by the flags in a segment's folder."""
     steps = 0
     for chunk in range(-(-int(rows.max()) // per_chunk)):
         with opened(f"{segment}/{layout.DONE}/{layout.chunk_key(chunk, 0)}", len(rows) * per_chunk) as fd:
@@ -432,7 +438,7 @@ def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
 
 
 def _count_in_chunk(fd: int, kept: NDArray[np.int64], per_chunk: int) -> int:
-    """Count the steps in the first rows of each lane of a chunk of flags."""
+    """Return the number of steps in the first ``kept[lane]`` rows of each lane of a chunk of flags."""
     steps = int(kept.sum())  # a row in a hole has no flag: it is a step
     for first, stop in data_ranges(fd, 0, len(kept) * per_chunk):
         for at in range(first, stop, _BLOCK_BYTES):  # in blocks, so that the collecting process needs little memory

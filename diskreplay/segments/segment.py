@@ -57,7 +57,7 @@ DRAFT = "next-"
 _PACK_DRAFT = f"{DRAFT}pack"  # a pack in progress
 _NO_NUMBER = -1
 _END_OF_TIME = 1e12
-# The bytes that a disk writes as a unit, and the most bytes that are read of a file.
+# The number of bytes that a disk writes as a unit, and the maximum number of bytes that are read from a file.
 _SECTOR, _MOST_BYTES = 512, 64 << 20
 
 
@@ -65,12 +65,13 @@ _SECTOR, _MOST_BYTES = 512, 64 << 20
 class Lost:
     """The rows of a segment that were lost to damage, and the number of steps in them.
 
-    Repair replaces these rows by zeros, and their flags by flags that make one episode of each range: so the flags stay
-    a sequence of episodes. Readers leave these episodes out.
+    Lost rows form ranges of successive rows of a lane. Repair replaces them by zeros. It replaces their flags by flags
+    that make one episode of each range, so that they stay a sequence of episodes. Readers leave these episodes out.
 
-    ``ranges`` has pairs, sorted: the position of the first row, and the number of rows in its lane. ``steps`` is the
-    number of lost steps; steps that had been evicted by hand stay evicted and are not counted. ``values`` has the
-    number of rows in episode fields of each range. These are zeros, and keep their places although no flag marks them.
+    ``ranges`` has, for each range, the position of its first row and its number of rows, sorted by position. ``steps``
+    is the number of lost steps, without steps that had been evicted by hand: these stay evicted. ``values`` has, for
+    each range, its number of rows in arrays of episode fields. These rows are zeros. They keep their places in the
+    arrays although no flag marks them.
     """
 
     ranges: tuple[tuple[int, int], ...] = ()
@@ -79,20 +80,20 @@ class Lost:
 
     @classmethod
     def of(cls, entries: Iterable[tuple[int, int, int]], steps: int) -> "Lost":
-        """Return the ranges for (position, rows, values) triples in any order."""
+        """Return the lost rows with these ranges, given as (position, rows, values) triples in any order."""
         ordered = sorted(entries)
         return cls(tuple(entry[:2] for entry in ordered), steps, tuple(values for *_, values in ordered))
 
     @property
     def entries(self) -> Iterator[tuple[int, int, int]]:
-        """The position, the rows and the values of each range."""
+        """The position, the number of rows and the number of values of each range."""
         return ((position, rows, values) for (position, rows), values in zip(self.ranges, self.values, strict=True))
 
     @property
     def surplus(self) -> int:
-        """The rows of all ranges minus ``steps``.
+        """The number of rows in all ranges, minus ``steps``.
 
-        The flags make each lost row a step, so a count of steps by flags is too large by this number.
+        The new flags make each lost row a step, so a count of steps by flags is too large by this number.
         """
         return sum(rows for _, rows in self.ranges) - self.steps
 
@@ -108,7 +109,7 @@ NOTHING_LOST = Lost()
 
 
 class PackSize(NamedTuple):
-    """The number of segments in a pack, and of their lanes: the lines of its two tables."""
+    """The number of segments in a pack, and of the lanes of all these segments: the lines of the pack's two tables."""
 
     members: int
     runs: int
@@ -118,7 +119,7 @@ class PackSize(NamedTuple):
 class SegmentInfo:
     """The attributes of a segment, and the folder of its files.
 
-    `path` is below the open folder of the store, `root.home`, and valid as long as that is open.
+    `path` is below the open folder of the store, `root.home`, and is valid while this folder is open.
     """
 
     number: int
@@ -136,21 +137,21 @@ class SegmentInfo:
     created: str
     sealed: bool = False
     steps: int | None = None
-    values: tuple[int, ...] = ()  # of a sealed segment: rows of episode fields of each lane; empty without such fields
+    values: tuple[int, ...] = ()  # by lane: the rows in arrays of episode fields; empty: no such fields, or unsealed
     checksums: dict[str, int] = field(default_factory=dict)
     sealed_at: float = 0.0  # seconds since the epoch; 0: unsealed, or sealed by a release that did not record it
     sealed_clock: BootTime | None = None
-    times: tuple[int, int] | None = None  # least and greatest time of its rows; None: unsealed, or no rows
-    # The rows of each lane that the counters had claimed, if sealing found more than the marks prove.
+    times: tuple[int, int] | None = None  # the least and greatest time of a row; None: unsealed, or no rows
+    # The number of rows of each lane that the counters had claimed, if sealing kept unproven rows; else None.
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # at most this many steps are in the unproven rows
     unproven_time: int = 0  # their assumed time, in nanoseconds since the epoch; 0: not recorded by an early release
-    episodes: int | None = None  # lines of the table of episodes; None: no table. See `episode_table`
+    episodes: int | None = None  # the number of lines of the table of episodes; None: no table. See `episode_table`
     lost: Lost = NOTHING_LOST
-    packed: PackSize | None = None  # None: it is not a pack. See `packs`
+    packed: PackSize | None = None  # None: the segment is not a pack. See `packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # compressed arrays of a pack, by path
-    # Not in the document: the rows of each lane that readers show of a damaged copy. Its `lost` episodes stay hidden.
-    # See `rebuild.read_shown`.
+    # Not in the document: the number of rows of each lane that readers show of a damaged copy, without the episodes in
+    # `lost`. None: it is not such a copy. See `rebuild.read_shown`.
     shown: tuple[int, ...] | None = None
     document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)  # zeros: not read
     arrays: dict[str, metadata.RowArray] = field(init=False, repr=False, compare=False)  # arrays with rows, by path
@@ -165,7 +166,7 @@ class SegmentInfo:
         return self.has_its_inode() and self.volume.may_be(volume_of(str(self.path)))
 
     def has_its_inode(self, lookup: Lookup = BY_PATH) -> bool:
-        """Return whether the segment has its recorded inode: copies have another, but a snapshot may have the same."""
+        """Return whether the inode is the recorded one: a copy has another inode, but a snapshot may have the same."""
         try:
             return self.inode == counter_inode(str(self.path), lookup)
         except FileNotFoundError:  # the counter was lost in a power loss
@@ -178,7 +179,7 @@ class SegmentInfo:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The times of its first and last row, in nanoseconds since the epoch; zeros if unknown."""
+        """The least and greatest time of its rows, in nanoseconds since the epoch; zeros if unknown."""
         if self.times is None:
             return 0, 0
         first, last = self.times
@@ -188,24 +189,25 @@ class SegmentInfo:
     def kept_until(self) -> int:
         """The time in ns since the epoch that the retention horizon must pass before this sealed segment is deleted.
 
-        It is the time of the last row. Unproven rows have no trustworthy time: they count as published at sealing.
+        It is the time of the newest row. The times of unproven rows cannot be trusted, so these rows count as published
+        when the segment was sealed.
         """
         if self.claimed is None:
             return self.bounds[1]
         return max(self.bounds[1], self.unproven_time or min(int(self.sealed_at * 1e9), MOST_NS))
 
     def came_before(self, time: int) -> bool:
-        """Return whether it is sealed, and all its rows are older than a time, in nanoseconds since the epoch."""
+        """Return whether the segment is sealed, and all its rows are older than ``time``, in ns since the epoch."""
         return self.sealed and self.kept_until < time
 
     @property
     def store(self) -> str:
-        """The uuid of its store."""
+        """The uuid of the segment's store."""
         return self.root.uuid
 
     @property
     def requires(self) -> list[str]:
-        """The features that a reader must know to read it."""
+        """The names of the features of the format that a reader must know to read this segment."""
         return [*([layout.PACKS] if self.packed else []), *([layout.ZSTD] if self.compressed else [])]
 
     def attributes(self) -> dict[str, Any]:
@@ -233,11 +235,11 @@ class SegmentInfo:
 
     @property
     def has_values(self) -> bool:
-        """Whether it has arrays of episode fields."""
+        """Whether the segment has arrays of episode fields."""
         return bool(self.root.blueprint.values)
 
     def chunk_nbytes(self, leaf: str) -> int:
-        """Return the size of every chunk file of an array."""
+        """Return the size in bytes of each chunk file of an array."""
         if leaf in self.compressed:
             return self.compressed[leaf].nbytes
         return len(self.lanes) * self.chunk_rows[leaf] * self.arrays[leaf].row_bytes
@@ -247,24 +249,25 @@ class SegmentInfo:
         return f"{self.path}/{leaf}/{self.arrays[leaf].chunk_key(chunk)}"
 
     def map_chunk(self, leaf: str, chunk: int) -> Mapping:
-        """Map a chunk file; FileNotFoundError if it is missing, FormatError if it has another size."""
+        """Return a mapping of a chunk file; FileNotFoundError if it is missing, FormatError if its size is wrong."""
         return map_file(self.chunk_path(leaf, chunk), self.chunk_nbytes(leaf))
 
     def map_numbers(self, leaf: str, chunk: int) -> NDArray[Any]:
-        """Map a chunk of flags or times, ``(lanes, rows)``; errors as for `map_chunk`."""
+        """Return a mapped chunk of flags or times as an array ``(lanes, rows)``; errors as for `map_chunk`."""
         return self.map_chunk(leaf, chunk).array(self.arrays[leaf].dtype, (len(self.lanes), self.chunk_rows[leaf]))
 
     def open_chunk(self, leaf: str, chunk: int) -> int:
         """Return a descriptor of a chunk, read-write; a missing chunk is created at its full size, without disk blocks.
 
-        Raises FormatError if the file has another size. Raises StorageFull if the disk has no room for its name; then
-        nothing is left behind, and the call may be repeated.
+        Raises FormatError if the file has the wrong size. Raises StorageFull if the disk has no room for a new file's
+        name; no file is then left behind, and the call may be repeated.
         """
         path, nbytes = self.chunk_path(leaf, chunk), self.chunk_nbytes(leaf)
         with suppress(FileNotFoundError):
             return open_regular(path, nbytes, os.O_RDWR)
         self.root.check_still_there()
-        # The shape is written first: a repeated call returns early if the chunk exists. Until then, rows read as zeros.
+        # The shape is written before the file, as a call that finds the file returns early. zarr reads the rows of a
+        # missing file as zeros.
         self.write_rows(leaf, (chunk + 1) * self.chunk_rows[leaf])
         temporary = f"{self.path}/{leaf}/.new-{chunk}"
         try:
@@ -279,16 +282,16 @@ class SegmentInfo:
     def write_rows(self, leaf: str, rows: int) -> None:
         """Set the number of rows of each lane in the shape in an array's zarr.json.
 
-        The document is overwritten in place. A new file would have to be synced before it replaces the old one:
-        otherwise a power loss could leave an empty document above durable rows. Only a document of another size is
-        replaced. Raises StorageFull if the disk has no room; the document is then unchanged.
+        The document is overwritten in place. A new file would have to be synced before it replaces the old one: without
+        the sync, a power loss could leave an empty document for durable rows. Only a document of another size is
+        replaced by a new file. Raises StorageFull if the disk has no room; the document is then unchanged.
         """
         path, document = self.path / leaf / layout.METADATA, self.rows_document(leaf, rows)
         if not overwrite(path, document):
             write_atomic(path, document, synced=True)
 
     def documents(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the path and zarr.json of every folder below the segment, parents first, for one chunk of rows."""
+        """Yield the path and zarr.json of each folder below the segment, parents first, with shapes of one chunk."""
         return self.blueprint.documents(len(self.lanes), self.chunk_rows, None)
 
     def own_document(self) -> bytes:
@@ -316,7 +319,7 @@ class SegmentInfo:
             for chunk in range(chunks):
                 write_zeros(f"{building}/{changed.arrays[leaf].chunk_key(chunk)}", changed.chunk_nbytes(leaf))
             sync_tree(building)
-            shutil.rmtree(folder, ignore_errors=True)  # left by a call that failed below: no document names it yet
+            shutil.rmtree(folder, ignore_errors=True)  # of a call that failed below: no document names this array yet
             os.rename(building, folder)
             sync_folder(self.path)
         write_atomic(self.path / layout.METADATA, changed.own_document(), synced=True)
@@ -434,31 +437,35 @@ _PACK = (
 
 
 class Size(NamedTuple):
-    """The size of a future segment: the maximum rows of a chunk, its minimum bytes, and the rows per lane if known."""
+    """The size of a segment to be made.
+
+    ``chunk_rows`` is the maximum number of rows of a lane in a chunk. ``rows`` is the number of rows that each lane
+    will have, or None if this is unknown.
+    """
 
     chunk_rows: int
     rows: int | None = None
-    least_bytes: int = 0  # chunks get more rows if they would be smaller than this
+    least_bytes: int = 0  # chunks get more rows than `chunk_rows` if they would have fewer bytes than this
 
     @property
     def most_values(self) -> int:
-        """The maximum rows of a chunk of an episode field: a segment of known size has one episode per lane."""
+        """The maximum rows of a lane in a chunk of an episode field: one if ``rows`` is known, for its one episode."""
         return self.chunk_rows if self.rows is None else 1
 
 
 def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
-    """Return the inode of a segment's committed counter; in a copy of the segment it differs."""
+    """Return the inode of the file of a segment's committed counter; a copy of the segment has another inode."""
     return lookup.status(f"{path}/{layout.COMMITTED}/c.0").st_ino
 
 
 def draft_segment(
     root: Root, building: str, writer: int, lanes: Sequence[int], size: Size, clock: Clock, has_priority: bool = False
 ) -> tuple[SegmentInfo, Lock]:
-    """Make a segment without a number in the new folder ``building``, next to the counters.
+    """Make a segment without a number in the new folder ``building``; return its attributes and its lock.
 
-    Returns the attributes and the held lock. ``has_priority``: the segment has the array of initial priorities. The
-    lock is taken before any other file is made: a draft with a free lock was left by a process that died. Raises
-    StorageFull if the disk has no room; nothing is left behind.
+    ``building`` is in the folder of the store's counters. ``has_priority``: the segment has the array of initial
+    priorities. The returned lock is held. It is taken before any other file is made: a draft with a free lock was left
+    by a process that died. Raises StorageFull if the disk has no room; the folder is then removed.
     """
     blueprint = root.blueprint.with_priority if has_priority else root.blueprint
     with drafted(building), ExitStack() as undo:
@@ -498,7 +505,7 @@ def pack_draft(root: Root) -> str:
 
 
 def lock_draft(building: str) -> Lock:
-    """Make and take the lock of a draft, and return it."""
+    """Make the lock of a draft in the folder ``building``, take it, and return it."""
     committed = f"{building}/{layout.COMMITTED}"
     os.mkdir(committed)
     lock = try_lock(f"{committed}/{layout.LOCK}")
@@ -510,7 +517,7 @@ def lock_draft(building: str) -> Lock:
 def place_segment(info: SegmentInfo, number: int) -> SegmentInfo:
     """Move a draft to the place of segment ``number``; return its new attributes. The caller holds the store lock.
 
-    Raises StorageFull if the disk has no room for its name, FileNotFoundError if the draft was removed.
+    Raises StorageFull if the disk has no room for the new name, FileNotFoundError if the draft was removed.
     """
     path = info.root.segment_path(number)
     with storage_errors(path):
@@ -519,7 +526,7 @@ def place_segment(info: SegmentInfo, number: int) -> SegmentInfo:
 
 
 def remove_draft(info: SegmentInfo, lock: Lock) -> None:
-    """Remove a draft that was never placed."""
+    """Remove a draft that was never placed, and release its lock."""
     shutil.rmtree(info.path, ignore_errors=True)
     lock.release()
 
@@ -542,10 +549,10 @@ def _build_arrays(
 
 
 def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentInfo:
-    """Read and check a segment's attributes; ``path`` is its folder if that is not the usual one for its number.
+    """Return the attributes of a segment after checking them; ``path`` replaces the usual folder for its number.
 
-    Raises FileNotFoundError if it was evicted, and FormatError if it is damaged or forged. Raises NeverWritten if a
-    power loss came before anything in it was durable: callers treat it as evicted.
+    Raises FileNotFoundError if the segment was evicted, and FormatError if it is damaged or forged. Raises NeverWritten
+    if a power loss came before anything in the segment was durable: callers treat this segment as evicted.
     """
     path = path or root.segment_path(number)
     try:
@@ -568,7 +575,7 @@ def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
 
 
 def write_unsealed(info: SegmentInfo) -> None:
-    """Replace the document of a sealed segment durably by an unsealed one.
+    """Durably replace the document of a sealed segment by the document of an unsealed segment.
 
     Raises StorageFull if the disk has no room; the document is then unchanged.
     """
@@ -587,7 +594,7 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_tru
         if is_never_written(str(path)):
             raise NeverWritten(errno.ENOENT, "nothing of it was written before the power loss", str(path)) from None
         raise
-    # There may be thousands of segments: the folders of other arrays are checked only when their chunks are mapped.
+    # To read thousands of segments fast, the folders of other arrays are checked only when their chunks are mapped.
     refuse_links(path, _READ_AT_ONCE, lookup)
     try:
         metadata.check_requires(attributes or {}, document_path)
@@ -602,14 +609,15 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_tru
 def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     """Return the attributes as readers must see them: unsealed if the segment may have been sealed while it was copied.
 
-    Marks must then prove its rows. This does not apply to packs, which are complete before they get their place.
+    Marks must then prove the rows of the segment. The attributes of packs are returned unchanged, because a pack is
+    complete before it gets its place.
     """
     if not info.sealed or info.packed is not None or info.has_its_inode(lookup):
         return info
     if is_whole_copy(info.arrays, str(info.path), info.checksums):
         if metadata.identify(f"{info.path}/{layout.METADATA}", lookup) == info.document:
             return info
-        # A process that seals a copy replaces its document first, and then protects its chunks: read it again.
+        # Another process is sealing this copy: it replaces the document first, and then protects the chunks.
         return _read_segment(info.root, info.number, info.path, lookup)
     return dataclasses.replace(
         info, sealed=False, steps=None, values=(), checksums={}, sealed_at=0.0, times=None, boot=""
@@ -643,7 +651,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
 
 
 def _check_lanes(name: str, rows: tuple[int, ...], lanes: int) -> None:
-    """Raise ValueError if these cannot be the rows of each lane."""
+    """Raise ValueError if ``rows`` cannot be the numbers of rows of each lane; ``name`` is the attribute's name."""
     if len(rows) != lanes or max(rows) > layout.POSITION_MASK // lanes:
         raise ValueError(f"{name} is {rows!r:.80}")
 
@@ -654,7 +662,7 @@ def _check_chunk_rows(
     """Raise ValueError if an array has chunks that no segment with this number of lanes can have."""
     for leaf, array in arrays.items():
         rows = chunk_rows[leaf]
-        # A chunk has a power of two of rows; one row of all lanes may be wider than the largest chunk size.
+        # A chunk has a power of two of rows. A chunk of a single row may be larger than the largest chunk size.
         if not is_whole(rows, 1) or rows & (rows - 1):
             raise ValueError(f"{rows!r:.40} rows a chunk of {leaf}")
         if rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES and leaf not in compressed:
@@ -662,10 +670,10 @@ def _check_chunk_rows(
 
 
 def _parse_lost(attributes: Any, lanes: int, steps: int | None) -> Lost:
-    """Return the lost rows of a segment; ``steps`` is the segment's number of steps, or None.
+    """Return the lost rows of a segment; ``steps`` is the segment's number of steps, None if it is unsealed.
 
-    Raises ValueError for impossible values: rows beyond a segment, overlapping or unsorted ranges, more steps than
-    rows.
+    Raises ValueError for impossible values: rows that no segment can have, overlapping or unsorted ranges, more lost
+    steps or values than lost rows.
     """
     if attributes.keys().isdisjoint(_LOST_NAMES):
         return NOTHING_LOST
