@@ -145,7 +145,7 @@ class SegmentInfo:
     # The number of rows of each lane that the counters had claimed, if sealing kept unproven rows; else None.
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # at most this many steps are in the unproven rows
-    unproven_time: int = 0  # their assumed time, in nanoseconds since the epoch; 0: not recorded by an early release
+    unproven_time: int = 0  # the assumed time of these rows, in ns since the epoch; 0: an early release recorded none
     episodes: int | None = None  # the number of lines of the table of episodes; None: no table. See `episode_table`
     lost: Lost = NOTHING_LOST
     packed: PackSize | None = None  # None: the segment is not a pack. See `packs`

@@ -19,9 +19,9 @@ Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
-# The maximum that is reserved ahead: bytes of all lanes, or one chunk if that is more; and rows of each lane.
+# At most this much is reserved ahead: bytes of all lanes together, or one chunk if that is more; and rows of each lane.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
-# Lanes that need more rows are a crowd if they are at least one in this many lanes; see `_near`.
+# If at least one in this many lanes needs more rows, rows of all lanes are reserved together; see `_near`.
 _CROWD = 8
 
 _LONE_LANE: Ints = np.zeros(1, np.int64)
@@ -31,7 +31,7 @@ class Pages(NamedTuple):
     """The growth of a lane's space in a segment's first chunk.
 
     A lane starts with ``first`` pages. Its space is multiplied by four while it is below ``few`` pages, and doubled
-    after that. ``step`` pages, or `_STEP_ROWS` rows, are brought into memory at once.
+    after that. ``step`` pages, or `_STEP_ROWS` rows if they are more, are brought into memory at once.
     """
 
     first: int
@@ -39,21 +39,21 @@ class Pages(NamedTuple):
     step: int
 
 
-# For a single lane, and for each of several lanes. The pages of several lanes are not adjacent, and each range of pages
-# is a system call: so lanes get more pages in a call.
+# `_LONE` is for the only lane of a segment, `_LANE` for each of several lanes. The pages of several lanes are not
+# adjacent, and each range of pages needs a system call. So these lanes begin with more pages.
 _LONE, _LANE = Pages(first=1, few=0, step=32), Pages(first=4, few=16, step=4)
 
 
 class Column:
     """The write side of one array of a segment: the chunks that its lanes write to.
 
-    A row is one numpy item: a number if the field is a scalar, but bytes if it has a shape or is an observation. NumPy
-    assigns and scatters items in a fraction of the time that it takes for arrays of rows.
+    A row is one item of a 1-d NumPy array: a number if the field is a scalar, but bytes (a void dtype) if the field has
+    a shape or is an observation. NumPy assigns items in a fraction of the time that it takes for arrays of rows.
 
     ``by_position``: rows are written with pwrite, and not through mapped memory. ``keeps``: the file system keeps
-    reserved blocks.
+    blocks that were reserved for a file; if False, no blocks are reserved.
 
-    Concurrency: one thread reserves at a time. Another one may write reserved rows and release chunks.
+    Concurrency: one thread reserves at a time. Another thread may write reserved rows and release chunks.
     """
 
     def __init__(self, info: SegmentInfo, array: RowArray, by_position: bool, keeps: bool) -> None:
@@ -76,22 +76,22 @@ class Column:
         self._keeps = keeps
         # By lane: the end of the rows that can be written, and the end of the rows with disk blocks.
         self.reserved, self._allocated = np.zeros((2, len(info.lanes)), np.int64)
-        # Mapped chunks as items, lane after lane; or, if rows are written by position, descriptors.
+        # By chunk number: mapped chunks as items, one lane after another; or descriptors, to write rows by position.
         self.chunks: dict[int, NDArray[Any]] = {}
         self.descriptors: dict[int, int] = {}
         self._mappings: dict[int, Mapping] = {}
 
     def begin(self, rows: Ints) -> None:
-        """Start after the rows that each lane already has: these are never written."""
+        """Begin after the first ``rows[lane]`` rows of each lane, which exist already and are never written."""
         self.reserved[:] = self._allocated[:] = rows
 
     def reserve(self, lane: int, row: int, stop: int, rows: Ints, *, ahead: bool = False) -> None:
         """Reserve disk blocks for the next rows of a lane, so that no write to them can find the disk full.
 
-        ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. Rows below
-        ``stop`` and some more, up to the end of the chunk, are reserved in the same call. So are rows of other lanes
-        that will soon need more; with ``ahead``, of all lanes that `wanting` returns. Raises StorageFull if the disk
-        has no room.
+        ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. The rows below
+        ``stop`` and some more, up to the end of the chunk, are reserved in the same call. It also reserves rows of
+        other lanes that will soon need them, and with ``ahead`` of all lanes that `wanting` returns. Raises StorageFull
+        if the disk has no room.
         """
         begin = int(self.reserved[lane])
         if row < begin:
@@ -99,13 +99,13 @@ class Column:
         chunk = begin >> self.shift
         behind = int(self._margins(begin)) if ahead else 0
         if ahead and chunk > 0:
-            # Include lanes that are a chunk behind: together they are one range, alone one system call each.
+            # Include lanes that are up to a chunk behind: together their rows are one range and need one system call.
             behind += min(self.rows, self._most_ahead)
         try:
             if begin == self._allocated[lane]:
                 self._allocate(chunk, lane, stop, rows, behind)
             upto = int(self._allocated[lane])
-            # Otherwise the first stores to new pages would cause one page fault per lane, all in the same append.
+            # Without this, the first stores to new pages would cause one page fault per lane, all in the same append.
             brings_in = not self.by_position and (len(rows) > 1 or not self._is_whole(chunk))
             if brings_in:
                 upto = min(upto, max(stop, begin + self._step_rows))
@@ -116,9 +116,9 @@ class Column:
             raise storage_error(error, self.info.chunk_path(self.leaf, chunk)) from error
 
     def reserve_ahead(self, lanes: Ints, rows: Ints) -> bool:
-        """Reserve more rows for a lane that `wanting` returns, and for similar lanes; False if it returns none.
+        """Reserve more rows for the first lane that `wanting` returns, and for other lanes that will soon need more.
 
-        Errors as for `reserve`.
+        Return False if `wanting` returns no lane. Errors as for `reserve`.
         """
         wanting = self.wanting(lanes, rows)
         if len(wanting):
@@ -126,31 +126,33 @@ class Column:
         return len(wanting) > 0
 
     def wanting(self, lanes: Ints, rows: Ints) -> Ints:
-        """Return the lanes that have few reserved rows left, so that more should be reserved for them."""
+        """Return the lanes with few reserved rows left, so that more should be reserved for them."""
         return lanes[self.rows_until_wanting(lanes, rows) <= 0]
 
     def rows_until_wanting(self, lanes: Ints, rows: Ints) -> Ints:
-        """Return how many rows each of some lanes may still get before `wanting` returns it."""
+        """Return, for each of these lanes, how many more rows it may get before `wanting` returns it."""
         ends = self.reserved[lanes]
         left: Ints = ends - self._margins(ends) - rows[lanes]
         return left
 
     def _margins(self, ends: Any) -> Any:
-        """Return the number of rows before the end of a lane's reserved rows at which more is reserved ahead.
+        """Return the number of unused reserved rows at which more are reserved ahead, for each lane.
 
-        It is a small part of the lane's rows, so that a small store reserves little. It is larger before a new chunk,
-        as creating a file waits for the file system's journal. With many lanes it is a chunk, as creating their pages
-        takes as long as many steps.
+        ``ends`` has the end of each lane's reserved rows. The number is a small part of them, so that a small store
+        reserves little. It is larger if a new chunk follows, because creating a file waits for the file system's
+        journal. With many lanes, it is then a whole chunk, because creating the pages of all lanes takes as long as
+        many steps.
         """
         is_new, least = ends & self.mask == 0, self._least_ahead
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
 
     def _near(self, lane: int, upto: int, rows: Ints, now: Ints, behind: int) -> Ints:
-        """Return ``lane``, and the lanes in its chunk that have less than ``upto`` rows in ``now`` and soon need more.
+        """Return ``lane``, and lanes at the same chunk that have less than ``upto`` reserved rows and soon need more.
 
-        ``now`` has the rows of each lane that are reserved. A lane soon needs more if it has at most ``behind`` of
-        these left, or at most an eighth of the rows to add. If many of thousands of lanes do, all lanes in the chunk
-        are returned: their rows are one range, and reserved by one system call.
+        ``now`` has the number of reserved rows of each lane, and ``rows`` the number of rows in use. A lane soon needs
+        more if it has at most ``behind`` unused reserved rows, or at most an eighth of the rows that ``lane`` gets. If
+        many of thousands of lanes soon need more, all lanes at the chunk are returned: their rows are one range, which
+        one system call reserves.
         """
         if len(rows) == 1:
             return _LONE_LANE
@@ -163,17 +165,17 @@ class Column:
         return np.flatnonzero(inside if is_crowd else near)
 
     def _allocate(self, chunk: int, lane: int, stop: int, rows: Ints, behind: int) -> None:
-        """Reserve disk blocks for a lane and similar lanes.
+        """Reserve disk blocks for a lane, and for the other lanes that `_near` returns.
 
-        In a segment's first chunk the space of a lane grows by factors, so that a short segment takes little. In later
-        chunks, the lane's whole part is reserved.
+        In a segment's first chunk, the space of a lane grows by factors, so that a short segment takes little. In later
+        chunks, a lane's whole part of the chunk is reserved at once.
         """
         begin, end = int(self._allocated[lane]), (chunk + 1) << self.shift
         growing = chunk == 0 and self._keeps
         times = 4 if begin < self._few_rows else 2
         upto = min(end, max(stop, times * begin, self._first_rows)) if growing else end
         lanes = self._near(lane, upto, rows, self._allocated, behind)
-        # If all of a lane's part is reserved, start at its beginning: neighbouring lanes are then one range.
+        # If a lane's whole part of the chunk is reserved, begin at its start: neighbouring lanes are then one range.
         starts = np.full(len(lanes), chunk << self.shift) if upto == end else self._allocated[lanes]
         firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
         fd = self.info.open_chunk(self.leaf, chunk)
@@ -188,11 +190,11 @@ class Column:
         self._allocated[lanes] = np.minimum(self._row_at(chunk, lanes, lasts), end)
 
     def _is_whole(self, chunk: int) -> bool:
-        """Return whether all of a chunk is reserved."""
+        """Return whether disk blocks are reserved for all rows of a chunk."""
         return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
     def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
-        """Bring reserved pages of lanes into memory; return for each lane the end of its rows in memory.
+        """Bring the reserved pages of some lanes into memory up to the rows ``ends``; return where they end, in rows.
 
         The page cache may hold many pages as one large folio after a sequential read of the file. A store to the
         folio needs the disk blocks of all its pages. On a full disk, this call raises an error; a store would raise
@@ -205,6 +207,8 @@ class Column:
 
     def prefault(self, rows: Ints) -> None:
         """Bring the reserved pages of the next rows of several lanes into memory again, after a sync.
+
+        ``rows`` has the number of rows of each lane. Nothing is done for a single lane.
 
         Concurrency: any thread, also while others reserve, write and release chunks.
         """
@@ -219,7 +223,7 @@ class Column:
                     mapping.populate(first, last)
 
     def _pages(self, chunk: int, lanes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
-        """Return the byte ranges of rows of each lane, extended to whole pages.
+        """Return the byte ranges of rows ``starts[i]`` to ``stops[i]`` of ``lanes[i]`` in a chunk, as whole pages.
 
         A store to a mapped page needs all of the page's disk blocks, even if these are smaller than a page.
         """
@@ -238,7 +242,7 @@ class Column:
         self.chunks[chunk] = mapping.array(self.item, (len(self.info.lanes) * self.rows,))
 
     def descriptor(self, chunk: int) -> int:
-        """Return an open descriptor of a chunk; it stays open for later calls."""
+        """Return an open descriptor of a chunk; up to `MOST_DESCRIPTORS` of them stay open for later calls."""
         fd = self.descriptors.get(chunk)
         if fd is None:
             if len(self.descriptors) >= MOST_DESCRIPTORS:
@@ -247,7 +251,7 @@ class Column:
         return fd
 
     def write_row(self, lane: int, row: int, item: Any) -> None:
-        """Write one reserved row: its bytes, or a number that fits the dtype."""
+        """Write one reserved row of a lane; ``item`` is the row's bytes, or a number that fits the dtype."""
         at = lane * self.rows + (row & self.mask)
         if self.by_position:
             self.write_at(row >> self.shift, at, self.as_data(item))
@@ -255,7 +259,7 @@ class Column:
             self.chunks[row >> self.shift][at] = item
 
     def write_block(self, lane: int, row: int, block: NDArray[Any]) -> None:
-        """Write reserved rows ``row``, ``row + 1``, ... of a lane."""
+        """Write ``block``, ``(n, *shape)``, to a lane's reserved rows ``row``, ``row + 1``, ..."""
         items = self.items(block)
         for chunk, inside, count in split_range(row, row + len(items), self.rows):
             at, part, items = lane * self.rows + inside, items[:count], items[count:]
@@ -265,12 +269,12 @@ class Column:
                 self.chunks[chunk][at : at + count] = part
 
     def mapped_chunks(self, first: int, last: int) -> list[Mapping] | None:
-        """Return the mapped chunks of the rows from ``first`` to ``last``; None if one of them is not mapped."""
+        """Return the mapped chunks that have the rows ``first`` to ``last``; None if one of them is not mapped."""
         found = [self._mappings.get(chunk) for chunk in range(first >> self.shift, (last >> self.shift) + 1)]
         return None if None in found else found  # type: ignore[return-value]
 
     def write_lanes(self, places: Sequence["Places"], items: NDArray[Any]) -> None:
-        """Write one reserved row of each of several lanes."""
+        """Write one reserved row of each of several lanes: ``items`` has the rows, and ``places`` their places."""
         for chunk, at, chosen in places:
             some = items if chosen is None else items[chosen]
             if self.by_position:
@@ -286,9 +290,9 @@ class Column:
             self.write_at(chunk, int(at[start]), data[start * size : stop * size])
 
     def write_at(self, chunk: int, at: int, data: Any) -> None:
-        """Write items, as bytes, by position; ``at`` is the number of the first item in the chunk.
+        """Write the bytes of adjacent items by position; ``at`` is the number of the first item in the chunk.
 
-        Raises StorageFull if the file system keeps no reservations and has no room; nothing was published.
+        Raises StorageFull if the file system keeps no reservations and has no room; no row becomes visible then.
         """
         try:
             write_row(self.descriptor(chunk), data, at * self.row_bytes)
@@ -298,7 +302,7 @@ class Column:
     def items(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return rows of this column's dtype, ``(n, *shape)``, as items ``(n,)``."""
         values = np.ascontiguousarray(values)
-        # Three times as fast as reshaping and two views. There is at least one row.
+        # Three times as fast as reshaping and two views. It needs at least one row, which callers always have.
         return np.frombuffer(values, self.item) if self.as_bytes else values
 
     def as_data(self, item: Any) -> bytes:
@@ -307,7 +311,7 @@ class Column:
         return data
 
     def target(self, lane: int, row: int) -> tuple[Any, int]:
-        """Return an object whose item 0 is ``row`` of a lane, for assignment, and its length up to the chunk's end."""
+        """Return an object whose item 0 is ``row`` of a lane, for assignment, and its number of items in the chunk."""
         at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
         if self.by_position:
             return _Positions(self, row >> self.shift, at), stop - at
@@ -324,7 +328,7 @@ class Column:
             os.close(self.descriptors.pop(chunk))
 
     def close(self) -> list[Mapping]:
-        """Close every chunk. The returned mappings are unmapped with their last references."""
+        """Close every chunk, and return the mappings of the chunks; a mapping ends when nothing refers to it."""
         held = list(self._mappings.values())
         self.chunks.clear()
         self._mappings.clear()
@@ -334,7 +338,10 @@ class Column:
 
 
 class Places(NamedTuple):
-    """The places of rows in one chunk: item numbers ``at``, and the indices ``chosen`` of these rows (None: all)."""
+    """The places of rows in one chunk.
+
+    Item ``at[i]`` of the chunk is for row ``chosen[i]`` of the rows to be written; if ``chosen`` is None, for row i.
+    """
 
     chunk: int
     at: Ints
@@ -342,7 +349,7 @@ class Places(NamedTuple):
 
 
 def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
-    """Return the places of rows, one of each lane, by chunk; a chunk has ``2**shift`` rows of each lane."""
+    """Return the places of rows ``rows[i]`` of ``lanes[i]``, by chunk; a chunk has ``2**shift`` rows per lane."""
     chunks, at = rows >> shift, lanes << shift
     at += rows
     first = int(chunks[0])
@@ -370,5 +377,8 @@ class _Positions:
 
 
 def is_bytes(leaf: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a writer takes a row of this leaf as bytes: observations always, as they are compared as bytes."""
+    """Return whether a writer takes rows of an array as bytes: if rows have a shape, or are observations.
+
+    Observations are compared as bytes.
+    """
     return bool(shape) or leaf == "obs" or leaf.startswith("obs/")

@@ -1,8 +1,8 @@
 """Reading a segment's files: its extent, its flags, and whether all its chunks exist.
 
-The extent is how far the arrays of a segment are filled: the number of rows of each lane, and of values of episodes.
-The arrays of episode fields have one row for each row of a lane with `EPISODE_VALUES`, in the same order. Rows that
-were lost to damage keep the places of their values; see `Lost.values`.
+The extent of a segment is how far its arrays are filled: for each lane, the number of rows, and the number of values of
+episodes. An array of an episode field has one row, a value, for each row of a lane with the flag `EPISODE_VALUES`, in
+the same order. Rows that were lost to damage keep the places of their values; see `Lost.values`.
 """
 
 import os
@@ -28,13 +28,13 @@ _AT_ONCE = 1 << 20
 
 
 class Extent(NamedTuple):
-    """The rows of each lane, and the number of values among them, ``(lanes,)`` each."""
+    """The number of rows of each lane, and of these rows' values of episodes, ``(lanes,)`` each."""
 
     rows: Ints
     values: Ints
 
     def of(self, leaf: str) -> Ints:
-        """Return the number of rows of each lane in an array."""
+        """Return the number of rows that each lane has in the array ``leaf``."""
         return self.values if layout.is_of_episodes(leaf) else self.rows
 
     @classmethod
@@ -44,9 +44,9 @@ class Extent(NamedTuple):
 
 
 def extent_of(info: SegmentInfo, rows: Ints, before: Extent | None = None, mapped: MapChunk | None = None) -> Extent:
-    """Return the extent of the first ``rows[i]`` rows of each lane i, from their flags.
+    """Return the extent of the first ``rows[i]`` rows of each lane i, computed from the flags of these rows.
 
-    ``before`` is a known extent of fewer rows: only flags of later rows are read. ``mapped`` replaces
+    ``before`` is a known extent of fewer rows: only the flags of the rows after it are read. ``mapped`` replaces
     `SegmentInfo.map_chunk`, and raises the same errors.
     """
     before = before or Extent.begin(len(rows))
@@ -63,7 +63,7 @@ def extent_of(info: SegmentInfo, rows: Ints, before: Extent | None = None, mappe
 
 
 def sealed_extent(info: SegmentInfo, rows: Ints) -> Extent:
-    """Return the extent of a sealed segment with these rows, according to its attributes.
+    """Return the extent of a sealed segment from its attributes; ``rows`` has the number of rows of each lane.
 
     Raises FormatError if the attributes name more values than rows.
     """
@@ -87,7 +87,10 @@ def rows_with_values(info: SegmentInfo, rows: int, values: int) -> int:
 def _flags(
     info: SegmentInfo, first: Ints, stop: Ints, mapped: MapChunk | None
 ) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-    """Yield parts of the rows ``first`` to ``stop`` of each lane: first row, lane, and a mask of rows with values."""
+    """Yield (row, lane, mask): whether rows of a lane have values, from ``row`` on.
+
+    All rows from ``first[lane]`` to ``stop[lane]`` of each lane are covered, in parts.
+    """
     grown, per_chunk = np.flatnonzero(first < stop), info.chunk_rows[layout.DONE]
     if not len(grown):
         return
@@ -95,7 +98,7 @@ def _flags(
         begin, above = chunk * per_chunk, (chunk + 1) * per_chunk
         flags = (mapped or info.map_chunk)(layout.DONE, chunk).array(np.uint8, (len(first), per_chunk))
         for lane in grown.tolist():
-            # Only these rows of the chunk are read: holes must stay holes.
+            # No other row of the chunk is read: in some file systems, reading a hole through a mapping fills it.
             for at in range(max(begin, int(first[lane])), min(above, int(stop[lane])), _AT_ONCE):
                 some = flags[lane, at - begin : min(at + _AT_ONCE, above, int(stop[lane])) - begin]
                 yield at, lane, (some & layout.EPISODE_VALUES) != 0
@@ -104,14 +107,14 @@ def _flags(
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
-# The holes of flags are left out if at least `_LARGE` flags take less than 1 / `_SPARSE` of their bytes on disk.
+# Holes are left out if there are at least `_LARGE` flags, and less than 1 / `_SPARSE` of their bytes are on disk.
 _LARGE, _SPARSE = 1 << 20, 4
 
 
 class LaneFlags(NamedTuple):
-    """Flags of lanes, one after another, with the number of rows of each lane in ``flags``.
+    """The flags of several lanes, one lane after another; ``rows`` has each lane's number of flags in ``flags``.
 
-    ``gaps`` are runs of zero flags that were left out; None: all flags are there.
+    ``gaps`` are runs of zeros that were left out of ``flags``; None: nothing was left out.
     """
 
     flags: NDArray[np.uint8]
@@ -120,7 +123,7 @@ class LaneFlags(NamedTuple):
 
     @staticmethod
     def concatenate(parts: "list[LaneFlags]") -> "LaneFlags":
-        """Return the lanes of all parts."""
+        """Return the flags of the lanes of all parts, in order."""
         if len(parts) == 1:
             return parts[0]
         flags, rows = (np.concatenate([part[i] for part in parts]) for i in range(2))
@@ -136,8 +139,8 @@ def read_lanes(
 ) -> LaneFlags:
     """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``; all chunks must exist.
 
-    ``dense`` is called for these flags without gaps. If most flags of a large segment are holes, it is not called, and
-    holes become gaps: so the memory is bounded by the bytes on disk.
+    ``dense`` is a function that returns these flags, one lane after another. It is not called if most flags of a large
+    segment are in holes of its files. The holes then become gaps, so that the memory is bounded by the bytes on disk.
     """
     rows = stop - first
     wanted = int(rows.sum())
@@ -174,7 +177,7 @@ def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.ui
 
 
 def _allocated(info: SegmentInfo, rows: int) -> int:
-    """Return the bytes on disk of the chunks of a segment's flags."""
+    """Return the number of bytes on disk of the chunks that have the flags of each lane's first ``rows`` rows."""
     chunks = range(-(-rows // info.chunk_rows[layout.DONE]))
     return sum(os.stat(info.chunk_path(layout.DONE, chunk)).st_blocks * 512 for chunk in chunks)
 
@@ -185,7 +188,7 @@ def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY
     An earlier call has checked the chunks with a row before ``checked``.
 
     Return the row up to which all chunks are known to exist. Raises FileNotFoundError if a chunk is missing,
-    FormatError if one has another size.
+    FormatError if a chunk has the wrong size.
     """
     if rows <= checked:
         return checked
@@ -210,7 +213,7 @@ def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY
 
 
 def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
-    """Return the rows of each lane of a sealed segment, and their flags, one lane after another.
+    """Return the number of rows of each lane of a sealed segment, and the flags of these rows.
 
     The files are read by position, not mapped, because there may be thousands of small segments. Raises
     FileNotFoundError if the segment was evicted or lacks a file, FormatError if it is damaged.
@@ -230,11 +233,11 @@ def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
 
 
 def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
-    """Return the flags of each lane's rows, one lane after another.
+    """Return the flags of the first ``committed[lane]`` rows of each lane, one lane after another.
 
     Whole chunks are read if at least a quarter of their rows are committed: one read is faster than one per lane.
-    Otherwise only committed rows are read, so that a segment with few rows per lane does not need the memory of its
-    chunks.
+    If fewer are, only committed rows are read, so that a segment with few rows per lane does not need the memory of its
+    whole chunks.
     """
     lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
     chunks, size = -(-most // per_chunk), info.chunk_nbytes(layout.DONE)
@@ -251,7 +254,10 @@ def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[n
 
 
 def _read_rows(paths: Sequence[str], size: int, per_chunk: int, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
-    """Return the flags of each lane's rows, one lane after another, and read nothing else."""
+    """Return the flags of the first ``committed[lane]`` rows of each lane, and read no other flags.
+
+    ``paths`` are the chunk files, of ``size`` bytes and ``per_chunk`` rows per lane.
+    """
     flags = np.empty(int(committed.sum()), np.uint8)
     starts = np.cumsum(committed) - committed
     for chunk, path in enumerate(paths):

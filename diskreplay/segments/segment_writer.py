@@ -23,12 +23,12 @@ _NEVER = 1 << 62
 
 Kernel = Callable[..., Any]
 
-# By field: the chunk as an array of items, and for each lane the offset from a row to the row's item.
+# By field: a chunk as an array of items, and for each lane the number to add to a row to get the row's item.
 Window = dict[str, tuple[NDArray[Any], Ints]]
 
 
 def _numbers(array: Counters) -> Any:
-    """Return an array as a memoryview: Python reads and stores its numbers in half of numpy's time."""
+    """Return an array as a memoryview: Python reads and stores single numbers of it in half of numpy's time."""
     return array.data
 
 
@@ -63,7 +63,7 @@ class SegmentWriter:
         self.total_rows = 0
         self._values = np.zeros(lanes, np.int64)  # rows of episode fields of each lane
         self._reserved_values = np.zeros(lanes, np.int64)
-        # The size of an episode's values in steps; 0 if the size of segments is not limited by bytes, but by steps.
+        # The bytes of an episode's values, in steps; 0 if the size of segments is limited by steps and not by bytes.
         root = info.root
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
         self._reserved = np.zeros(lanes, np.int64)  # by lane: all rows below this one have disk blocks in every field
@@ -75,12 +75,11 @@ class SegmentWriter:
         self._window_stop = 0
         self._window: Window = {}
         self.reserved = _numbers(self._reserved)
-        # An upper bound of the rows that any lane has gained since opening, and the bound at which to reserve ahead
-        # again.
+        # No lane has gained more than `_growth` rows since opening. Rows are reserved ahead when this is `_ahead_at`.
         self._growth, self._ahead_at = 0, 0
-        self._reserving = threading.Lock()  # a background thread reserves, and any thread that needs rows at once
+        self._reserving = threading.Lock()  # held to reserve: by a background thread, or by one that needs rows
         self._is_needed = False  # whether a thread needs rows at once
-        self._marking = threading.Lock()  # a background thread marks, and any thread that flushes
+        self._marking = threading.Lock()  # held to make a mark: by a background thread, or by one that flushes
         self._durable: DurableRows | None = None
         self._marked = np.zeros(lanes, np.int64)  # the rows of each lane that a mark covers
         self._is_closed = False
@@ -93,7 +92,8 @@ class SegmentWriter:
     def _open_counters(self) -> None:
         lanes = len(self.info.lanes)
         self.committed = open_lane_counter(f"{self.info.path}/{layout.COMMITTED}", lanes)
-        # A late store leaves the last step without its next observation for a while; `committed` publishes the step.
+        # `late`: on a full disk, a store is delayed without an error. The newest step, shown by `committed`, then has
+        # no next observation for a while.
         self.observed = open_lane_counter(f"{self.info.path}/{layout.OBSERVED}", lanes, late=True)
 
     def reserve(self, lane: int, row: int, stop: int = 0) -> None:
@@ -112,7 +112,7 @@ class SegmentWriter:
 
     def _note_reserved(self) -> None:
         reserved = np.min([column.reserved for column in self.columns.values()], axis=0)
-        # A new array, assigned at once: the appending thread reads it while another one reserves.
+        # A new array, and not a changed one: the appending thread reads it while another thread reserves.
         self._reserved, self.reserved, self._least_reserved = reserved, _numbers(reserved), int(reserved.min())
 
     @property
@@ -127,8 +127,8 @@ class SegmentWriter:
     def reserve_ahead(self, lanes: Ints) -> None:
         """Reserve the rows that some lanes will need soon.
 
-        On a full disk, this returns early without an error: the call of `reserve` that needs the rows raises it. This
-        also returns early if a call of `reserve` is waiting.
+        On a full disk, this returns early without an error: the later call of `reserve` that needs these rows raises
+        the error. This also returns early if a call of `reserve` is waiting.
 
         Concurrency: any thread, also while another one appends.
         """
@@ -146,17 +146,17 @@ class SegmentWriter:
                     until = min(until, int(column.rows_until_wanting(lanes, rows).min(initial=_NEVER)))
         except (OSError, ReplayError):
             return
-        # A lane gets at most two rows per step.
+        # No lane needs more reserved rows before it has gained this many rows.
         self._ahead_at = growth + until
 
     def reserve_rows(self, lane: int, row: int, stop: int) -> None:
-        """Reserve the rows ``[row, stop)``; see `reserve`."""
+        """Reserve the rows ``row`` to ``stop`` of a lane; errors as for `reserve`."""
         while row < stop:
             self.reserve(lane, row, stop)
             row = self.reserved[lane]
 
     def reserve_values(self, lane: int) -> None:
-        """Make sure that the values of another episode of a lane can be written; errors as for `reserve`."""
+        """Reserve disk blocks for the values of a lane's next episode; errors as for `reserve`."""
         row = int(self._values[lane])
         if row < self._reserved_values[lane]:
             return
@@ -164,23 +164,23 @@ class SegmentWriter:
         np.min([column.reserved for column in self._value_columns.values()], axis=0, out=self._reserved_values)
 
     def lacks_values(self, lanes: Any) -> Any:
-        """Return whether the values of another episode cannot be written yet, for a lane or for each of some lanes."""
+        """Return whether `reserve_values` must be called before `write_values`: for a lane, or each of some lanes."""
         return self._values[lanes] >= self._reserved_values[lanes]
 
     def reserve_next(self, lanes: Ints, count: Ints | int) -> None:
-        """Reserve the next ``count`` rows of each of some lanes; see `reserve`."""
+        """Reserve the next ``count`` rows of each of some lanes; errors as for `reserve`."""
         while len(short := lanes[self.lacks_room(lanes, count)]):
             lane = int(short[0])
             self.reserve(lane, self.reserved[lane])
 
     def has_room(self) -> bool:
-        """Return whether the next two rows of every lane are reserved; if in doubt, False."""
+        """Return whether the next two rows of every lane are reserved; it may return False although they are."""
         if self.most_rows + 2 > self._least_reserved:
             self.most_rows = int(self._lane_rows.max())
         return self.most_rows + 2 <= self._least_reserved
 
     def lacks_room(self, lanes: Ints, count: Ints | int) -> NDArray[np.bool_]:
-        """Return for each of some lanes whether any of its next ``count`` rows is not reserved."""
+        """Return, for each of some lanes, whether any of its next ``count`` rows is not reserved yet."""
         return self._lane_rows[lanes] + count > self._reserved[lanes]
 
     def rows_of(self, lanes: Ints | None) -> Ints:
@@ -196,11 +196,14 @@ class SegmentWriter:
     def write(self, lanes: Any, rows: Any, fields: Named[str, Any], kernel: Kernel | None = None) -> None:
         """Write rows in several fields; they are invisible before `publish`. The rows must be reserved.
 
-        For one lane, the fields have successive rows from ``rows`` on, ``(n, *shape)``; or one row's item: its bytes,
-        or a number or 0-d array that fits the dtype. For an array of lanes, or None for all lanes, the fields have one
-        row per lane. ``rows`` has the number of each such row, which is one of the lane's next two. ``kernel`` is
-        `kernels.copying.write_lanes` or None; it writes many lanes at once if all fields are mapped. Raises StorageFull
-        if the file system keeps no reservations and has no room; the call may be repeated.
+        If ``lanes`` is one lane, a field has successive rows from row ``rows`` on, ``(n, *shape)``. It may instead have
+        the item of row ``rows``: its bytes, or a number or 0-d array that fits the dtype.
+
+        If ``lanes`` is an array of lanes, or None for all lanes, each field has one row per lane. ``rows`` then has
+        this row's number for each lane: the number of one of the lane's next two rows. ``kernel`` is
+        `kernels.copying.write_lanes` or None; it writes many lanes at once if all fields are mapped.
+
+        Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
         """
         if isinstance(rows, int):
             for leaf, value in fields.items():
@@ -230,7 +233,10 @@ class SegmentWriter:
             column.write_lanes(places[column.shift], column.items(value))
 
     def _record_of(self, rows: Ints, fields: Named[str, NDArray[Any]]) -> tuple[Ints, list[Any]] | None:
-        """Return a record for `copying.write_lanes`, and the owners of its memory; None if a chunk is not mapped."""
+        """Return a record for `copying.write_lanes`, and the owners of the memory that the record points to.
+
+        Return None if a chunk is not mapped, or if the items of a field do not fit the column.
+        """
         first, last = int(rows.min()), int(rows.max())
         heads, bases, held = list[int](), list[int](), list[Any]()
         for leaf, value in fields.items():
@@ -251,7 +257,8 @@ class SegmentWriter:
     def write_values(self, lanes: Any, fields: Named[str, Any]) -> None:
         """Write the values of the episode that ends in a lane, or in each of some lanes; a missing field is zeros.
 
-        Their rows must be reserved. Items and errors are those of `write`; the values are invisible before `publish`.
+        The rows for these values must be reserved with `reserve_values`. Items and errors are as for `write`. The
+        values are invisible before `publish`.
         """
         rows = self._values[lanes]
         for leaf, column in self._value_columns.items():
@@ -263,7 +270,7 @@ class SegmentWriter:
                 column.write_lanes(find_places(lanes, rows, column.shift), items)
 
     def _find_window(self) -> Window:
-        """Return the position of the next two rows of all lanes, for mapped fields that have them in one chunk."""
+        """Return the `Window` of the mapped fields that have the next two rows of all lanes in one chunk."""
         if self.most_rows + 1 < self._window_stop:
             return self._window
         low, high = int(self._lane_rows.min()), int(self._lane_rows.max())
@@ -271,7 +278,7 @@ class SegmentWriter:
         bases: dict[int, Ints] = {}
         for leaf, column in self.columns.items():
             chunk = low >> column.shift
-            # Search again where the first included chunk ends, or at the next rows if a chunk is not included.
+            # The window is valid until its first chunk ends, or only for the next two rows if a field is not in it.
             inside = (high + 1) >> column.shift == chunk and chunk in column.chunks
             column.close_before(low)
             self._window_stop = min(self._window_stop, (chunk + 1) << column.shift if inside else high + 2)
@@ -296,13 +303,16 @@ class SegmentWriter:
     def publish(
         self, lanes: Any, rows: Any, added: int, observed: Any = False, valued: Any = None, *, late: bool = False
     ) -> None:
-        """Make the first ``rows`` rows of a lane visible, or of each of some lanes, or of all lanes (None).
+        """Make the first ``rows`` rows of a lane visible, or the first ``rows[i]`` rows of each ``lanes[i]``.
+
+        ``lanes`` may be None for all lanes.
 
         The rows must have been written. ``added`` is the number of new rows in total: any number in one lane, one or
-        two in each of several lanes. ``observed`` tells in which lanes the observation after these rows is visible too.
-        ``valued`` has the lane, or the lanes, of episodes whose values were written too. ``late``: other lanes of the
-        same step are visible already, so this call must not fail; on a full disk, the rows become visible later. Raises
-        StorageFull if the file system keeps no reservations and has no room; nothing is then visible.
+        two in each of several lanes. ``observed`` tells whether the observation after these rows becomes visible too,
+        for each lane or for all of them. ``valued`` is the lane, or the lanes, with new values of an episode to make
+        visible. ``late``: other lanes of the same step are visible already, so this call must not fail; on a full disk,
+        the rows become visible later. Raises StorageFull if the file system keeps no reservations and has no room; no
+        new row is visible then.
         """
         every, lanes = lanes is None, self.every_lane if lanes is None else lanes
         if late and isinstance(self.committed, CountersByPosition):
@@ -329,12 +339,14 @@ class SegmentWriter:
             self.observed[lanes[observed]] = rows[observed] + 1
 
     def note_values(self, lanes: int | Ints) -> None:
-        """Count the values that were last written for a lane, or for each of some lanes, as published."""
+        """Record that the values that were last written for a lane, or for each of some lanes, are published."""
         self._values[lanes] += 1
         self.total_rows += self._value_steps * (1 if isinstance(lanes, int) else len(lanes))
 
     def publish_delayed(self, *, late: bool = False) -> None:
-        """Publish rows that late calls left unpublished; StorageFull if the disk is still full and ``late`` is False.
+        """Publish the rows that calls of `publish` with ``late`` left unpublished because the disk was full.
+
+        Raises StorageFull if the disk is still full and ``late`` is False.
 
         Concurrency: the appending thread.
         """
@@ -344,10 +356,10 @@ class SegmentWriter:
             self.observed.store_owed(late=True)
 
     def mark(self) -> None:
-        """Make all published rows durable, and append a mark of them to the segment's log.
+        """Make all published rows durable, and append a mark of these rows to the segment's log.
 
-        Concurrency: any thread of the process, also while another one appends. Raises StorageFull if the disk has no
-        room for the mark. All committed rows are durable then, and the call may be repeated. After the system's
+        Concurrency: any thread of the process, also while another thread appends. Raises StorageFull if the disk has no
+        room for the mark. In this case all published rows are durable, and the call may be repeated. After the system's
         OSError, it is unknown which rows are durable.
         """
         with self._marking:
@@ -372,14 +384,16 @@ class SegmentWriter:
     def _prefault(self, leaf: str) -> None:
         """Touch the pages of the next rows of an array, which a sync has write-protected.
 
-        Otherwise the next step of all lanes causes a page fault for each lane.
+        Without this, the next step of all lanes would cause a page fault for each lane.
         """
-        with suppress(OSError):  # no room for a page, which need not be in memory
+        with suppress(OSError):  # no room for a page: this is only a speedup
             if (column := self.columns.get(leaf)) is not None:
                 column.prefault(self._lane_rows.copy())
 
     def add_priority(self) -> None:
-        """Add the array of initial priorities, zeros in all rows so far. Errors as for `SegmentInfo.with_priority`.
+        """Add the array of initial priorities, with zeros in all existing rows.
+
+        Errors as for `SegmentInfo.with_priority`.
 
         Concurrency: the appending thread. It waits for a mark in progress, as each mark covers all arrays.
         """
@@ -401,15 +415,15 @@ class SegmentWriter:
             self._open_counters()  # counters by position are opened by path
 
     def close(self) -> list[Mapping]:
-        """Release every chunk, as `release` does. The lock is kept, as sealing needs it."""
+        """Release every chunk and return the mappings, as `release` does; the lock is kept, as sealing needs it."""
         self._is_closed = True
         with self._reserving:  # nothing is reserved after this
             return self.release()
 
     def release(self) -> list[Mapping]:
-        """Release every chunk while no thread reserves: `close` waits for such a thread, and a forked child has none.
+        """Release every chunk, and return the mappings of the chunks; a mapping ends when nothing refers to it.
 
-        The returned mappings are unmapped with their last references.
+        No thread may reserve rows meanwhile: `close` waits until none does, and a forked child has only one thread.
         """
         self._is_closed = True
         self._window, self._window_stop, self._durable = {}, 0, None
@@ -419,7 +433,10 @@ class SegmentWriter:
 
 
 def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: Ints) -> None:
-    """Reserve rows of a lane as `Column.reserve` does, and release the chunks before the ``rows`` of every lane."""
+    """Reserve rows in each column with `Column.reserve`, and release chunks that no lane will write to again.
+
+    ``rows`` has the number of rows of each lane.
+    """
     first = int(rows.min())
     for column in columns.values():
         column.reserve(lane, row, stop, rows)
@@ -428,10 +445,10 @@ def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: 
 
 
 def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -> dict[SegmentWriter, Exception]:
-    """Mark segments as `SegmentWriter.mark` does, with only two syncs of their file system.
+    """Make a mark of each segment as `SegmentWriter.mark` does, with only two syncs of their file system.
 
-    ``sync`` makes all earlier writes durable. Returns the errors of segments that could not be marked; all other
-    segments are marked. Raises the errors of ``sync``: it is then unknown which rows are durable.
+    ``sync`` makes all earlier writes durable. Returns the errors of segments that could not be marked.
+    Raises the errors of ``sync``: it is then unknown which rows are durable.
 
     Concurrency: one thread at a time.
     """

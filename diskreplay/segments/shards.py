@@ -1,8 +1,8 @@
 """Compressed chunks: zarr's codec ``sharding_indexed``, whose inner chunks are groups of rows compressed by zstd.
 
-A file has the inner chunks in the order of their rows, each followed by its CRC-32C. Then come the index, which has the
-offset and bytes of each inner chunk, and the index's CRC-32C. An inner chunk of zeros is not stored; its index entry is
-twice the number 2**64 - 1.
+A file has the inner chunks in the order of their rows, each followed by its CRC-32C. After them, it has the index, with
+the offset and the size in bytes of each inner chunk, and the CRC-32C of the index. An inner chunk of zeros is not
+stored: both numbers of its index entry are 2**64 - 1.
 """
 
 from collections.abc import Iterator
@@ -19,16 +19,17 @@ from diskreplay.segments.files.durable import write_at
 from diskreplay.segments.files.mapping import Mapping, map_file
 
 LEAST_ROW_BYTES = 256
-"""The minimum bytes of a row in a compressed field: shorter rows take less time uncompressed."""
+"""The minimum size of a row in bytes for a compressed field: shorter rows are read faster without compression."""
 
-# Approximate bytes of an inner chunk, and its maximum rows: reading one row decompresses all of them.
+# The approximate size of an inner chunk in bytes, and its maximum number of rows. Both are small, as reading one row
+# decompresses a whole inner chunk.
 _INNER_BYTES, _MOST_INNER_ROWS = 64 << 10, 32
 CRC_BYTES, _ENTRY_BYTES = 4, 16
 NOTHING = np.uint64((1 << 64) - 1)
 
 
 class Compressed(NamedTuple):
-    """The compression of a pack's array: rows of an inner chunk, level of zstd, and bytes of the file."""
+    """The compression of a pack's array: rows of an inner chunk, level of zstd, and size of the file in bytes."""
 
     rows: int
     level: int
@@ -36,7 +37,10 @@ class Compressed(NamedTuple):
 
     @classmethod
     def read(cls, value: Any) -> "Compressed":
-        """Return the compression in an entry of a document; KeyError, TypeError or ValueError if it is invalid."""
+        """Return the compression that ``value``, from a zarr.json, describes.
+
+        Raises KeyError, TypeError or ValueError if ``value`` is invalid.
+        """
         found = cls(*(value[name] for name in cls._fields))
         if not all(isinstance(number, int) and not isinstance(number, bool) for number in found):
             raise TypeError(f"compressed is {value!r:.80}")
@@ -46,22 +50,22 @@ class Compressed(NamedTuple):
 
 
 def is_wide(row_bytes: int) -> bool:
-    """Return whether a store that compresses also compresses fields of this width in packs."""
+    """Return whether rows of ``row_bytes`` bytes are long enough for compression, in a store that compresses packs."""
     return row_bytes >= LEAST_ROW_BYTES
 
 
 def inner_rows(row_bytes: int) -> int:
-    """Return the rows of an inner chunk of a field, a power of two."""
+    """Return the number of rows in an inner chunk of a field with rows of ``row_bytes`` bytes, a power of two."""
     return min(_MOST_INNER_ROWS, layout.floor_power_of_two(_INNER_BYTES // row_bytes))
 
 
 def index_bytes(chunk_rows: int, rows: int) -> int:
-    """Return the size of the index of a chunk of ``chunk_rows`` rows with ``rows`` rows in each inner chunk."""
+    """Return the size in bytes of the index of a chunk of ``chunk_rows`` rows, with ``rows`` rows per inner chunk."""
     return _ENTRY_BYTES * (chunk_rows // rows) + CRC_BYTES
 
 
 def codec(rows: int, level: int, shape: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Return the codecs in the document of a compressed array, whose rows have this shape."""
+    """Return the codecs for the zarr.json of a compressed array with ``rows`` rows, of this shape, per inner chunk."""
     plain = {"name": "bytes", "configuration": {"endian": "little"}}
     zstd = {"name": "zstd", "configuration": {"level": level, "checksum": False}}
     configuration = {
@@ -81,7 +85,7 @@ def zstd() -> Any:
 
 
 class ShardWriter:
-    """Writes the file of a compressed array: rows in order, and zeros for omitted rows."""
+    """Writes the file of a compressed array; rows are added in order, and omitted rows are zeros."""
 
     def __init__(self, fd: int, chunk_rows: int, row_bytes: int, rows: int, level: int) -> None:
         self._fd, self._row_bytes = fd, row_bytes
@@ -107,7 +111,7 @@ class ShardWriter:
             self._inner[:] = 0
 
     def put(self, number: int, frame: bytes) -> None:
-        """Write an inner chunk that is already compressed."""
+        """Write inner chunk ``number``, which is already compressed in ``frame``."""
         data = frame + int(crc32c(frame)).to_bytes(CRC_BYTES, "little")
         self._index[number] = self._end, len(data)
         write_at(self._fd, data, self._end)
@@ -123,10 +127,10 @@ class ShardWriter:
 
 
 class Shard:
-    """The file of a compressed array, mapped. Any thread may use it.
+    """The mapped file of a compressed array. Any thread may use this object.
 
-    ``offsets`` and ``sizes`` are the positions and sizes of the inner chunks in bytes, without their checksums; both
-    are 0 for an inner chunk of zeros.
+    ``offsets`` and ``sizes`` are the positions and sizes of the inner chunks in bytes. A size does not include the
+    checksum. Both are 0 for an inner chunk of zeros.
     """
 
     def __init__(self, path: str, chunk_rows: int, row_bytes: int, compressed: Compressed) -> None:
@@ -148,7 +152,7 @@ class Shard:
             raise FormatError(f"{path}: its index holds impossible values; run `diskreplay repair`")
 
     def decompress(self, numbers: Ints, out: NDArray[np.uint8]) -> None:
-        """Decompress inner chunks, one after another, into ``out``, which has exactly their size.
+        """Decompress the inner chunks ``numbers``, one after another, into ``out``, which has exactly their size.
 
         Inner chunks of zeros are not allowed. The GIL is released. Raises FormatError if an inner chunk does not
         match its checksum or cannot be decompressed.
@@ -173,7 +177,10 @@ class Shard:
         raise FormatError(f"{self.path} is damaged ({problem}); run `diskreplay repair`")
 
     def rows(self, first: int, stop: int, row_bytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield rows in pieces, as (first row, bytes), without inner chunks of zeros. Errors as for `decompress`."""
+        """Yield the rows ``first`` to ``stop`` in parts, as (first row, bytes), without inner chunks of zeros.
+
+        Errors as for `decompress`.
+        """
         per_inner = self.inner_bytes // row_bytes
         for number, inside, count in layout.split_range(first, stop, per_inner):
             if self.sizes[number]:
