@@ -29,15 +29,15 @@ Sums = NDArray[np.uint32]
 
 _WINDOW = 1 << 20
 _SHORTER = "a file became shorter while it was read; the store is damaged"
-_POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
+_POLYNOMIAL = 0x82F63B78  # CRC-32C's polynomial, with its bits reversed
 _INVERSION = 0xFFFFFFFF
 
 
 def block_bytes(row_bytes: int) -> int:
     """Return the size of a block in bytes, for an array with rows of ``row_bytes`` bytes.
 
-    A block has the largest power of two of rows that fits in 64 KiB, but at most 512 rows. If a single row is larger
-    than 64 KiB, a block has 64 KiB and need not begin where a row begins.
+    The number of rows in a block is a power of two: the largest one that fits in 64 KiB, up to 512. If a single row is
+    larger than 64 KiB, a block has 64 KiB and need not begin where a row begins.
     """
     if row_bytes > layout.BLOCK_BYTES:
         return layout.BLOCK_BYTES
@@ -149,7 +149,7 @@ def combine(sums: Sums, size: int, block: int) -> int:
 
 
 def with_zeros(crc: int, nbytes: int) -> int:
-    """Return the checksum of a string followed by ``nbytes`` zeros; ``crc`` is the string's own checksum."""
+    """Return the checksum of bytes with checksum ``crc`` that are followed by ``nbytes`` zeros."""
     return _multiply(_zeros(nbytes), crc ^ _INVERSION) ^ _INVERSION if nbytes else crc
 
 
@@ -196,8 +196,8 @@ def _multiply(polynomial: int, register: _Register) -> _Register:
 class Chunk(NamedTuple):
     """A chunk file of a sealed segment.
 
-    ``number`` is the chunk's number in its array, ``name`` the file's path below the segment, ``nbytes`` the file's
-    size, and ``block`` the size of a block.
+    ``number`` is the chunk's number in its array, and ``name`` the file's path below the segment. ``nbytes`` is the
+    size of the file and ``block`` the size of a block, both in bytes.
     """
 
     array: RowArray

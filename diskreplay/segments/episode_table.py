@@ -250,7 +250,7 @@ def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
 def _refuse_holes(info: SegmentInfo, lookup: Lookup) -> None:
     """Raise FormatError if the file of positions has a hole: a sparse file may claim more lines than fit in memory.
 
-    In an intact table the positions increase, so only the first one can be 0. A hole would cover more than one.
+    In an intact table the positions increase, so only the first one can be 0. A hole would cover several positions.
     """
     assert info.episodes is not None
     name = layout.episode_chunk("position")
@@ -342,9 +342,9 @@ def _columns(info: SegmentInfo, episodes: EpisodeTable) -> dict[str, NDArray[Any
 
 
 def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:
-    """Yield (which, values): an array's values in rows ``first[i]`` to ``stop[i]`` of ``lane[i]``, with i as ``which``.
+    """Yield (which, values): the values of an array in the rows ``first[i]`` to ``stop[i]`` of ``lane[i]``, for all i.
 
-    ``which`` has one number per value. The row ranges must be sorted by lane and row, and must not overlap. The values
+    ``which`` has the i of each value. These row ranges must be sorted by lane and row, and must not overlap. The values
     of each range are yielded in order.
     """
     per_chunk = info.chunk_rows[leaf]

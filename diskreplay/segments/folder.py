@@ -33,7 +33,7 @@ class RewardSums(NamedTuple):
 
     @classmethod
     def read(cls, info: SegmentInfo) -> Self:
-        """Read the columns of a sealed segment; they are empty if its table is damaged or gone.
+        """Return the columns of a sealed segment, read from its files; empty ones if its table is damaged or gone.
 
         If `find` does not know the sum of an episode, readers add up its rewards.
         """
@@ -371,8 +371,8 @@ def _zeros(nbytes: int) -> NDArray[np.uint8]:
 def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8]], None]:
     """Return a function of a first row and an array ``(rows, row_bytes)`` that reads rows of a pack into the array.
 
-    The array must be zeros, as rows in inner chunks of zeros are not stored. Raises FileNotFoundError if the pack is
-    gone.
+    The array must be zeros, because inner chunks of zeros are not stored, and not copied. Raises FileNotFoundError if
+    the pack is gone.
     """
     row_bytes = info.arrays[leaf].row_bytes
     refuse_links(info.path, above(leaf))

@@ -111,7 +111,7 @@ def record_type(lanes: int) -> np.dtype[np.void]:
 
 
 def cut_marks(folder: str, lanes: int, rows: Ints) -> None:
-    """Remove the marks that cover more than the first ``rows[lane]`` rows of a lane from the end of a segment's log."""
+    """Remove, from the end of a segment's log, the marks that cover more than ``rows[lane]`` rows of any lane."""
     marks = read_marks(folder, lanes)
     kept = sum(bool((mark.rows <= rows).all()) for mark in marks)
     if kept < len(marks):
@@ -130,7 +130,7 @@ def new_rows_crc(
     """Return the checksums of the rows of all lanes between the extents ``before`` and ``upto``.
 
     ``mapped`` replaces `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is missing, FormatError if it has
-    another size.
+    the wrong size.
     """
     # CRC-32C inverts its register at both ends. The checksum of priorities undoes both inversions, so that it is 0 for
     # zeros.
@@ -196,7 +196,7 @@ def shows_live_rows(info: SegmentInfo) -> bool:
 
 
 def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
-    """Return the number of rows of each lane whose observation is trusted, and the number whose fields all are.
+    """Return the number of rows with a trusted observation, and of rows with all fields trusted, for each lane.
 
     Both arrays are ``(lanes,)``. They are mapped counters, which grow while the segment is written. If the segment must
     prove its rows by marks, they are ordinary arrays instead, and all marked bytes are read to compute them unless
@@ -226,8 +226,8 @@ class MarkLog:
         self._info, self._fd = info, -1
         self.path = f"{info.path}/{layout.MARKS}"
         self._full = (
-            f"no space in {info.root.path} to make appended steps durable; they are there, but a power loss would take "
-            "them: free some space and append again"
+            f"no space in {info.root.path} to make appended steps durable; readers see them, but a power loss would "
+            "take them: free some space and append again"
         )
         self._kind = record_type(len(info.lanes))
         marks = read_marks(str(info.path), len(info.lanes))
@@ -276,7 +276,7 @@ class MarkLog:
         return _chunks_between(self.marked.of(leaf), upto.of(leaf), self._info.chunk_rows[leaf])
 
     def append(self, upto: Extent, *, synced: bool = True) -> None:
-        """Append a mark of durable, committed rows; ``upto`` is the `extent` of all such rows.
+        """Append a mark that covers all rows up to the extent ``upto``; these must be committed and durable.
 
         ``synced``: the mark is made durable, too.
 

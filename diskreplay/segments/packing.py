@@ -38,7 +38,7 @@ EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
 
 
 def chunk_rows(rows: int) -> int:
-    """Return the number of rows in the single chunk of each array in a pack of ``rows`` rows, except episode fields."""
+    """Return the number of rows in an array's only chunk, in a pack with ``rows`` rows; not for episode fields."""
     return layout.ceil_power_of_two(rows + layout.ROWS_BEHIND)
 
 
@@ -107,8 +107,8 @@ class Unfit(FormatError):
 class _Run(NamedTuple):
     """A lane of a source segment.
 
-    ``lane`` is its number in the files of the source, which is 0 in a pack. There, the lane has ``rows`` rows from
-    ``first`` on. In arrays of episode fields, it has ``values`` rows from ``first_value`` on.
+    ``lane`` is its number in the files of the source, which is 0 in a pack. In these files, the lane has ``rows`` rows
+    from ``first`` on. In arrays of episode fields, it has ``values`` rows from ``first_value`` on.
     """
 
     source: "_Source"
@@ -136,7 +136,7 @@ class _Source:
             raise Unfit(info, error) from error
 
     def _read(self) -> PackTables:
-        """Return the tables of a pack; for a segment, tables of this segment alone, with all lanes at row 0."""
+        """Return the tables of the source; a segment gets tables as if it were a pack with all lanes at row 0."""
         info = self.info
         if info.packed is not None:
             return read_tables(info)
@@ -159,7 +159,7 @@ class _Source:
     def read(self, leaf: str, run: _Run, begin: int, stop: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield rows ``begin`` to ``stop`` of a lane of an array in parts, each as (first row in the lane, bytes).
 
-        Rows that the source does not store are zeros, and left out. Raises Unfit if rows are damaged or gone.
+        Zeros that a compressed array does not store are left out. Raises Unfit if rows are damaged or gone.
         """
         info = self.info
         if leaf not in info.chunk_rows:

@@ -153,7 +153,7 @@ class PackTables:
 
 
 def read_tables(info: SegmentInfo) -> PackTables:
-    """Read the tables of a pack.
+    """Return the tables of a pack, read from its files.
 
     Raises FormatError if the tables do not match their checksums or hold impossible values, FileNotFoundError if they
     are missing.
@@ -179,7 +179,7 @@ def read_members(info: SegmentInfo) -> Ints:
 
 
 def open_shard(info: SegmentInfo, leaf: str) -> Shard:
-    """Open a compressed array of a pack; errors as for `SegmentInfo.map_chunk`."""
+    """Return a compressed array of a pack, opened for reading; errors as for `SegmentInfo.map_chunk`."""
     return Shard(info.chunk_path(leaf, 0), info.chunk_rows[leaf], info.arrays[leaf].row_bytes, info.compressed[leaf])
 
 
@@ -296,7 +296,7 @@ def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTab
 
 
 def current_numbers(root: Root) -> list[int]:
-    """Return the numbers of a store's segments and packs in order, without those whose rows are in later packs."""
+    """Return the numbers of a store's segments and packs in order, except those whose rows are in later packs."""
     superseded = merged_into({info.number: tables.numbers.tolist() for info, tables in all_packs(root)})
     return sorted({*listed_numbers(root)} - superseded)
 
@@ -354,7 +354,9 @@ class KnownPack(NamedTuple):
 
 
 class KnownPacks:
-    """The packs that this process has read or made, by number. A pack that was set aside or replaced since is ignored.
+    """The packs that this process has read or made, by number.
+
+    A pack is ignored if it was quarantined or replaced after it was read or made.
 
     Concurrency: any thread.
     """

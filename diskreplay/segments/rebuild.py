@@ -100,10 +100,10 @@ _known: dict[tuple[object, ...], _Shown | None] = {}
 
 
 def read_shown(root: Root, number: int) -> SegmentInfo:
-    """Read a segment's attributes as `read_segment` does, for callers that show rows and change nothing.
+    """Return a segment's attributes as `read_segment` does, for callers that show rows and change nothing.
 
-    If checksums of blocks prove more of a copy than marks do, `SegmentInfo.shown` has the rows to show, and `lost` the
-    damaged episodes among them, one entry per episode. Errors as for `read_segment`.
+    If checksums of blocks prove more of a copy than marks do, `SegmentInfo.shown` has the number of rows of each lane,
+    and `lost` the damaged episodes among these rows, one range per episode. Errors as for `read_segment`.
     """
     info = read_segment(root, number)
     if info.sealed or info.boot:
@@ -391,11 +391,11 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
 
 
 def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str) -> str | None:
-    """Bring a segment back from quarantine, and set aside the one in its place; return the new path of that one.
+    """Bring a segment back from quarantine, and quarantine the segment in its place; return the latter's new path.
 
     The caller holds the store lock, and has verified the segment ``entry``. If this is a pack, ``members`` are the
-    numbers of its segments. ``reason`` goes into the quarantine's record of the segment that is set aside. All steps of
-    that segment must also be in the segment that is brought back.
+    numbers of its segments. ``reason`` goes into the quarantine's record of the segment that was in its place. All
+    steps of that segment must also be in the segment that is brought back.
     """
     number = entry.segment or 0
     move(root.folder / entry.where, _side_folder(root, _REBUILT, number))
@@ -410,8 +410,9 @@ def rebuild_copy(info: SegmentInfo) -> bool:
 
     `prove_by_blocks` decides this. The damaged copy goes to quarantine unchanged.
 
-    The caller holds the store lock, and the segment's. Raises FormatError or OSError if small files do not match their
-    checksums, StorageFull if the disk has no room. After an error, or if False is returned, nothing is changed.
+    The caller holds the lock of the store and the lock of the segment. Raises FormatError or OSError if small files do
+    not match their checksums, StorageFull if the disk has no room. After an error, or if False is returned, nothing is
+    changed.
     """
     if (proof := prove_by_blocks(info)) is None:
         return False

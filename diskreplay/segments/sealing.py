@@ -302,7 +302,7 @@ def _latest(info: SegmentInfo) -> int:
 
 
 def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
-    """Set the counter of committed rows to the final rows of a segment with trusted counters; return the counter.
+    """Set the counter of committed rows, which must be trusted, to the final rows of a segment; return the counter.
 
     The final rows are all committed rows, and in each lane the observation after them if it was published.
     """

@@ -65,8 +65,8 @@ _SECTOR, _MOST_BYTES = 512, 64 << 20
 class Lost:
     """The rows of a segment that were lost to damage, and the number of steps in them.
 
-    Lost rows form ranges of successive rows of a lane. Repair replaces them by zeros. It replaces their flags by flags
-    that make one episode of each range, so that they stay a sequence of episodes. Readers leave these episodes out.
+    Lost rows form ranges of successive rows of a lane. Repair replaces them by zeros, and their flags by new flags. The
+    new flags make each range one episode, so that lanes stay sequences of episodes. Readers leave these episodes out.
 
     ``ranges`` has, for each range, the position of its first row and its number of rows, sorted by position. ``steps``
     is the number of lost steps, without steps that had been evicted by hand: these stay evicted. ``values`` has, for
@@ -319,7 +319,7 @@ class SegmentInfo:
             for chunk in range(chunks):
                 write_zeros(f"{building}/{changed.arrays[leaf].chunk_key(chunk)}", changed.chunk_nbytes(leaf))
             sync_tree(building)
-            shutil.rmtree(folder, ignore_errors=True)  # of a call that failed below: no document names this array yet
+            shutil.rmtree(folder, ignore_errors=True)  # the rest of a call that failed below, which no document names
             os.rename(building, folder)
             sync_folder(self.path)
         write_atomic(self.path / layout.METADATA, changed.own_document(), synced=True)

@@ -190,11 +190,11 @@ class Column:
         self._allocated[lanes] = np.minimum(self._row_at(chunk, lanes, lasts), end)
 
     def _is_whole(self, chunk: int) -> bool:
-        """Return whether disk blocks are reserved for all rows of a chunk."""
+        """Return whether disk blocks are reserved for all rows of a chunk and of the chunks before it."""
         return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
     def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
-        """Bring the reserved pages of some lanes into memory up to the rows ``ends``; return where they end, in rows.
+        """Bring the reserved pages of some lanes into memory up to rows ``ends``; return the rows where the pages end.
 
         The page cache may hold many pages as one large folio after a sequential read of the file. A store to the
         folio needs the disk blocks of all its pages. On a full disk, this call raises an error; a store would raise

@@ -75,7 +75,7 @@ class SegmentWriter:
         self._window_stop = 0
         self._window: Window = {}
         self.reserved = _numbers(self._reserved)
-        # No lane has gained more than `_growth` rows since opening. Rows are reserved ahead when this is `_ahead_at`.
+        # No lane has gained more than `_growth` rows since opening. At `_ahead_at`, more rows are reserved ahead.
         self._growth, self._ahead_at = 0, 0
         self._reserving = threading.Lock()  # held to reserve: by a background thread, or by one that needs rows
         self._is_needed = False  # whether a thread needs rows at once
@@ -318,7 +318,7 @@ class SegmentWriter:
         if late and isinstance(self.committed, CountersByPosition):
             self.committed.store(lanes, rows, late=True)
         else:
-            # By index: numpy stores such items one by one, as 8 aligned bytes, never as a block of bytes.
+            # By index, even for all lanes: numpy then stores each item as 8 aligned bytes, and not blocks of bytes.
             self.committed[lanes] = rows
         self.total_rows += added
         self._lane_rows[... if every else lanes] = rows
@@ -407,7 +407,7 @@ class SegmentWriter:
         self._window_stop = 0
 
     def place(self, info: SegmentInfo) -> None:
-        """Adopt the number and folder of the segment, which was opened as a draft."""
+        """Use ``info``, with the number and folder that this segment got after it was opened as a draft."""
         self.info, self.number = info, info.number
         for column in (*self.columns.values(), *self._value_columns.values()):
             column.info = info
