@@ -70,7 +70,7 @@ class ParsedEpisodes(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """Runs of zeros that were left out of an array of flags: ``rows[i]`` zeros after its position ``at[i]``."""
+    """Runs of zeros that were left out of an array of flags: ``rows[i]`` zeros after position ``at[i]`` of it."""
 
     at: Ints
     rows: Ints

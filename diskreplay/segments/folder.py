@@ -273,8 +273,8 @@ class Pack(Folder):
     def division(self, leaf: str) -> tuple[int, int]:
         """Return log2 of the rows in a part of an array, or `LACKING`, and the array's number of parts.
 
-        The one chunk file of an array has all its parts: the inner chunks of a compressed array, or about `PART_BYTES`
-        of any other array.
+        An array has one chunk file with all parts. The parts of a compressed array are its inner chunks. The parts of
+        any other array have about `PART_BYTES` bytes.
         """
         rows, compressed = self.info.chunk_rows.get(leaf), self.info.compressed.get(leaf)
         if rows is None:
@@ -371,8 +371,8 @@ def _zeros(nbytes: int) -> NDArray[np.uint8]:
 def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8]], None]:
     """Return a function of a first row and an array ``(rows, row_bytes)`` that reads rows of a pack into the array.
 
-    The array must be zeros, because inner chunks of zeros are not stored, and not copied. Raises FileNotFoundError if
-    the pack is gone.
+    The array must be zeros: inner chunks of zeros are not stored, so their rows are not written. Raises
+    FileNotFoundError if the pack is gone.
     """
     row_bytes = info.arrays[leaf].row_bytes
     refuse_links(info.path, above(leaf))

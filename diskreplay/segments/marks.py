@@ -199,13 +199,13 @@ def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
     """Return the number of rows with a trusted observation, and of rows with all fields trusted, for each lane.
 
     Both arrays are ``(lanes,)``. They are mapped counters, which grow while the segment is written. If the segment must
-    prove its rows by marks, they are ordinary arrays instead, and all marked bytes are read to compute them unless
+    prove its rows by marks, the arrays are ordinary ones. To compute these arrays, all marked bytes are read, unless
     `SegmentInfo.shown` has the numbers. Raises FileNotFoundError if the segment was evicted, FormatError if a counter
     is damaged.
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
-        os.stat(info.path)  # raises if the segment was evicted meanwhile: its rows could not be read
+        os.stat(info.path)  # raises if the segment was evicted: otherwise, reading its rows would
         return rows, rows
     observed, committed = (
         map_lane_counter(f"{info.path}/{name}", len(info.lanes)) for name in (layout.OBSERVED, layout.COMMITTED)
@@ -310,7 +310,7 @@ class DurableRows:
     ``is_left``: no writer publishes further rows, and the segment may be sealed while a mark is made. In this case,
     making a mark changes no byte that a checksum covers, and does not set the modification time of a sealed chunk back.
 
-    Concurrency: one thread at a time. It need not be the thread that appends rows.
+    Concurrency: one thread at a time, which need not be the thread that appends rows.
     """
 
     def __init__(

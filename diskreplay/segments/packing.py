@@ -43,7 +43,7 @@ def chunk_rows(rows: int) -> int:
 
 
 def is_compressed(array: RowArray) -> bool:
-    """Return whether a compressed pack compresses this array: its rows are wide, and it is not an episode field's."""
+    """Return whether a compressed pack compresses this array: only wide rows, and not those of episode fields."""
     return is_wide(array.row_bytes) and not array.is_of_episodes
 
 
@@ -318,7 +318,7 @@ class _Build:
         return (times.view("<i8") + (run.source.info.clock.wall - self._clock.wall)).view(np.uint8)
 
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
-        """Return, in order, the row ranges in the pack of episodes that were evicted by hand.
+        """Return, in order, the ranges of the pack's rows that belong to episodes evicted by hand.
 
         Final observations are included. ``fd`` is the pack's file of flags.
         """
@@ -335,7 +335,7 @@ class _Build:
         return layout.merge_ranges(found)
 
     def _find_skipped_values(self, fd: int) -> Iterator[tuple[int, int]]:
-        """Yield, in order, the row ranges of episodes that were evicted by hand in arrays of episode fields."""
+        """Yield, in order, the ranges of rows in arrays of episode fields that belong to episodes evicted by hand."""
         lost = {first: values for first, _, values in self._lost().entries}
         stops = {stop for _, stop in self._skipped}
         edges = {first for first, _ in self._skipped} | stops

@@ -139,7 +139,7 @@ class PackTables:
     def split(self, first: int, rows: int) -> list[tuple[int, int]]:
         """Split the ``rows`` rows from row ``first`` of the pack on by lane, without rows between lanes.
 
-        Each part is a first row and a number of rows.
+        Return the parts in order, each as (first row, number of rows).
         """
         run = int(np.searchsorted(self.first_rows, first, "right")) - 1
         parts, stop = [], first + rows
@@ -296,7 +296,7 @@ def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTab
 
 
 def current_numbers(root: Root) -> list[int]:
-    """Return the numbers of a store's segments and packs in order, except those whose rows are in later packs."""
+    """Return the numbers of a store's segments and packs, in order, unless later packs have their rows."""
     superseded = merged_into({info.number: tables.numbers.tolist() for info, tables in all_packs(root)})
     return sorted({*listed_numbers(root)} - superseded)
 

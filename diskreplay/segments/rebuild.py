@@ -380,8 +380,8 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
     """Put a rebuilt segment in place of the damaged one; return the new path of the damaged one.
 
     ``building`` is the folder of the rebuilt segment, relative to the store. The damaged one moves to quarantine, and
-    its record there has ``reason`` and ``steps``, the number of lost steps. If it was evicted meanwhile, the rebuilt
-    segment moves to quarantine, and None is returned.
+    its record there has ``reason`` and ``steps``, the number of lost steps. If the damaged one was evicted meanwhile,
+    the rebuilt segment moves to quarantine, and None is returned.
 
     The caller holds the store lock.
     """
@@ -423,7 +423,7 @@ def rebuild_copy(info: SegmentInfo) -> bool:
 
 
 def finish_replacements(root: Root) -> list[int]:
-    """Complete interrupted replacements; return the numbers of the segments of these replacements that still exist.
+    """Complete interrupted replacements of segments; return the numbers of these segments, if they still exist.
 
     The caller holds the store lock.
 
@@ -465,7 +465,7 @@ def _is_merged(root: Root, number: int) -> bool:
 
 
 def _gave_way(root: Root, number: int) -> bool:
-    """Return whether a segment that is missing from its place is in quarantine, and not only a record of it."""
+    """Return whether a segment that is missing from its place is in quarantine; a record alone does not count."""
     return any(entry.path == layout.segment_folder(number) for entry in read_quarantine(root.folder))
 
 

@@ -145,7 +145,7 @@ class _Finished:
 
     info: SegmentInfo
     data: Extent
-    kept_extent: Extent  # the data, and the unproven rows that the files keep after them
+    kept_extent: Extent  # the data and the unproven rows, which the files keep after the data
     is_live: bool  # whether its counters in memory are trusted
     group: GroupWriter
     times: tuple[int, int] | None = None
@@ -155,12 +155,12 @@ class _Finished:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """The number of rows of each lane that are data."""
+        """The number of rows of each lane that the sealed segment has."""
         return self.data.rows
 
     @property
     def kept(self) -> NDArray[np.int64]:
-        """The number of rows of each lane that are kept in the files: the data and the unproven rows."""
+        """The number of rows of each lane that the files keep: the segment's rows and the unproven rows after them."""
         return self.kept_extent.rows
 
     @property
@@ -261,7 +261,7 @@ def _place_table(segment: _Finished) -> None:
 
 
 def _write_sealed_draft(segment: _Finished) -> None:
-    """Set the counters of observed and durable rows to all rows, and write a draft of the sealed document."""
+    """Set the counters of observed and durable rows to all sealed rows, and write a draft of the sealed document."""
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):
         write_lane_counter(f"{info.path}/{name}", segment.rows)
@@ -371,7 +371,8 @@ def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
     info, per_chunk = segment.info, segment.info.chunk_rows[array.path]
     kept = _rows_inside(segment.kept_extent.of(array.path), chunk, per_chunk)
     with open_protected(info.chunk_path(array.path, chunk)) as fd:
-        # All lanes in one numpy call, here and below: a loop over thousands of lanes would keep the GIL from appends.
+        # All lanes in one numpy call, here and below: a loop over thousands of lanes would keep the GIL from other
+        # threads, which append.
         begins = np.arange(len(kept) + 1) * per_chunk
         for start, stop in layout.join_ranges(begins[:-1] + kept, begins[1:]):
             punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
@@ -398,7 +399,7 @@ def _finish_array(segment: _Finished, array: RowArray) -> None:
 
 
 def _has_content(path: str, document: bytes) -> bool:
-    """Return whether a file has this content: a power loss may have left it empty, or missing."""
+    """Return whether a file has the content ``document``: a power loss may have left it empty, or missing."""
     try:
         return read_regular(path, None, len(document) + 1) == document
     except FileNotFoundError:

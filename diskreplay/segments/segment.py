@@ -151,7 +151,7 @@ class SegmentInfo:
     packed: PackSize | None = None  # None: the segment is not a pack. See `packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # compressed arrays of a pack, by path
     # Not in the document: the number of rows of each lane that readers show of a damaged copy, without the episodes in
-    # `lost`. None: it is not such a copy. See `rebuild.read_shown`.
+    # `lost`; None for all other segments. See `rebuild.read_shown`.
     shown: tuple[int, ...] | None = None
     document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)  # zeros: not read
     arrays: dict[str, metadata.RowArray] = field(init=False, repr=False, compare=False)  # arrays with rows, by path
@@ -609,8 +609,8 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_tru
 def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     """Return the attributes as readers must see them: unsealed if the segment may have been sealed while it was copied.
 
-    Marks must then prove the rows of the segment. The attributes of packs are returned unchanged, because a pack is
-    complete before it gets its place.
+    Marks must prove the rows of a segment that is returned as unsealed. The attributes of packs are returned unchanged,
+    because a pack is complete before it gets its place.
     """
     if not info.sealed or info.packed is not None or info.has_its_inode(lookup):
         return info

@@ -136,7 +136,7 @@ class Column:
         return left
 
     def _margins(self, ends: Any) -> Any:
-        """Return the number of unused reserved rows at which more are reserved ahead, for each lane.
+        """Return, for each lane, the number of unused reserved rows at which `wanting` returns the lane.
 
         ``ends`` has the end of each lane's reserved rows. The number is a small part of them, so that a small store
         reserves little. It is larger if a new chunk follows, because creating a file waits for the file system's
@@ -292,7 +292,7 @@ class Column:
     def write_at(self, chunk: int, at: int, data: Any) -> None:
         """Write the bytes of adjacent items by position; ``at`` is the number of the first item in the chunk.
 
-        Raises StorageFull if the file system keeps no reservations and has no room; no row becomes visible then.
+        Raises StorageFull if the file system keeps no reservations and has no room; no row of these becomes visible.
         """
         try:
             write_row(self.descriptor(chunk), data, at * self.row_bytes)

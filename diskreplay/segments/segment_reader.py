@@ -235,9 +235,9 @@ def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
 def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
     """Return the flags of the first ``committed[lane]`` rows of each lane, one lane after another.
 
-    Whole chunks are read if at least a quarter of their rows are committed: one read is faster than one per lane.
-    If fewer are, only committed rows are read, so that a segment with few rows per lane does not need the memory of its
-    whole chunks.
+    Whole chunks are read if at least a quarter of their rows are committed: one read takes less time than one per lane.
+    Of emptier chunks, only committed rows are read, so that a segment with few rows per lane does not need the memory
+    of whole chunks.
     """
     lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
     chunks, size = -(-most // per_chunk), info.chunk_nbytes(layout.DONE)

@@ -112,7 +112,7 @@ class SegmentWriter:
 
     def _note_reserved(self) -> None:
         reserved = np.min([column.reserved for column in self.columns.values()], axis=0)
-        # A new array, and not a changed one: the appending thread reads it while another thread reserves.
+        # The old array is replaced, not changed, as the appending thread may be reading it.
         self._reserved, self.reserved, self._least_reserved = reserved, _numbers(reserved), int(reserved.min())
 
     @property
@@ -278,7 +278,8 @@ class SegmentWriter:
         bases: dict[int, Ints] = {}
         for leaf, column in self.columns.items():
             chunk = low >> column.shift
-            # The window is valid until its first chunk ends, or only for the next two rows if a field is not in it.
+            # The window is valid until the first of its chunks ends. If a field is not in the window, it is valid only
+            # for the next two rows.
             inside = (high + 1) >> column.shift == chunk and chunk in column.chunks
             column.close_before(low)
             self._window_stop = min(self._window_stop, (chunk + 1) << column.shift if inside else high + 2)
@@ -339,7 +340,7 @@ class SegmentWriter:
             self.observed[lanes[observed]] = rows[observed] + 1
 
     def note_values(self, lanes: int | Ints) -> None:
-        """Record that the values that were last written for a lane, or for each of some lanes, are published."""
+        """Record the values that were last written for a lane, or for each of some lanes, as published."""
         self._values[lanes] += 1
         self.total_rows += self._value_steps * (1 if isinstance(lanes, int) else len(lanes))
 
