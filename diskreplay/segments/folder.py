@@ -307,7 +307,7 @@ class Pack(Folder):
 
     @shown_paths()
     def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
-        """Return an open compressed array, and the numbers in it of the inner chunks ``inner`` of this pack.
+        """Return an open compressed array, and the numbers that the inner chunks ``inner`` of this pack have in it.
 
         See `shards` for inner chunks. If this pack was merged into another pack, the array of the other pack is
         returned, with the numbers of the inner chunks in that array. If the other pack divides the rows into other

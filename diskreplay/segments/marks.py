@@ -2,9 +2,9 @@
 
 The process that writes a segment makes committed rows durable every few seconds, and then appends a mark. A mark has
 the number of rows of each lane, the CRC-32C of the bytes written since the previous mark, and a checksum of the mark
-itself. This checksum continues the previous mark's. So rows can be verified wherever the files are: after a reboot, a
-move, a copy by any tool in any order, or in a snapshot of a volume. The rows that the longest valid prefix of marks
-covers are intact.
+itself. This checksum continues the checksum of the previous mark. So rows can be verified wherever the files are: after
+a reboot, a move, a copy by any tool in any order, or in a snapshot of a volume. The rows that the longest valid prefix
+of marks covers are intact.
 
 The process that writes a segment also counts committed rows in memory that all processes of this boot share. A reader
 may trust these counters only if it maps the very same file: in the same boot, on the same volume, with the same inode.

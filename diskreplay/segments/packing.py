@@ -43,7 +43,7 @@ def chunk_rows(rows: int) -> int:
 
 
 def is_compressed(array: RowArray) -> bool:
-    """Return whether a compressed pack compresses this array: only wide rows, and not those of episode fields."""
+    """Return whether a compressed pack compresses this array: its rows are wide and not values of episodes."""
     return is_wide(array.row_bytes) and not array.is_of_episodes
 
 

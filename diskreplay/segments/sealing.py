@@ -146,7 +146,7 @@ class _Finished:
     info: SegmentInfo
     data: Extent
     kept_extent: Extent  # the data and the unproven rows, which the files keep after the data
-    is_live: bool  # whether its counters in memory are trusted
+    is_live: bool  # whether the segment's counters in memory are trusted
     group: GroupWriter
     times: tuple[int, int] | None = None
     # The number of steps by chunk of flags: in the data, and in the unproven rows.

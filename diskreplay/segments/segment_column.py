@@ -89,9 +89,9 @@ class Column:
         """Reserve disk blocks for the next rows of a lane, so that no write to them can find the disk full.
 
         ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. The rows below
-        ``stop`` and some more, up to the end of the chunk, are reserved in the same call. It also reserves rows of
-        other lanes that will soon need them, and with ``ahead`` of all lanes that `wanting` returns. Raises StorageFull
-        if the disk has no room.
+        ``stop`` and some more, up to the end of the chunk, are reserved together. The call also reserves rows of
+        other lanes that will soon need them; if ``ahead`` is True, rows of all lanes that `wanting` returns. Raises
+        StorageFull if the disk has no room.
         """
         begin = int(self.reserved[lane])
         if row < begin:
@@ -136,7 +136,7 @@ class Column:
         return left
 
     def _margins(self, ends: Any) -> Any:
-        """Return, for each lane, the number of unused reserved rows at which `wanting` returns the lane.
+        """Return, for each lane, the number of unused reserved rows that makes `wanting` return the lane.
 
         ``ends`` has the end of each lane's reserved rows. The number is a small part of them, so that a small store
         reserves little. It is larger if a new chunk follows, because creating a file waits for the file system's
@@ -292,7 +292,7 @@ class Column:
     def write_at(self, chunk: int, at: int, data: Any) -> None:
         """Write the bytes of adjacent items by position; ``at`` is the number of the first item in the chunk.
 
-        Raises StorageFull if the file system keeps no reservations and has no room; no row of these becomes visible.
+        Raises StorageFull if the file system keeps no reservations and has no room; none of these rows becomes visible.
         """
         try:
             write_row(self.descriptor(chunk), data, at * self.row_bytes)

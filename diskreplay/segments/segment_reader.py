@@ -236,8 +236,8 @@ def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[n
     """Return the flags of the first ``committed[lane]`` rows of each lane, one lane after another.
 
     Whole chunks are read if at least a quarter of their rows are committed: one read takes less time than one per lane.
-    Of emptier chunks, only committed rows are read, so that a segment with few rows per lane does not need the memory
-    of whole chunks.
+    Only the committed rows of emptier chunks are read, so that a segment with few rows per lane does not need the
+    memory of whole chunks.
     """
     lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
     chunks, size = -(-most // per_chunk), info.chunk_nbytes(layout.DONE)
@@ -249,7 +249,7 @@ def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[n
         read_into(path, size, chunk, lookup)
     by_lane = flags.reshape(chunks, lanes, per_chunk).transpose(1, 0, 2).reshape(lanes, -1)
     if int(committed.min()) == most:
-        return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # with one row per lane, `reshape` makes no copy
+        return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # with one row per lane, `reshape` alone is a view
     return by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]
 
 
