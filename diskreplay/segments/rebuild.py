@@ -163,7 +163,7 @@ def _show(proof: Proof) -> _Shown | None:
             steps += sum(length for _, length in found)
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
-    # Only ranges that were lost before sealing have numbers of values here. Episodes that were damaged later keep their
+    # Only the ranges that the attributes already have as lost have numbers of values. Newly damaged episodes keep their
     # flags, and the flags mark their values.
     values = {(position, rows): count for position, rows, count in sealed.lost.entries}
     steps = min(steps, sum(length for _, length in ranges))
