@@ -280,7 +280,7 @@ class Retention:
     def enforce(self) -> None:
         """Remove the segments that are due, and nothing else."""
         left = not self._policy.is_idle
-        while left:  # others get the lock in between
+        while left:  # other processes get the lock in between
             left = self._remove_some(again=True)
 
     def evict(self, episodes: Sequence[tuple[int, int]], find_hidden: Callable[[], int]) -> list[int]:
