@@ -1,4 +1,4 @@
-"""Checks of arguments that several views share. Each check returns the normalized value or raises ValueError."""
+"""Argument checks that several views use. Each check returns the normalized value or raises ValueError."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -20,7 +20,10 @@ def switch(name: str, value: Any) -> bool:
 
 
 def names(name: str, value: Any) -> tuple[str, ...]:
-    """Return a tuple of distinct names. A single string is refused: it would be read letter by letter."""
+    """Return `value`, a sequence of distinct field names, as a tuple.
+
+    A single string is refused: it would be read letter by letter.
+    """
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
         raise ValueError(f'{name} must be a sequence of field names, such as ("action",), not {value!r}')
     if len(set(value)) != len(value):
@@ -29,14 +32,14 @@ def names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def stack_depths(name: str, value: Any) -> int | dict[str, int]:
-    """Return the depth of frame stacks: an int for all observation leaves, or a dict of ints by leaf."""
+    """Return `value` as depths of frame stacks: an int for all observation leaves, or a dict from leaves to ints."""
     if not isinstance(value, Mapping):
         return int_argument(name, value, otherwise="or a dict of them by observation leaf")
     return {str(leaf): int_argument(f"{name}[{leaf!r}]", depth) for leaf, depth in value.items()}
 
 
 def weights_or_none(name: str, value: Any) -> dict[str, float] | None:
-    """Return weights by field, or None."""
+    """Return `value` as a dict from field names to weights, or None."""
     if value is None:
         return None
     if not isinstance(value, Mapping) or not value:
@@ -45,14 +48,14 @@ def weights_or_none(name: str, value: Any) -> dict[str, float] | None:
 
 
 def name_or_none(name: str, value: Any) -> str | None:
-    """Return the name of a field, or None."""
+    """Return `value`, which must be the name of a field or None."""
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{name} must be None or the name of an extra field, not {value!r}")
     return value
 
 
 def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
-    """Replace each named field of a frozen view by the result of its check, a function of name and value."""
+    """Replace each attribute of a frozen view that `checks` names by the result of ``check(name, value)``."""
     for name, check in checks.items():
         object.__setattr__(view, name, check(name, getattr(view, name)))
 
@@ -60,7 +63,7 @@ def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
 def frame_stack_depths(
     frame_stack: int | Mapping[str, int], observations: Mapping[tuple[str, ...], str]
 ) -> dict[tuple[str, ...], int]:
-    """Return stack depths by path: of every observation leaf if `frame_stack` is an int, else of the named leaves."""
+    """Return a dict from paths to stack depths: of all `observations` if `frame_stack` is an int, else of its keys."""
     if isinstance(frame_stack, int):
         return dict.fromkeys(observations, frame_stack)
     known = {"/".join(path[1:]): path for path in observations}
@@ -74,7 +77,10 @@ def frame_stack_depths(
 
 
 def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] = ()) -> str:
-    """Return the path of the scalar field `name`: an extra field, or one of `others`. Raises ValueError otherwise."""
+    """Return the path of the scalar field `name`: an extra field, or one of `others`.
+
+    Raises ValueError, with the name of the user's `argument`, if the schema has no such field.
+    """
     path = name if name in others else f"extra/{name}"
     field = schema.leaves.get(path)
     if field is None or field.shape != ():
@@ -87,11 +93,14 @@ def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] 
 
 
 def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
-    """Return path, dtype and weight of each field in the sum that replaces the reward; None: the reward alone."""
+    """Return path, dtype and weight of each field in the sum that replaces the reward.
+
+    `weights` maps field names to weights. None: the reward alone, with weight 1.
+    """
     found = []
     for name, weight in (weights or {"reward": 1.0}).items():
         path = scalar_leaf(schema, "reward", name, ("reward",))
-        # A numpy scalar: with a Python float, numpy would multiply in the field's own precision.
+        # The weight is a numpy scalar, because numpy multiplies by a Python float in the field's own precision.
         found.append((path, schema.leaves[path].dtype, np.float64(weight)))
     return found
 
@@ -120,5 +129,5 @@ def described(view: Any, always: Sequence[str]) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return a short text of a value: the name of a function, since a method's repr contains its object's repr."""
+    """Return the repr of a value, or the name of a function, because a method's repr contains its object's repr."""
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)

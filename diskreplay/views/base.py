@@ -1,4 +1,4 @@
-"""The base classes of views and of their readers, the memory of a batch, and threads that copy parts of it."""
+"""The base classes of views and readers, the memory of a batch, and threads that copy parts of a batch."""
 
 import os
 from abc import abstractmethod
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 Path = tuple[str, ...]
 
 FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
-ALIGNMENT = 64  # bytes, a cache line; copies to a device are also faster
+ALIGNMENT = 64  # bytes: a cache line. Aligned arrays are also copied to a device faster.
 
 EPISODE_KNOWN = "episode_known"
-"""The field that is True for items whose episode has values of episode fields."""
+"""The name of the bool field of a batch that is True for an item if its episode was given values of episode fields."""
 
 # Kinds of advice for the system call `madvise`.
 WILL_NEED = MADV_WILLNEED  # start to read the pages from disk
@@ -48,15 +48,15 @@ class Leaf:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one item."""
+        """The size of one item in bytes."""
         return int(self.dtype.itemsize * prod(self.shape))
 
 
 class Block:
     """The arrays of one batch of `size` items, one after the other in `memory`.
 
-    `arrays[i]` is the array of leaf i, (size, *shape), at `addresses[i]`. A 0 follows the last address:
-    `addresses[-1]` is 0, and kernels use the number -1 for a leaf that the batch lacks.
+    `arrays[i]` is the array of leaf i, (size, *shape), and `addresses[i]` its address. `addresses` ends with a 0 that
+    belongs to no array: kernels use the number -1 for a leaf that the batch lacks, and `addresses[-1]` is 0.
     """
 
     def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8]) -> None:
@@ -96,7 +96,10 @@ class Pages(NamedTuple):
         get_kernel("advise")(self.starts, self.sizes, WILL_NEED)
 
     def wait(self) -> None:
-        """Return when the pages are in memory. Before Linux 5.14, return at once: the first access to a page waits."""
+        """Wait until the pages are in memory.
+
+        Before Linux 5.14, return at once; the first access to each page then waits for the disk.
+        """
         get_kernel("advise")(self.starts, self.sizes, POPULATE_READ)
 
 
@@ -104,12 +107,12 @@ NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 PART = 512 << 10
-"""Least bytes of a part that another thread copies: a thread takes a tenth of a millisecond to wake up."""
+"""The smallest part that another thread copies, in bytes: a thread takes a tenth of a millisecond to wake up."""
 
 MOST_THREADS = 4
-"""Most threads that copy one batch: more would exceed the bandwidth of most memory.
+"""The largest number of threads that copy one batch: more threads would exceed the memory bandwidth of most machines.
 
-On a server with 16 processors, one thread copies 8 GB/s, two 13, four 18 and eight 21.
+On a server with 16 processors, one thread copies 8 GB/s, two threads 13 GB/s, four 18 GB/s and eight 21 GB/s.
 """
 
 
@@ -126,15 +129,16 @@ class CopyThreads:
         self.jobs: list[Job[int]] = []
 
     def parts(self, nbytes: int) -> int:
-        """Return the number of parts for a copy of `nbytes` bytes: 1 below `least`, at most one for each thread."""
+        """Return the number of parts for a copy of `nbytes` bytes: 1 if fewer than `least`, at most `count` + 1."""
         return max(1, min(self.count + 1, nbytes // PART))
 
     def copy(self, count: int, size: int, work: Callable[[int, int], int]) -> int:
         """Process items 0 to `size` - 1 in `count` parts: the first part in this thread, the others in free threads.
 
-        `work(first, stop)` returns the first item that could not be processed, or -1. This method returns the same for
-        all parts, when no thread works any more. If an interrupt ends it early, a thread may still work: call `settle`
-        before changing any memory that `work` uses. `work` must hold references to that memory.
+        Parts that no thread has begun when the first part is done are processed in this thread, too.
+        `work(first, stop)` returns the first item that could not be processed, or -1. This method waits for all parts
+        and returns the first of these items, or -1. If an interrupt ends this method early, a thread may still be
+        working: call `settle` before changing any memory that `work` uses. `work` must hold references to that memory.
         """
         self.settle()
         bounds = [part * size // count for part in range(count + 1)]
@@ -151,7 +155,7 @@ class CopyThreads:
         return next((bad for bad in every if bad >= 0), -1)
 
     def settle(self) -> None:
-        """Wait until no thread works, after an interrupt of `copy`."""
+        """Wait until all threads are idle, after an interrupt of `copy`."""
         for job in self.jobs:
             job.withdraw()
         self.jobs = []
@@ -162,9 +166,10 @@ class CopyThreads:
 
 
 def copying(held: tuple[Any, ...], kernel: Kernel, *arguments: Any) -> Callable[[int, int], int]:
-    """Return the work for `CopyThreads.copy`: a call of a kernel with these arguments, the first item and the end.
+    """Return the function ``work(first, stop)`` for `CopyThreads.copy` that calls ``kernel(*arguments, first, stop)``.
 
-    The work keeps `held` alive, the memory whose addresses the kernel uses: after an interrupt a thread may still copy.
+    The function keeps `held`, the owners of the memory that the kernel reads and writes, alive: after an interrupt, a
+    thread may still be copying.
     """
     return partial(_call, held, kernel, *arguments)
 
@@ -176,7 +181,7 @@ def _call(_held: tuple[Any, ...], kernel: Kernel, *arguments: Any) -> int:
 def copy_threads(reserved: int) -> CopyThreads | None:
     """Return threads that copy, or None if no processor is left for them.
 
-    `reserved` processors are left to other work.
+    `reserved` is the number of processors to leave for other work.
     """
     count = min(MOST_THREADS, len(os.sched_getaffinity(0)) - reserved) - 1
     return CopyThreads(count) if count > 0 else None
@@ -189,17 +194,17 @@ class Reader:
     batch are not the leaves themselves, and `leaves_for` if the shapes of leaves depend on the ids.
     """
 
-    leaves: Sequence[Leaf]  # the gathered arrays; if shapes depend on the ids, for items of one step
+    leaves: Sequence[Leaf]  # the arrays to gather, for items of one step if the shapes depend on the ids
     paths: Sequence[Path]  # the fields of a batch, in order
     shows_leaves = True  # whether the fields are the leaves; else `present` makes the fields
     depends_on_ids = False  # whether `leaves_for` must be called for each batch
     fill_checks = False  # whether `fill` refuses the same ids as `check`, except evicted ones
-    threads: CopyThreads | None = None  # copy parts of large batches
+    threads: CopyThreads | None = None  # the threads that copy parts of large batches, if any
     # The user's value function: from observations, nested arrays (n, ...), to their values, (n,) or (n, 1).
     evaluate: Callable[[Any], Any] | None = None
 
     def for_device(self) -> "Reader":
-        """Return the reader for batches that are copied to a device: this reader, or one with less to copy."""
+        """Return the reader for batches that are copied to a device: this reader, or one whose blocks are smaller."""
         return self
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
@@ -211,13 +216,16 @@ class Reader:
         raise NotImplementedError(f"{type(self).__name__} must define count_steps")
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the random draws of the next `fill`, and only of that one."""
+        """Seed the random draws of the next call of `fill`; later calls draw nothing unless `seed` is called again.
+
+        None: the next call draws nothing, too.
+        """
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the items of these ids into a block that has the leaves of `leaves_for`; all weights are 1.
 
-        Raises InvalidIndex if no item can begin at an id. Other ids that the view does not offer are only found by
-        `check`.
+        Raises InvalidIndex if no item can begin at an id. It may accept other ids that the view does not offer; `check`
+        refuses these, too.
         """
         raise NotImplementedError(f"{type(self).__name__} must define fill")
 
@@ -226,7 +234,7 @@ class Reader:
         return tensors
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the rows of these ids in wide leaves, with rows of at least `WIDE_ROW` bytes, and return their pages."""
+        """Map the rows of these ids in wide leaves, with at least `WIDE_ROW` bytes a row, and return their pages."""
         raise NotImplementedError(f"{type(self).__name__} must define pages")
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -258,7 +266,7 @@ class View(Protocol):
 
     @property
     def prefetchable(self) -> bool:
-        """Whether batches may be made before they are delivered."""
+        """Whether the sampler may make batches ahead, before the caller asks for them."""
         return True
 
     @property
@@ -284,7 +292,7 @@ class View(Protocol):
         Raises
         ------
         ValueError
-            The schema lacks a field that the view needs, or that the view or `fields` names.
+            The schema lacks a field that the view needs or names, or `fields` names an unknown field.
         """
 
 
@@ -294,11 +302,11 @@ def select(
     always: Sequence[str] = ("index", "weight"),
     on_request: Sequence[Leaf] = (),
 ) -> list[Leaf]:
-    """Return the leaves that `fields` names: "obs" means all leaves below it, "obs/image" that leaf alone.
+    """Return the leaves that `fields` names: "obs" means all leaves of the observation, "obs/image" that leaf alone.
 
-    None means all of `leaves`. In `fields`, the name "..." means all of `leaves`, so that leaves of `on_request` can be
-    added. Names in `always` are added, and `EPISODE_KNOWN` with any episode field. Raises ValueError for an unknown
-    name.
+    `fields` None means all of `leaves`. The name "..." in `fields` also means all of `leaves`, so that leaves of
+    `on_request` can be added to them. The leaves that `always` names are added, and `EPISODE_KNOWN` if `fields` names
+    an episode field. Raises ValueError for an unknown name.
     """
     if fields is None:
         return leaves
@@ -318,7 +326,7 @@ def select(
 
 
 def tuple_fields(names: Iterable[str], schema: Schema) -> dict[str, Tree]:
-    """Return the schema's tree of each named batch field that contains a tuple."""
+    """Return a dict with the schema's tree of each batch field in `names` that contains a tuple."""
     parts = {"obs": schema.obs, "action": schema.action, "episode": schema.episode, **schema.extra}
     trees = {name: parts.get(name.removeprefix("next_")) for name in names}
     return {name: tree for name, tree in trees.items() if _has_tuple(tree)}
@@ -329,7 +337,10 @@ def _has_tuple(tree: Tree) -> bool:
 
 
 def nested(paths: Sequence[Path], values: Sequence[Any], tuples: Mapping[str, Tree]) -> dict[str, Any]:
-    """Return values as nested dicts by path; fields in `tuples`, see `tuple_fields`, get a `TupleRecord` per tuple."""
+    """Return `values`, one for each path, as nested dicts.
+
+    Fields in `tuples`, the result of `tuple_fields`, have a `TupleRecord` in place of each tuple.
+    """
     tree: dict[str, Any] = {}
     for path, value in zip(paths, values, strict=True):
         below = tree

@@ -35,7 +35,7 @@ Bytes = NDArray[np.uint8]
 
 ENDS = TERMINATED | TRUNCATED
 
-# The names of the gather plans: rows of each step, of each next observation, and of the first step of each item.
+# The names of three gather plans. They copy the rows of steps, of next observations, and of the first steps of items.
 _STEPS, _NEXT, _FIRST = "steps", "next", "first"
 
 
@@ -46,12 +46,12 @@ class CrossingStarts:
     admits that episode.
 
     An ended episode is done when later steps cannot add windows that start in it. This is the case if enough steps of
-    ended episodes follow it, or an ended episode that is not admitted. Any other ended episode is waiting. An open
-    episode may be admitted now and refused when it ends.
+    ended episodes follow it, or an ended episode that is not admitted. Any other ended episode is waiting. Open
+    episodes that follow do not count, because an open episode may be admitted now and refused when it ends.
     """
 
     def __init__(self, length: int) -> None:
-        self._behind = length - 1  # steps that must follow the first one of a window
+        self._behind = length - 1  # the number of steps in a window after its first step
         self._lanes = LaneMap()
         self._clear()
 
@@ -66,10 +66,11 @@ class CrossingStarts:
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return the done episodes, and the ones that may get more windows, cut to the steps that start windows.
+        """Return the newly done episodes, and the episodes that may get more windows, cut to steps that start windows.
 
-        `ended` are the episodes that ended since the last call, or None; with `is_fresh`, all episodes are new.
-        `admitted` are the admitted episodes among `ended`, and `still_open` the admitted open episodes.
+        The first result is None if no episode became done. `ended` are the episodes that ended since the last call, or
+        None; with `is_fresh`, they are all ended episodes, and earlier calls are forgotten. `admitted` are the admitted
+        episodes among `ended`, and `still_open` the admitted open episodes.
         """
         if is_fresh:
             self._clear()
@@ -84,7 +85,7 @@ class CrossingStarts:
         self._waiting, self._counts = lanes.episodes.select(waits), lanes.counts[waits]
         starting = np.where(lanes.counts, np.minimum(lanes.steps + behind - self._behind, lanes.steps), 0)
         first, stride, _, _, _, time = lanes.episodes.lines.T
-        # Marked as terminated, because every step of a terminated episode starts a sample.
+        # Marked as terminated, because any step of a terminated episode can start a sample.
         found = EpisodeTable.of(first, stride, starting, starting, TERMINATED, time)
         whole, rest = found.select(leaves & (starting > 0)), found.select(~leaves & (starting > 0))
         by_lane = np.argsort(lane_keys(rest.first, snapshot.origin, snapshot.lanes))
@@ -100,7 +101,7 @@ class CrossingStarts:
 
 
 class _Lanes:
-    """Episodes in the order of writer, lane and id.
+    """Episodes in the order of writer, lane and id. The attributes have a value for each episode.
 
     `counts` is True for admitted episodes. `steps` is the number of steps of each episode that windows can hold.
     `runs_on` is True if windows continue from an episode into the next one.
@@ -111,28 +112,29 @@ class _Lanes:
         self.is_open = episodes.end & OPEN != 0
         self._has_next = _following(key) == key
         self._has_next[-1:] = False
-        # A lane's newest step does not count before the observation after it is in the store.
+        # A lane's newest step does not count until the observation after it is in the store.
         usable = np.minimum(episodes.steps, episodes.obs_rows - 1)
         self.steps = np.where(self.is_open & ~self._has_next, usable, episodes.steps)
         self._before = np.cumsum(self.steps) - self.steps
         self.runs_on = self._has_next & _following(counts)
 
     def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
-        """Return the number of steps after each episode that its windows can reach, and the place of the last episode.
+        """Return how many steps after each episode its windows can reach, and the place of the last episode they reach.
 
-        The last episode is the first one, from the given episode on, that does not run on.
+        The last episode is the first one, at or after the given episode, with False in `runs_on`.
         """
         places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
         last = np.minimum.accumulate(places[::-1])[::-1]
         return self._before[last] + self.steps[last] - self._before - self.steps, last
 
     def done(self, behind: int) -> Bools:
-        """Return a mask of the done episodes; a window needs `behind` steps after its first step."""
+        """Return a mask of the done episodes (see `CrossingStarts`) if a window has `behind` steps after its first."""
         next_open = _following(self.is_open)
         for_good, last = self.steps_behind(self.runs_on & ~next_open)
         is_broken = (self._has_next & ~self.runs_on & ~next_open)[last]
         done = ~self.is_open & (~self.counts | is_broken | (for_good >= behind))
-        # Episodes soon after an open one of an earlier segment wait: when it ends, its windows need their steps.
+        # An open episode can be in an earlier segment of the lane. Episodes less than `behind` steps after it are not
+        # done: when the open episode ends, windows that start in it need their steps.
         opened = np.append(-1, np.maximum.accumulate(np.where(self.is_open, np.arange(len(done)), -1)))[: len(done)]
         distance = self._before - self._before[opened] - self.steps[opened]
         is_near = (opened >= 0) & (self._key[opened] == self._key) & (distance < behind)
@@ -141,7 +143,7 @@ class _Lanes:
 
 
 def _following(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the value after each value, and the last value again for the last one."""
+    """Return `values` moved forward by one place; the last value is repeated."""
     return np.append(values[1:], values[-1:])
 
 
@@ -149,7 +151,8 @@ class _Steps(NamedTuple):
     """The steps of windows: `ids` and `windows` are flat, (items * length,), the other arrays (items, length).
 
     `ends` is TERMINATED or TRUNCATED for the last step of an episode, else 0. `has_obs` is True if the next row has the
-    step's next observation. `is_known`, (items,), is True if both are final for the last step of an item.
+    step's next observation. `is_known`, (items,), is True if later rows cannot change these two values of the item's
+    last step.
     """
 
     ids: Ints
@@ -178,7 +181,7 @@ class LaneWalk:
         at = self._successors.find(snapshot, ids, refused)
         self._lanes.update(snapshot)
         places = np.zeros((3, len(ids), self._length), np.int64)  # slot, lane and row of each step
-        # Of each step: its flags, `ends`, whether it has a next observation, and whether that is final.
+        # Four values per step: its flags, `ends`, whether it has a next observation, and whether these are final.
         step_flags = np.zeros((4, len(ids), self._length), np.uint8)
         items, filled = np.arange(len(ids)), np.zeros(len(ids), np.int64)
         while len(items):
@@ -205,9 +208,10 @@ class LaneWalk:
         return _Steps(step_ids, windows, flags, ends, has_obs != 0, is_known)
 
     def _read(self, snapshot: Snapshot, at: Windows) -> tuple[Ints, Bytes, Bools, Bools]:
-        """Read flags from these rows on; return the rows, their flags, which of them exist, and which are steps.
+        """Read the flags of several rows from each window's `row` on; return four arrays (windows, rows).
 
-        The last row that is read never counts as a step: only the row after a step tells how the step ends.
+        They are the rows, their flags, whether each row exists, and whether it is a step. The last row never counts as
+        a step, because the next row's flags are needed to tell whether a step ends its episode.
         """
         seen, further = self._flags.rows(snapshot, at)[0], np.arange(self._width)
         row = at.row[:, None] + further
@@ -228,7 +232,7 @@ class LaneWalk:
         return windows
 
     def _next_lanes(self, snapshot: Snapshot, places: Ints) -> Ints:
-        """Return the place of each lane's continuation in the next segment that still exists, or NONE."""
+        """Return the place of each lane in its writer's next segment that still exists and has rows of it, or NONE."""
         found = self._lanes.next_rows(snapshot, places)
         while True:
             some = np.flatnonzero(found != NONE)
@@ -240,7 +244,10 @@ class LaneWalk:
     def _continue_items(
         self, snapshot: Snapshot, items: Ints, at: Windows, following: Ints, lacking: Bools
     ) -> tuple[Ints, Windows]:
-        """Return the items that still lack steps, and their next rows: in the lane, or in its next segment."""
+        """Return the items that lack steps and have more rows, and windows of their next rows.
+
+        These are in the lane, or in the writer's next segment, where the lane has the place `following`.
+        """
         behind = at.row + self._width - 1
         inside = behind < at.after
         left = np.flatnonzero(lacking & (inside | (following != NONE)))
@@ -256,8 +263,8 @@ class LaneWalk:
 def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, observed: Bools) -> tuple[Bytes, Bools]:
     """Return `ends` of steps with the flags `own`, see `_Steps`, and whether each step has a next observation.
 
-    `behind` has the flags of the next rows. If a next row is missing (not `is_behind`), `is_closed` is True if the
-    row cannot come any more, and `observed` is True if its observation exists already.
+    `behind` has the flags of the next rows, and `is_behind` tells which of these rows exist. For a row that does not
+    exist, `is_closed` is True if it will never exist, and `observed` if its observation already exists.
     """
     marked = behind & ENDS | np.where(behind & CUT, TRUNCATED, 0)
     derived = np.where(behind & NO_STEP, marked, np.where(behind & FIRST, TRUNCATED, 0))
@@ -269,7 +276,7 @@ def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, obse
 class CrossingReader(Reader):
     """Gathers `Sequences` with `cross_episodes`. Only `pages` is thread-safe: the reader owns scratch memory.
 
-    It gathers each step separately, since rows without steps may lie between the steps of a window.
+    The reader gathers each step separately, since rows without steps may lie between the steps of a window.
     """
 
     shows_leaves = False
@@ -339,7 +346,7 @@ class CrossingReader(Reader):
             self._of_items.fill(snapshot, ids, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows of the windows that start at these ids, and return their pages. Any thread may call it."""
+        """Map the rows of these ids' windows in wide leaves, and return their memory pages. Thread-safe."""
         try:
             with self._pages_lock:
                 steps = self._find(self._walk_of_pages, snapshot, ids)

@@ -35,11 +35,11 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 class EarlierParts:
-    """Completes stacks at the start of an episode that continues one that was cut for its length. Not thread-safe.
+    """Completes frame stacks at the start of an episode that continues another one, cut for its length.
 
-    These episodes are parts of one stream of frames, and a part may be in an earlier segment. The kernel reads only one
-    segment: it repeats the first frame of the newest part. `copies` are the copies that read observations before a
-    window.
+    Both episodes are parts of one stream of frames, and the earlier part may be in an earlier segment. The kernel reads
+    only one segment for each window, and repeats the first frame of the newest part instead. `copies` are the copies
+    that read observations before a window. Not thread-safe.
     """
 
     def __init__(self, copies: Sequence[Copy]) -> None:
@@ -56,7 +56,7 @@ class EarlierParts:
                 places = self._rows_before(snapshot, slot, lane, self._depth - row)
                 if places.shape[1]:
                     self._copy(snapshot, places, windows.table[:, item], item, block)
-            except SegmentGone:  # it was deleted since the snapshot
+            except SegmentGone:  # the earlier segment was deleted after the snapshot was taken
                 continue
 
     def _copy(self, snapshot: Snapshot, places: Ints, window: Ints, item: int, block: Block) -> None:
@@ -69,7 +69,10 @@ class EarlierParts:
                 frames[: len(back)] = table.values(*places[:, np.minimum(back, places.shape[1]) - 1])
 
     def _rows_before(self, snapshot: Snapshot, slot: int, lane: int, count: int) -> Ints:
-        """Return slot, lane and row of up to `count` steps before the first row of a lane, newest first."""
+        """Return slot, lane and row, (3, n), of up to `count` steps before the first row of a lane, newest first.
+
+        The steps are from earlier parts of the episode that begins in this row; n is 0 if there are no earlier parts.
+        """
         found = [np.zeros((3, 0), np.int64)]
         done = snapshot.leaf("done")
         while count > 0 and done.rows(slot, lane, 0, 1)[0] & (FIRST | CUT) == FIRST | CUT:
@@ -95,7 +98,10 @@ class EarlierParts:
         return np.concatenate(found, axis=1)
 
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
-        """Return the place of the lane that this lane continues; -1 if no lane is found, or its segment may be gone."""
+        """Return the place of the same lane in the writer's previous segment where it has rows, or -1.
+
+        -1 means that no such segment was found, or that a segment in between is gone, which may have been the writer's.
+        """
         self._lanes.update(snapshot)
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
         while place >= 0 and not snapshot.committed[place]:
@@ -110,16 +116,17 @@ class EarlierParts:
 
 
 class GatherPlan:
-    """Gathers the leaves of a batch, and sums rewards over windows, in one call. Not thread-safe.
+    """Gathers the leaves of a batch, and sums rewards over windows, in one kernel call. Not thread-safe.
 
     Rows of `TIME_SOURCE` become seconds since the epoch in arrays of float64. The record, the kernel's array of numbers
     and addresses, is made once and changed in place; the plan keeps alive the arrays at these addresses. A change is
-    noted as done last, so that the next call repeats a change that was interrupted.
+    marked as complete by its last assignment, so that the next call repeats a change that was interrupted.
 
-    `view` is named in messages. `bounds` selects the windows that `gather` finds; None for a plan that only copies rows
-    of given windows. `summands` are path, dtype and weight of scalar fields. Their sum is discounted by `gamma` per
-    step, times the scalar field `discount` if it is given. `computed` maps names of `gathering.COMPUTED` to numbers of
-    arrays in a block; -1 or a missing name: the batch does not have that field.
+    `view` is named in error messages. `bounds` selects the windows that `gather` finds; None for a plan that only
+    copies rows of given windows. `summands` are path, dtype and weight of the scalar fields whose weighted sum is the
+    reward. The reward is summed over each window, discounted by `gamma` per step, times the step's value of the scalar
+    field `discount` if it is given. `computed` maps names in `gathering.COMPUTED` to numbers of arrays in a block; the
+    batch does not have fields with the number -1 or without a number.
     """
 
     def __init__(
@@ -159,7 +166,7 @@ class GatherPlan:
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
         self._seen: list[TableLine] = []
-        self._held: Callable[[], MappingGuard | None] = no_reference  # the tables that `_seen` was read from
+        self._held: Callable[[], MappingGuard | None] = no_reference  # refers to the guard of the tables in `_seen`
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Find the windows of these ids, and copy and sum them into the arrays of a block.
@@ -172,7 +179,8 @@ class GatherPlan:
         held: MappingGuard | None = snapshot.segments.tables.held  # see `ChunkTables.addresses`
         if held is not self._held():
             held = self._bind_tables(snapshot)
-        # Nearly always all rows are mapped. If not, the kernel returns an item, which is cheaper than a check before.
+        # Nearly always all rows are mapped. If not, the kernel returns an item that it could not copy: this is cheaper
+        # than a check before each call.
         for attempt in range(ATTEMPTS):
             if threads is None or block.nbytes < threads.least:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
@@ -186,15 +194,17 @@ class GatherPlan:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return
-            if attempt == 0:  # evicted chunks are unmapped at once; later attempts keep them, to avoid thrashing
+            # The first retry releases chunks at once. Later retries keep the old chunks mapped while they map new ones,
+            # to avoid thrashing.
+            if attempt == 0:
                 held = None
             held = self._map(snapshot, ids)
         raise self._missing(snapshot, bad)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows of these ids, and return their pages. Any thread may call it.
+        """Map the rows of these ids in wide leaves, and return their memory pages; see `wide_pages`. Thread-safe.
 
-        Only rows inside the windows count, even if a copy has more rows than a window.
+        Only rows inside the windows are mapped, even if a copy has more rows than a window.
         """
         windows = Windows(len(ids))
         if self._bounds is None or windows.find(snapshot, ids, *self._bounds) >= 0:
@@ -202,22 +212,25 @@ class GatherPlan:
         return wide_pages(snapshot, windows, self._reached(self._given))
 
     def _reached(self, copies: Sequence[Copy]) -> Sequence[Copy]:
-        """Return copies of all rows that `copies` may read; a subclass may shorten windows after finding them."""
+        """Return copies that cover all rows that `copies` may read; overridden if `gather` may shorten windows."""
         return copies
 
     def _to_seconds(self, snapshot: Snapshot, times: NDArray[np.float64]) -> None:
-        """Convert rows of `TIME_SOURCE`, (n,) or (n, length), to seconds since the epoch; padding stays 0."""
+        """Convert rows of `TIME_SOURCE`, (n,) or (n, length), in place to seconds since the epoch; padding stays 0."""
         raw = times.view(np.int64)
         wall = snapshot.clocks[self.windows.slot].reshape(-1, *[1] * (times.ndim - 1))
         times[...] = np.where(raw == 0, 0.0, (raw + wall) / 1e9)
 
     def copy(self, snapshot: Snapshot, windows: Windows, block: Block, threads: CopyThreads | None = None) -> None:
-        """Copy rows of given windows into the first items of a block, with the errors of `gather`."""
+        """Copy the rows of given windows into the first items of a block; raises the same errors as `gather`."""
         self._use(windows)
         self.gather(snapshot, _NO_IDS, block, threads)
 
     def rows(self, snapshot: Snapshot, windows: Windows) -> list[NDArray[Any]]:
-        """Return the rows of each copy of given windows, (items, length, *shape), valid until the next call."""
+        """Return an array for each copy with the rows of given windows, (items, length, *shape).
+
+        The arrays are valid until the next call.
+        """
         if self._scratch is None or self._scratch.size < windows.size:
             tables = [snapshot.leaf(copy.leaf) for copy in self._copies]
             pairs = zip(self._copies, tables, strict=True)
@@ -227,7 +240,7 @@ class GatherPlan:
         return [array[: windows.size] for array in self._scratch.arrays]
 
     def set_lengths(self, lengths: int | Sequence[int]) -> None:
-        """Set the number of rows that are copied of each leaf; not for a plan with summands."""
+        """Set the number of rows per window of all copies, or of each copy; not for a plan with summands."""
         every = [lengths] * len(self._copies) if isinstance(lengths, int) else lengths
         if every != self._lengths:
             self._lengths = self._scratch = None
@@ -253,11 +266,11 @@ class GatherPlan:
         self._kernel, self.windows = get_kernel("gather"), windows
 
     def _bind_tables(self, snapshot: Snapshot) -> MappingGuard:
-        """Write the addresses of a snapshot's tables to the record; return the object that keeps rows mapped."""
+        """Write the addresses of a snapshot's chunk tables to the record; return the object that keeps rows mapped."""
         places = {leaf: [cols.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
         for number, copy in enumerate(self._copies):
             places[copy.leaf].append(cols.HEAD + number * cols.COLUMNS)
-        self._held = no_reference  # until all is bound
+        self._held = no_reference  # so that the next `gather` repeats this method if it is interrupted
         held, self._seen = snapshot.tables.lines(self._leaves)
         for leaf, (line, _) in zip(self._leaves, self._seen, strict=True):
             for place in places[leaf]:
@@ -266,12 +279,12 @@ class GatherPlan:
         return held
 
     def _map(self, snapshot: Snapshot, ids: Ints) -> MappingGuard:
-        """Map all rows of the windows of these ids together; return the object that keeps them mapped."""
+        """Map all rows of the windows of these ids; return the object that keeps all of them mapped."""
         with snapshot.tables.lock:  # keeps other threads from unmapping chunks to make room
             since = chunk_budget.now()
             if self._bounds is not None:
                 n, stack, _ = self._bounds
-                map_flags(snapshot, ids, n, stack)  # even if they are mapped, so that the chunks count as used now
+                map_flags(snapshot, ids, n, stack)  # even if all flags are mapped: their chunks then count as used now
                 bad = self.windows.find(snapshot, ids, *self._bounds)
                 if bad >= 0:
                     raise refuse(snapshot, int(ids[bad]), self._view)
@@ -279,7 +292,7 @@ class GatherPlan:
             return self._bind_tables(snapshot)
 
     def _missing(self, snapshot: Snapshot, bad: int) -> FormatError:
-        """Return the error that names the leaf and the row that could not be mapped."""
+        """Return the error that names the leaf and the row of item `bad` that could not be mapped."""
         failed = int(self._record[cols.FAILED])
         copy = self._copies[failed] if failed >= 0 else Copy("done", cols.ROW, cols.AFTER, 0, 1, -1)
         row = self.windows.table[copy.begin, bad]
@@ -287,7 +300,7 @@ class GatherPlan:
 
 
 def row_plan(leaves: Sequence[str], begin: int = cols.ROW, stop: int = cols.AFTER) -> GatherPlan:
-    """Return the plan that copies one row of each leaf for given windows; see `Copy`."""
+    """Return a plan that copies one row of each leaf for each given window; for `begin` and `stop` see `Copy`."""
     return GatherPlan([Copy(leaf, begin, stop, 0, 1, target) for target, leaf in enumerate(leaves)])
 
 
@@ -315,7 +328,7 @@ class RandomSteps(GatherPlan):
         self._limits = np.zeros(0, np.int64)
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the draw of the next `gather`, and only of that one; None: no draw."""
+        """Seed the draw of the next `gather`; later calls draw only if `seed` is called again. None: no draw."""
         self._entropy = entropy
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:

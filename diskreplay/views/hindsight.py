@@ -30,9 +30,9 @@ class Hindsight:
     """Hindsight experience replay: relabel sampled transitions with goals that the episode reached.
 
     An item of a batch is relabelled with probability `ratio`, independently of the others. Its new goal, in ``obs`` and
-    ``next_obs``, is the ``achieved_goal`` of the observation after some step of the same episode. Its rewards are
-    recomputed; with `terminated_fn`, terminated and discount are, too. Nothing else changes. Without `terminated_fn`,
-    terminated and discount stay as recorded: a step that reaches its new goal bootstraps. Nothing is written to the
+    ``next_obs``, is the ``achieved_goal`` of the observation after some step of the same episode. The rewards of the
+    item's steps are recomputed. With `terminated_fn`, `terminated` and `discount` are recomputed, too. Without it, they
+    stay as recorded: a step that reaches its new goal bootstraps. No other field changes, and nothing is written to the
     store.
 
     Observations must be goal-conditioned, like the observations of gymnasium-robotics: a dict with "observation",
@@ -47,8 +47,8 @@ class Hindsight:
         to the episode's last step. "final": the last step. "episode": any step of the episode, including steps that the
         capacity of the store hides.
     ratio : float
-        Probability that an item is relabelled, 0 to 1. The paper's k new goals per real goal correspond to
-        k / (k + 1).
+        Probability that an item is relabelled, 0 to 1. The paper (see Notes) has k new goals for each real goal; this
+        corresponds to k / (k + 1).
     reward_fn : callable
         ``reward_fn(achieved_goal, desired_goal)``, both (M, *goal_shape) in the dtype of the store, returns the
         rewards of M steps: (M,), or an array that broadcasts to it. It is called once per batch, for all steps of all
@@ -56,9 +56,9 @@ class Hindsight:
         argument, such as gymnasium-robotics' ``env.compute_reward``, gets ``{}`` as its info.
     terminated_fn : callable or None
         ``terminated_fn(achieved_goal, desired_goal)``, called like `reward_fn`, returns whether each of M steps
-        terminates, (M,) bool. An n-step window ends at its first such step: later rewards do not count, terminated is
-        true and discount 0. Without such a step terminated is false, and the item bootstraps. `next_obs` and `n_steps`
-        do not change.
+        terminates, (M,) bool. An n-step window ends at its first step that terminates: later rewards do not count,
+        `terminated` is true and `discount` 0. If no step terminates, `terminated` is false, and the item bootstraps.
+        `next_obs` and `n_steps` do not change.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _name_of(function: Any) -> str:
 
 
 def _extra_arguments(reward_fn: Any) -> tuple[Any, ...]:
-    """Return the arguments that a reward function gets after its two goals."""
+    """Return the arguments that a reward function gets after its two goals: none, or an empty dict as its info."""
     if not callable(reward_fn):
         raise ValueError(f"reward_fn must be a function of (achieved_goal, desired_goal), not {reward_fn!r}")
     try:
@@ -163,8 +163,8 @@ def _extra_arguments(reward_fn: Any) -> tuple[Any, ...]:
 class ReturnsReader(Reader):
     """A reader of items that have a return: the discounted sum of rewards from the item's first step on.
 
-    `weights` are path, dtype and weight of each summed field. `discount` is path and dtype of the environment's
-    discounts, or None. `gamma` is the agent's discount per step. `view` is named in messages.
+    `weights` are path, dtype and weight of each field in the reward. `discount` is path and dtype of the field with the
+    environment's discounts, or None. `gamma` is the agent's discount per step. `view` is named in error messages.
     """
 
     view: View
@@ -213,7 +213,7 @@ class HindsightReader(Reader):
         self._entropy: int | None = None
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the goals of the next `fill`, and only of that one."""
+        """Seed the goals of the next call of `fill`; later calls relabel only if `seed` is called again."""
         self._entropy = entropy
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
@@ -224,7 +224,7 @@ class HindsightReader(Reader):
             self._plain.seed(None)
             self._plain.fill(snapshot, ids, block)
             return
-        # Drawn for all items, so that the result of an item does not depend on the others.
+        # Random numbers are drawn for all items, so that the result of an item does not depend on the other items.
         generator = np.random.Generator(np.random.PCG64(entropy))
         chance, choice = generator.random((2, len(ids)))
         self._plain.seed(int(generator.integers(1 << 62)))
@@ -240,7 +240,10 @@ class HindsightReader(Reader):
             self._relabel(snapshot, windows, k, last, choice[items], items, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows of these ids, and return their pages; without rows of new goals, which are drawn later."""
+        """Map the rows of these ids in wide leaves, and return their memory pages.
+
+        Rows of new goals are not included, because only `fill` draws the goals.
+        """
         return self._plain.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -251,7 +254,7 @@ class HindsightReader(Reader):
     def _find(self, snapshot: Snapshot, ids: Ints, looks_back: bool = False) -> Windows:
         """Return the windows from these steps to the ends of their episodes.
 
-        With `looks_back`, `floor` is the first step of the episode.
+        With `looks_back`, `floor` is the row of the episode's first step.
         """
         return windows_of(snapshot, ids, Bounds(TO_THE_END, LONGEST if looks_back else 1), self._view)
 
@@ -265,7 +268,11 @@ class HindsightReader(Reader):
         items: Ints,
         block: Block,
     ) -> None:
-        """Replace the goals of these items of the block, and the fields that depend on their goals."""
+        """Replace the goals of these items of the block, and the fields that depend on the goals.
+
+        `windows` reach from each item's first step to the end of its episode, and `k` is its number of steps. `last` is
+        the episode's last row with an observation. `choice`, in [0, 1), selects the goal.
+        """
         strategy = self._hindsight.strategy
         # A goal comes from the observation after a step, which is in the row after the step's row.
         first = last if strategy == "final" else (windows.row if strategy == "future" else windows.floor) + 1
@@ -289,7 +296,7 @@ class HindsightReader(Reader):
     def _returns(
         self, snapshot: Snapshot, windows: Windows, k: Ints, goals: NDArray[Any]
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float64]]:
-        """Return the n-step returns, terminated and discount of windows under these goals."""
+        """Return the n-step return, `terminated` and `discount` of each item, for `k` steps and these new goals."""
         size, width = len(k), int(k.max())
         inside = np.arange(width) < k[:, None]
         windows.own[:], windows.own_stop[:] = windows.row + k, windows.row + k + 1
@@ -321,7 +328,7 @@ class HindsightReader(Reader):
 
 
 def _check_goals(schema: Schema) -> None:
-    """Raise ValueError, with the missing part, if observations are not goal-conditioned."""
+    """Raise ValueError, which names the missing part, if observations are not goal-conditioned."""
     wanted = 'relabel needs observations that are a dict with "observation", "achieved_goal" and "desired_goal"'
     names = [leaf.split("/")[1:] for leaf in schema.leaves if leaf.split("/")[0] == "obs"]
     if [] in names:

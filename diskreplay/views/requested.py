@@ -1,4 +1,4 @@
-"""Computed fields of batches: fields on request, and the fields of windows of steps.
+"""Computed fields of batches: fields on request, and the layout of batches of windows.
 
 A field on request is in a batch only if the sampler's `fields` names it. If the store has a field of the same name, the
 name means the store's field.
@@ -24,7 +24,7 @@ from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, step
 _Dtypes = Mapping[str, np.dtype[Any]]
 FLOAT64 = np.dtype("float64")
 
-# Most rewards of an episode that are read in one call.
+# The largest number of steps of an episode whose rewards are read in one call.
 _AT_ONCE = 1024
 
 # Fields on request: in `_OF_STEPS` with a value for each step, in `_OF_ITEMS` with a value for each item.
@@ -58,15 +58,15 @@ def _leaves(schema: Schema, dtypes: _Dtypes) -> list[Leaf]:
     return [Leaf((name,), dtype) for name, dtype in dtypes.items() if name not in schema.extra]
 
 
-# Most pairs of a step and an episode that are searched in one call.
+# The largest number of pairs of a step and an episode that are searched in one call.
 _PAIRS_AT_ONCE = 1 << 18
 
 
 class _ByTime(NamedTuple):
     """Episodes sorted by `begin`; `begin` and `end` are the times of their first and last steps in ns since the epoch.
 
-    `latest` is the latest `end` of an episode and all episodes before it. `from_here` is the number of steps of an
-    episode and all episodes after it, with a 0 at the end.
+    `latest` is the latest `end` of an episode and all episodes before it in the table. `from_here` is the number of
+    steps of an episode and all episodes after it in the table, followed by a 0.
     """
 
     first: Ints
@@ -110,7 +110,7 @@ class Ages:
         going_on = table.end[number] >= times[item]
         item, number = item[going_on], number[going_on]
         first, stride, steps = table.first[number], table.stride[number], table.steps[number]
-        # None of the first `low` steps is newer; all steps from `high` on are.
+        # The first `low` steps of an episode are not newer than the given step; the steps from `high` on are newer.
         low, high = np.zeros(len(item), np.int64), steps.copy()
         while len(left := np.flatnonzero(low < high)):
             middle = (low[left] + high[left]) // 2
@@ -124,9 +124,12 @@ class Ages:
         return newer
 
     def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
-        """Return a table of these episodes. Times in the table `before` are reused: their segments may be gone."""
+        """Return a table of these episodes.
+
+        Times of episodes in the table `before` are reused, because the segments of these episodes may be gone.
+        """
         episodes = episodes.without_discarded()
-        # The log may still have episodes of evicted segments: all are older than any visible step, and not counted.
+        # The log may still have episodes of evicted segments. They are older than all visible steps, and not counted.
         episodes = episodes.select(locate(episodes.first, snapshot.origin, snapshot.lanes)[0])
         first, stride, steps = episodes.first, episodes.stride, episodes.steps
         begin, end = np.zeros((2, len(first)), np.int64)
@@ -144,7 +147,7 @@ class Ages:
         return _ByTime(first, stride, steps, begin, end, np.maximum.accumulate(end), from_here)
 
     def _times_of(self, snapshot: Snapshot, ids: Ints) -> Ints:
-        """Return each step's time of publication in ns since the epoch, as `Snapshot.times`, but in one call."""
+        """Return each step's time of publication in ns since the epoch, as `Snapshot.times`, but in one kernel call."""
         if not len(ids):
             return np.zeros(0, np.int64)
         windows = place(snapshot, ids)
@@ -156,8 +159,8 @@ class Requested:
     """Computes the fields on request that depend on the episode of each item. Not thread-safe.
 
     `places` maps the fields of a batch to numbers of arrays in a block. `rewards` are path, dtype and weight of each
-    summed field. The sum is discounted by `gamma` per step, times the environment's discounts if `discount` is their
-    path and dtype.
+    field in the reward. Returns are discounted by `gamma` per step. If `discount`, the path and dtype of the field with
+    the environment's discounts, is given, `gamma` is multiplied by them.
     """
 
     def __init__(
@@ -181,13 +184,14 @@ class Requested:
         self._episode = row_plan(["/".join(path) for path in self._values], cols.OWN, cols.OWN_STOP)
 
     def if_any(self) -> "Requested | None":
-        """Return this object if the batch has any of its fields, else None."""
+        """Return this object if the batch has any field that it computes, else None."""
         return self if self._at or self._values else None
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block, real: Ints | None = None) -> None:
-        """Compute the fields of the items that start at these ids.
+        """Write the fields of the items that start at these ids to the block.
 
-        `real` is the number of steps of each window: later values are 0. None: all steps are real.
+        `real` is the number of real steps of each window; the values of its other steps are 0. None: all steps are
+        real.
         """
         arrays = {name: block.arrays[at] for name, at in self._at.items()}
         episodes = self._finder.find(snapshot, ids)
@@ -213,8 +217,8 @@ class Requested:
     def _sum(self, snapshot: Snapshot, ids: Ints, rest: Ints, sums: Mapping[str, NDArray[Any]]) -> None:
         """Write the returns R_t = r_t + gamma_t R_{t+1} of each item's steps, and 0 after the end of its episode.
 
-        `rest` is the number of steps from each item to the end of its episode. `sums` are the arrays to write,
-        (items, steps). Sums are in float64 and rounded when they are written.
+        `rest` is the number of steps from each item to the end of its episode. `sums` has the arrays to write, (items,
+        steps), by field; gamma_t is 1 for `return_to_go`. Sums are in float64 and rounded when they are written.
         """
         steps, totals = place(snapshot, ids), {name: np.zeros(len(ids)) for name in sums}
         for out in sums.values():
@@ -234,8 +238,11 @@ class Requested:
                 totals[name][items] = total
 
     def _read_numbers(self, snapshot: Snapshot, steps: Windows, count: int) -> tuple[Floats, Floats]:
-        """Return rewards and discounts of `count` steps from row `own` on, (count, items); 0 from row `after` on."""
-        # Widths are rounded to powers of two, so that scratch memory is reused.
+        """Return rewards, (count, items), and discounts, (count, items) or (count,), of `count` steps of each item.
+
+        The first step is in the item's row `own`. Rewards from row `after` on are 0.
+        """
+        # The number of rows is rounded up to a power of two, so that scratch memory is reused.
         self._numbers.set_lengths(min(_AT_ONCE, 1 << (count - 1).bit_length()))
         found = [array[:, :count].T for array in self._numbers.rows(snapshot, steps)]
         discounts = np.full(count, self._gamma)
@@ -246,7 +253,10 @@ class Requested:
     def _read_values(
         self, snapshot: Snapshot, episodes: EpisodeTable, block: Block, known: NDArray[np.bool_] | None
     ) -> None:
-        """Read the values of each item's episode, or zeros; write to `known` whether the episode has values."""
+        """Write the episode fields of each item to the block, and to `known` whether its episode has values.
+
+        If the episode has none, its episode fields are zeros.
+        """
         # `Snapshot.episode_values` does the same, but segment by segment: too slow for every batch.
         last = place(snapshot, episodes.first)
         last.own[:] = last.row + episodes.steps
@@ -267,14 +277,17 @@ class Requested:
 
 
 def write_fields(block: Block, places: Mapping[Path, int], made: Mapping[str, Any]) -> None:
-    """Write computed fields, by name, to the arrays of a block, if the batch has them."""
+    """Write each computed field in `made` to its array of the block, if the batch has the field.
+
+    `places` maps the paths of the batch's fields to numbers of arrays.
+    """
     for name, values in made.items():
         if (name,) in places:
             block.arrays[places[name,]][:] = values
 
 
 def _of_windows(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a field in the shape of windows, (items, steps)."""
+    """Return an array (items, steps), or (items,) of single steps, as (items, steps)."""
     return array if array.ndim == 2 else array[:, None]
 
 
@@ -282,7 +295,10 @@ FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 
 
 class ShownField(NamedTuple):
-    """A field of a batch: a whole leaf (`stack` 0), or the steps of an observation leaf from `offset` on."""
+    """A field of a batch, made from leaf number `leaf`: the leaf itself (`stack` 0), or observations of a run of frames.
+
+    `offset` is 0 for `obs` and 1 for `next_obs`, which begins one frame later.
+    """
 
     path: Path
     leaf: int
@@ -303,9 +319,9 @@ class ShownField(NamedTuple):
 class WindowLeaf(NamedTuple):
     """A leaf of a batch of windows."""
 
-    value: Leaf  # One value.
+    value: Leaf  # The path, dtype and shape of one value.
     source: str | None = None  # The leaf of the store that is copied, if any.
-    each_step: bool = True  # Whether each step has a value, not only each item.
+    each_step: bool = True  # Whether each step has a value; False: each item has one.
     stack: int = 0  # The depth of stacks that share frames, else 0.
     frames: int = 1  # The number of frames in one value.
 
@@ -365,7 +381,7 @@ def _shown(kinds: Sequence[WindowLeaf], sharing: Sequence[StepField]) -> dict[Pa
 
 
 def _observations(fields: Sequence[StepField], wanted: set[Path], shares_frames: bool) -> list[WindowLeaf]:
-    """Return the wanted leaves of the observations of windows."""
+    """Return the leaves that hold the observations and next observations whose paths are in `wanted`."""
     if shares_frames:
         shown = [field for field in fields if {field.path, _following(field.path)} & wanted]
         return [WindowLeaf(field._replace(stack=1).leaf, field.source, stack=field.stack) for field in shown]
@@ -383,7 +399,7 @@ def _following(path: Path) -> Path:
 
 
 def _paths(steps: Mapping[str, Sequence[StepField]]) -> list[Path]:
-    """Return all fields of a batch in their order."""
+    """Return the paths of all fields of a batch, in their order."""
     paths = {name: [field.path for field in below] for name, below in steps.items()}
     obs, action, reward = (paths.pop(name) for name in ("obs", "action", "reward"))
     following = [_following(path) for path in obs]

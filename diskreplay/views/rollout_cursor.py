@@ -48,7 +48,7 @@ class Positions:
 
 
 class LaneEpisodes(NamedTuple):
-    """Episodes and the keys of their lanes. Functions of this module expect them in the order of (lane, id)."""
+    """Episodes, and the key of each episode's lane. Functions of this module expect the order of (lane, id)."""
 
     key: Ints
     episodes: EpisodeTable
@@ -82,8 +82,8 @@ class Bootstrap(NamedTuple):
 def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
     """Return the number of steps of each episode, from its first step on, that a rollout may hold.
 
-    All steps count, except the last step of a lane in two cases. Its bootstrap value may still arrive. Or the lane ends
-    in a cut, for example because its writer closed, and the store has no bootstrap value for the step.
+    All steps count, except the last step of a lane in two cases. Either its bootstrap value may still arrive, or the
+    lane ends in a cut, for example because the writer closed, and the store has no bootstrap value for the step.
     """
     key, episodes = lanes
     end, steps = episodes.end, episodes.steps
@@ -93,11 +93,11 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
     continued = np.append(end[1:] & CONTINUES != 0, False) & has_next
     still_open = (end & OPEN != 0) & ~has_next
     if not bootstrap.calls_value_fn:
-        # Only the step after a cut tells whether the episode was cut for its length, and has the value.
+        # Only the next step tells whether an episode was cut for its length; that step also has the bootstrap value.
         given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
         return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued
-    # In the middle of a lane no step is left out: if one cannot be bootstrapped, gathering the rollout raises an error.
+    # In the middle of a lane no step is left out: if a step has no bootstrap value, gathering the rollout raises.
     known |= ((end & TRUNCATED != 0) & (end & CUT == 0)) | ((end & CUT != 0) & has_next)
     if bootstrap.next_value is not None:
         known |= ~still_open
@@ -106,10 +106,10 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
 
 
 class Grid(NamedTuple):
-    """The oldest steps: `ids` is (num_steps, columns), and `keys` has the key of each column's lane.
+    """The next steps to draw: `ids` is (num_steps, columns), and `keys` has the key of each column's lane.
 
-    `short` has the keys of growing lanes, the lanes of open writers, with too few steps; `counts` has their numbers of
-    steps.
+    `short` has the keys of growing lanes (lanes of open writers) with too few steps, and `counts` the number of steps
+    of each of these lanes.
     """
 
     ids: Ints
@@ -125,9 +125,10 @@ def unseen_steps(lanes: LaneEpisodes, usable: Ints, positions: Positions, least:
 
 
 def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, least: Ints, num_steps: int) -> Grid:
-    """Return the oldest `num_steps` steps from the position on, of every lane that has enough steps.
+    """Return the oldest `num_steps` steps, from its position on, of every lane that has enough steps.
 
-    `least` is the lowest id that is not hidden in the lane and segment of each episode.
+    `usable` is the number of usable steps of each episode, and `least` the lowest visible id in its lane and segment.
+    `growing` has the keys of growing lanes.
     """
     first, stride, count = unseen_steps(lanes, usable, positions, least)
     begin = np.flatnonzero(np.append(True, lanes.key[1:] != lanes.key[:-1])[: len(lanes.key)])
@@ -177,7 +178,7 @@ class RolloutCursor(Owned):
         self._share = EVERY_ID
         self._lanes = LaneMap()
         self._planned = self._seen = Positions()
-        # Lanes with too few steps that have already caused a refresh.
+        # The keys of lanes with too few steps that have already caused a refresh.
         self._ended_lanes = _NO_LANES
         self._forget()
 
@@ -186,15 +187,15 @@ class RolloutCursor(Owned):
 
     def _forget(self) -> None:
         self._current: _SnapshotLanes | None = None
-        self._read = 0  # the number of episodes of the log that were read so far
+        self._read = 0  # the number of episodes of the snapshot's log that were read so far
         self._ended = LaneEpisodes(np.zeros(0, np.int64), EpisodeTable.concatenate([]))
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw the next steps of the share's lanes, (num_steps * columns,), one row of steps after the other.
+        """Draw the next `num_steps` steps of each lane in the share, (num_steps * columns,), row by row.
 
-        `size` and `rng` are ignored. Raises NotEnoughData, and changes nothing, if a lane of an open writer has too few
-        steps, or no lane has enough. Raises RefreshNeeded if a lane seems to have ended: its writer may have begun the
-        next segment just after this snapshot was made.
+        Each lane is a column. `size` and `rng` are ignored. Raises NotEnoughData, and changes nothing, if a lane of an
+        open writer has too few steps, or no lane has enough. Raises RefreshNeeded if a lane seems to have ended: its
+        writer may have begun the next segment just after this snapshot was made.
         """
         current, grid = self._next(self._follow(population))
         left = np.setdiff1d(current.lanes, grid.keys, assume_unique=True)
@@ -246,7 +247,7 @@ class RolloutCursor(Owned):
         return positions.advanced(keys[known], last[known] + 1)
 
     def state_dict(self) -> dict[str, Ints]:
-        """Return `lanes`, the keys of lanes, and `next_ids`, the first id of each to draw next; (lanes,) int64."""
+        """Return `lanes`, the keys of lanes, and `next_ids`, the lowest id that each may draw next; both (lanes,)."""
         return {"lanes": self._seen.keys.copy(), "next_ids": self._seen.after.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -268,7 +269,10 @@ class RolloutCursor(Owned):
         return self._current
 
     def _next(self, current: _SnapshotLanes) -> tuple[_SnapshotLanes, Grid]:
-        """Return the lanes and the grid of their oldest steps; a writer whose process died counts as closed."""
+        """Return the lanes and the grid of their next steps; a writer whose process died counts as closed.
+
+        Raises NotEnoughData if a lane of an open writer has too few steps.
+        """
         grid = self._oldest_grid(current)
         if len(grid.short):
             dead = [w for w in np.unique(grid.short >> LANE_BITS).tolist() if is_abandoned(current.snapshot, w)]

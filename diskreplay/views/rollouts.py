@@ -76,21 +76,21 @@ class Rollouts(View):
     Advantages are generalized advantage estimates (Schulman et al. 2016, equation 16) of the stored values; `ret` is
     advantage + value. Sums are in float64 and rounded once. Columns are in the order of (writer, lane). A lane
     continues across its writer's segments. A batch needs `num_steps` new steps of every lane of an open writer. A lane
-    is known from the writer's first step on, or from its own first step if each episode has its own segment. The
-    bootstrap value of a step, V(next), is
+    counts from the writer's first step on, or, if each episode has its own segment, from the lane's own first step on.
+    The bootstrap value of a step, V(next), is
 
     - 0 if the step terminated, even if it was also truncated;
     - else `value_fn` of the next observation, if given, for the last step of an episode or of a column;
     - else the step's field `next_value`, if named;
     - else the stored value of the lane's next step, in the same episode or in its continuation after a length cut.
 
-    A truncated or cut step without any of these raises ReplayError. `value_fn` needs a final observation; if a step
-    has none, `next_value` is used if it is also given. If a lane ends in a cut that has no bootstrap value, for example
-    because its writer closed, its last step is left out.
+    A truncated or cut step without any of these raises ReplayError. `value_fn` needs the next observation of a step; if
+    the store does not have it, `next_value` is used if given. If a lane ends in a cut without a bootstrap value, for
+    example because its writer closed, the lane's last step is left out.
 
-    The sum over lambda stops at the end of an episode, but not at a length cut. `truncated` is true at a step that did
-    not terminate if its episode ends there without a continuation, or if the column's next step is not the one after
-    it.
+    The sum over lambda stops at the end of an episode, but not where an episode was cut for its length. `truncated` is
+    true at a step that did not terminate if its episode ends there without a continuation, or if the column's next step
+    does not continue the episode.
 
     Immutable: any thread may use it, and several samplers may share it. The position in each lane is part of a
     sampler's state.
@@ -197,14 +197,14 @@ class StepRuns:
         width = np.append(snapshot.lanes, 0)[slot]
         first = np.ones(grid.shape, np.bool_)
         np.not_equal(grid[1:] - grid[:-1], width, out=first[1:])
-        if not self._take(grid, first, find):  # segments differ in their numbers of lanes: ids do not show the runs
+        if not self._take(grid, first, find):  # the ids do not show the runs: segments differ in numbers of lanes
             self._take(grid, np.ones(grid.shape, np.bool_), find)
 
     def _take(self, grid: Ints, first: Bools, find: Callable[[Ints], Windows]) -> bool:
-        """Store the runs that begin where `first` is True; return False if one is not successive rows of one lane."""
+        """Store the runs that begin where `first` is True; return False if a run is not successive rows of a lane."""
         self.last = np.ones(grid.shape, np.bool_)
         self.last[:-1] = first[1:]
-        # Column by column: the rows of a run are successive, and the rows of the next column are near.
+        # The runs are listed column by column, because the rows of successive columns are near each other.
         begin, end = np.flatnonzero(first.T), np.flatnonzero(self.last.T)
         column, number = np.divmod(begin, len(grid))
         count = end - begin + 1
@@ -216,7 +216,7 @@ class StepRuns:
         return bool((is_lane & (found.row[runs:] - found.row[:runs] + 1 == count)).all())
 
     def copy(self, leaf: str, out: NDArray[Any], threads: CopyThreads | None = None) -> None:
-        """Copy a leaf of all steps to an array of its dtype, (n * columns, *shape).
+        """Copy the values of a leaf for all steps to `out`, an array of the leaf's dtype, (n * columns, *shape).
 
         `threads` copy parts of a large leaf. Raises SegmentGone if a segment was evicted, and FormatError if a chunk is
         missing.
@@ -239,7 +239,7 @@ class StepRuns:
         raise missing_chunk(snapshot, leaf, slot[bad], lane[bad], first[bad])
 
     def values(self, leaf: str) -> NDArray[Any]:
-        """Return a leaf of all steps, (n * columns, *shape)."""
+        """Return the values of a leaf for all steps, (n * columns, *shape)."""
         table = self._snapshot.leaf(leaf)
         out = np.empty((self.last.size, *table.shape), table.dtype)
         self.copy(leaf, out)
@@ -277,7 +277,8 @@ class RolloutsReader(Reader):
         every.append(StepField(TIME.path, TIME_SOURCE, TIME.dtype, (), 1))
         self._copies = [field.copy(self._place[field.path]) for field in every if field.path in self._place]
         self._requested = Requested(schema, self._place, self._rewards, view.gamma, discount).if_any()
-        # Single rows are copied run by run. Stacks, which need earlier rows, and times, which are converted, are not.
+        # Single rows are copied run by run. A gather plan copies stacks, which need earlier rows, and times, which are
+        # converted.
         is_single = [copy.length == 1 and copy.leaf != TIME_SOURCE for copy in self._copies]
         self._rows = [copy for copy, single in zip(self._copies, is_single, strict=True) if single]
         others = [copy for copy, single in zip(self._copies, is_single, strict=True) if not single]
@@ -294,8 +295,8 @@ class RolloutsReader(Reader):
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the steps of a grid of ids, (num_steps * columns,), into the block.
 
-        Raises InvalidIndex if an id is not a step's, or the ids do not form a grid. Raises ReplayError if a truncated
-        step, or the last step of a column, has no bootstrap value.
+        Raises InvalidIndex if an id is not the id of a step, or the ids do not form a grid. Raises ReplayError if a
+        truncated step, or the last step of a column, has no bootstrap value.
         """
         grid = self._grid(ids)
         runs = StepRuns(snapshot, grid, lambda some: self._find(snapshot, some))
@@ -304,7 +305,7 @@ class RolloutsReader(Reader):
         if len(no_step):
             raise refuse(snapshot, int(ids[no_step[0]]), self._view)
         arrays = self._copied(runs, block)
-        # Inside a run the next step follows, unless the step ends an episode or the next one begins an episode.
+        # Inside a run, each step is followed by its successor, unless the step ends an episode or the next begins one.
         by_step, breaks = flags.reshape(grid.shape), runs.last.copy()
         breaks[:-1] |= (by_step[:-1] & (TERMINATED | TRUNCATED) | by_step[1:] & FIRST) != 0
         places = np.flatnonzero(breaks)
@@ -338,18 +339,18 @@ class RolloutsReader(Reader):
             write_fields(block, self._place, {name: array.ravel() for name, array in made.items()})
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows of a grid of ids, and return their pages."""
+        """Map the rows of a grid of ids in wide leaves, and return their memory pages."""
         self._grid(ids)
         return wide_pages(snapshot, self._find(snapshot, ids), self._copies)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, with the id and the reason, if an id is not a step's, or the ids do not form a grid."""
+        """Raise InvalidIndex, with the reason, if an id is not the id of a step, or the ids do not form a grid."""
         self._grid(ids)
         self._find(snapshot, ids)
         refuse_evicted(snapshot, ids)
 
     def _grid(self, ids: Ints) -> Ints:
-        """Return ids as (num_steps, columns)."""
+        """Return ids, (num_steps * columns,), as (num_steps, columns); raises InvalidIndex if a column is short."""
         steps = self._view.num_steps
         if not len(ids) or len(ids) % steps:
             raise InvalidIndex(
@@ -361,7 +362,7 @@ class RolloutsReader(Reader):
         return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _copied(self, runs: StepRuns, block: Block) -> dict[str, NDArray[Any]]:
-        """Copy the single rows of the batch, and read the summed fields and values; return their arrays by leaf."""
+        """Copy the leaves with one row per step to the block; return their arrays, and rewards and values, by leaf."""
         found = dict[str, NDArray[Any]]()
         for copy in self._rows:
             array = found[copy.leaf] = block.arrays[copy.target]
@@ -426,7 +427,7 @@ class RolloutsReader(Reader):
 
 
 def _leaves(steps: Mapping[str, Sequence[StepField]]) -> list[Leaf]:
-    """Return all leaves of a batch in order."""
+    """Return all leaves of a batch in order; `steps` has the step fields by name."""
     by_name = {name: [field.leaf for field in below] for name, below in steps.items()}
     made = {"reward": FLOAT32, "terminated": BOOL, "truncated": BOOL, "advantage": FLOAT32, "ret": FLOAT32}
     by_name |= {name: [Leaf((name,), dtype)] for name, dtype in {**made, "index": INT64}.items()}
@@ -454,9 +455,9 @@ def estimates(
     ends: NDArray[np.uint8],
     discounts: Floats = NO_DISCOUNTS,
 ) -> tuple[Floats32, Floats32]:
-    """Return advantages and returns of columns of steps, (steps, columns); `following` is V(next).
+    """Return advantages and returns, both (steps, columns), of columns of steps.
 
-    For `ends` and `discounts` see `kernels.returns.gae`.
+    `following` is the bootstrap value of each step. For `ends` and `discounts` see `kernels.returns.gae`.
     """
     advantage, ret = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
     carry = np.empty(rewards.shape[1])

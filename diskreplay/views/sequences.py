@@ -26,7 +26,7 @@ from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, refuse_e
 # The default number of steps that windows share (Kapturowski et al. 2019, section 2.3).
 OVERLAP = 40
 
-# Most layouts that are kept: batches of whole episodes have many lengths.
+# The largest number of layouts that a reader keeps: batches of whole episodes have many lengths.
 KEPT_LAYOUTS = 64
 
 
@@ -49,10 +49,10 @@ class Sequences(View):
     With `cross_episodes`, as in Dreamer (Hafner et al. 2023), a window continues in the next episodes of its lane, and
     `is_first` marks the resets in it. Windows start at steps 0, stride, 2 stride, ... of each episode, as soon as the
     lane has `length` steps from there on; all windows are full. They also hold the last step of episodes that were
-    truncated without a final observation. They cross a writer's segments and evicted episodes, but not an episode that
-    the sampler's `where` leaves out. `loss_mask` leaves out the burn-in up to the first reset. `next_obs` is in a
-    batch only if the sampler's `fields` names it, and has its own memory. At an episode's end it is the final
-    observation, or zeros if the store has none.
+    truncated without a final observation. They continue across a writer's segments and across evicted episodes, but not
+    across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the burn-in up to the first reset.
+    `next_obs` is in a batch only if the sampler's `fields` names it, and has its own memory. At an episode's end it is
+    the final observation, or zeros if the store does not have this observation.
 
     Immutable: any thread may use it, and several samplers may share it.
 
@@ -205,8 +205,8 @@ class Episodes(View):
     Parameters
     ----------
     max_length : int or None
-        Most steps of an item: only the first `max_length` steps of longer episodes are gathered. None: all steps; then
-        one long episode pads all other items of its batch to its length.
+        Largest number of steps of an item: of a longer episode, only the first `max_length` steps are gathered. None:
+        all steps; then one long episode pads all other items of its batch to its length.
     gamma : float
         Discount per step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
 
@@ -309,7 +309,7 @@ class _StepsReader(Reader):
         return found
 
     def _length_of(self, leaves: Sequence[Leaf]) -> int:
-        """Return the length that leaves were made for; 0 if no leaf has a value for each step."""
+        """Return the window length that `leaves` were made for; 0 if no leaf has a value for each step."""
         for kind, leaf in zip(self._kinds, leaves, strict=True):
             if kind.each_step:
                 return leaf.shape[0] - kind.stack
@@ -333,14 +333,14 @@ class _StepsReader(Reader):
             self._requested.fill(snapshot, ids, block, self._plan.windows.k)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows of the windows that start at these ids, and return their pages."""
+        """Map the rows of these ids' windows in wide leaves, and return their memory pages."""
         return self._plan.pages(snapshot, ids)
 
     def _mark(self, block: Block, length: int) -> None:
         """Write the masks and flags of each step, such as `loss_mask` and `terminated`, to the block."""
         windows, step = self._plan.windows, np.arange(length)
         real, is_last = step < windows.k[:, None], step == windows.k[:, None] - 1
-        # A continuation after a length cut has both flags: the environment was not reset there.
+        # A continuation after a length cut has both flags, FIRST and CUT: the environment was not reset there.
         resets = ((windows.ends & (FIRST | CUT)) == FIRST)[:, None]
         made = {
             "mask": real,
@@ -377,7 +377,7 @@ class SequencesReader(_StepsReader):
         """Return whether a window starts at each id; `before` is the number of earlier steps in the episode."""
         length, step, last = self._view.starts[:3]
         whole = windows.k == length
-        # The first window that reaches the end is the last one, so the window before it must end earlier.
+        # An episode's last window is the first one that reaches its end, so the window before it must end earlier.
         partial_ones = (before == 0) | ((last == PADDED) & (windows.k > length - step))
         good: NDArray[np.bool_] = (before % step == 0) & (whole | (partial_ones & (last != DROPPED)))
         odd = np.flatnonzero(~good & whole & (step - before % step < length))
@@ -397,7 +397,7 @@ class SequencesReader(_StepsReader):
         return good
 
     def _moved_back(self, snapshot: Snapshot, ids: Ints) -> NDArray[np.bool_]:
-        """Return a mask of the windows that end with the last step of an ended episode."""
+        """Return a mask of the ids whose window of `length` steps ends with the last step of an ended episode."""
         length = self._view.length
         moved, longer = np.zeros(len(ids), np.bool_), Windows(1)
         for i in range(len(ids)):
@@ -421,7 +421,7 @@ class EpisodesReader(_StepsReader):
         return int(windows_of(snapshot, ids, self._bounds, self._view).k.sum())
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
-        """Return the leaves of a batch, as long as its longest episode. Raises InvalidIndex as `fill` does."""
+        """Return leaves for items as long as the batch's longest episode. Raises InvalidIndex as `fill` does."""
         return self._leaves(int(windows_of(snapshot, ids, self._bounds, self._view).k.max(initial=1)))
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:

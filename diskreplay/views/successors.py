@@ -51,7 +51,7 @@ class Following(NamedTuple):
     elsewhere: Bools  # whether the next observation is the `obs` of a successor in a continuation
 
     def observations(self, snapshot: Snapshot, which: Ints) -> Windows:
-        """Return windows of the next observations of these steps; all must exist."""
+        """Return one-row windows of the next observations of the steps at positions `which`; these must all exist."""
         obs = self.steps.select(which)
         obs.row += 1
         moved = np.flatnonzero(self.elsewhere[which])
@@ -120,9 +120,10 @@ class Successors:
         return Following(steps, own & TERMINATED != 0, truncated, successor, has_obs, elsewhere)
 
     def _continuations(self, snapshot: Snapshot, ids: Ints, after: Ints) -> tuple[Ints, Bools]:
-        """Return the first step of the continuation of each episode that ends before row `after` of its lane, or NONE.
+        """Return the id of the first step of each episode's continuation, or NONE if the episode has no continuation.
 
-        Also return whether the lane has a later row, in this or in a later segment: then the episode cannot grow.
+        `ids` are the last steps of the episodes, and `after` the rows of their lanes where a continuation would begin.
+        Also return whether each lane has a later row, in this or in a later segment: then the episode cannot grow.
         """
         self._lanes.update(snapshot)
         lane = self._lanes.places(ids)
@@ -140,7 +141,7 @@ class Successors:
 
 
 def place(snapshot: Snapshot, ids: Ints) -> Windows:
-    """Return the one-row window of each id, arbitrary if its segment is gone; stacks of frames repeat the row."""
+    """Return a one-row window for each id, arbitrary if the id's segment is gone. Stacks of frames repeat the row."""
     windows = Windows(len(ids))
     _, windows.slot[:], _, windows.lane[:], windows.row[:] = locate(ids, snapshot.origin, snapshot.lanes)
     windows.floor[:] = windows.row
@@ -149,22 +150,22 @@ def place(snapshot: Snapshot, ids: Ints) -> Windows:
 
 
 def ids_of(snapshot: Snapshot, slot: Ints, lane: Ints, row: Ints) -> Ints:
-    """Return the ids of these rows of lanes."""
+    """Return the id of each row, given its slot (the index of the segment in the snapshot), its lane and its number."""
     return ((slot + snapshot.origin) << POSITION_BITS) | (row * snapshot.lanes[slot] + lane)
 
 
 Table = TypeVar("Table")
 
-# Most new episodes that do not cause a rebuild of the large table.
+# Up to this number of new episodes, the large table is not rebuilt.
 _FEW = 1024
 
 
 class EpisodeTables(Generic[Table]):
     """Two tables of a snapshot's episodes, made by `make`. Not thread-safe.
 
-    The large table has most ended episodes. It is rebuilt when their number has grown by an eighth, or when some are
-    gone; `make` then gets the previous table. The small table has the other ended episodes and the open ones, and is
-    rebuilt for each snapshot.
+    The large table has most ended episodes. It is rebuilt when the number of ended episodes has grown by an eighth, or
+    when some of them are gone; `make` then gets the previous table. The small table has the other ended episodes and
+    the open episodes, and is rebuilt for each snapshot.
     """
 
     def __init__(self, make: Callable[[Snapshot, EpisodeTable, Table | None], Table]) -> None:
@@ -181,7 +182,7 @@ class EpisodeTables(Generic[Table]):
         self._snapshot, log = None, snapshot.log
         is_other = snapshot.generation != self._generation or len(log) < self._count
         if self._most is None or is_other or len(log) - self._count > max(_FEW, self._count // 8):
-            self._generation = -1  # an interrupt before the last line causes a rebuild
+            self._generation = -1  # so that an interrupted rebuild is repeated
             self._most, self._count = self._make(snapshot, log, self._most), len(log)
             self._generation = snapshot.generation
         rest = EpisodeTable.concatenate([log.select(slice(self._count, None)), snapshot.open])
@@ -204,13 +205,13 @@ class EpisodeFinder:
         self._tables = EpisodeTables(_by_place)
 
     def find(self, snapshot: Snapshot, ids: Ints) -> EpisodeTable:
-        """Return the episode of each visible step, including hidden steps of the episode."""
+        """Return the episode of each visible step; an episode includes its hidden steps."""
         keys = _keys(snapshot, ids)
         found, best = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.full(len(ids), -1)
         for table in self._tables.of(snapshot):
             if not len(table.keys):
                 continue
-            # A step belongs to the last episode of both tables that does not begin after it.
+            # A step belongs to the last episode, in either table, that begins at or before the step.
             at = np.maximum(np.searchsorted(table.keys, keys, "right") - 1, 0)
             is_better = (table.keys[at] <= keys) & (table.keys[at] > best)
             found = np.where(is_better[:, None], table.episodes.lines[at], found)
@@ -218,7 +219,7 @@ class EpisodeFinder:
         return EpisodeTable(found)
 
     def steps_before(self, snapshot: Snapshot, ids: Ints) -> Ints:
-        """Return the number of earlier steps in the episode of each visible step, including hidden ones."""
+        """Return the number of earlier steps, including hidden steps, in the episode of each visible step."""
         episodes = self.find(snapshot, ids)
         before: Ints = (ids - episodes.first) // episodes.stride
         return before

@@ -57,15 +57,15 @@ class Transitions(View):
     n_step : int, (int, int) or None
         Number of steps in the return; fewer if the episode ends first. None: all steps to the end of the episode (the
         Monte-Carlo return); then only ended episodes are sampled. A pair, such as (1, 5), is the least and the most:
-        each item draws a number between them, all with the same probability, and `n_steps` of the batch holds it. The
-        largest number decides which steps can be sampled, and `Sampler.gather` uses it for all items.
+        each item draws a number between them, all with the same probability, and the batch has these numbers as
+        `n_steps`. The largest number decides which steps can be sampled, and `Sampler.gather` uses it for all items.
     gamma : float
         Discount per step, 0 to 1.
     frame_stack : int or dict
         Number of frames in each observation, oldest first, (batch, frame_stack, *shape). Before the episode's start its
         first frame repeats. If the episode continues one that was cut for its length, stacks show frames of the cut
-        episode instead, while its segment exists. An int stacks every observation leaf; a dict names leaves ("image",
-        "camera/left"). 1 adds no axis.
+        episode instead, while its segment exists. An int applies to every observation leaf; a dict has a number for
+        each named leaf ("image", "camera/left"). 1 adds no axis.
     reward : dict or None
         Weights of a sum, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
     next_fields : sequence of str
@@ -73,14 +73,14 @@ class Transitions(View):
         with its episode has no such step: the values are zeros, and `next_mask`, (batch,) bool, is False.
     relabel : Hindsight or None
         Replaces goals by goals that the episode reached. Then only ended episodes are sampled, since the later goals of
-        an open episode are not known. `Sampler.gather` ignores it and returns stored values.
+        an open episode are not known. `Sampler.gather` ignores `relabel` and returns stored values.
     next_missing : {"mask", "drop"}
         Treatment of windows that end with an episode that did not terminate: their discount is not 0, but they have no
         next fields to bootstrap from. "mask": they are sampled, with `next_mask` False. "drop": they are not sampled.
     discount : str or None
         A scalar extra field with the environment's discount d of each step, such as `dm_env.TimeStep.discount`. It
         multiplies `gamma` step by step: the `reward` of a batch is the sum over i < k of r_{t+i} times the product over
-        j < i of gamma d_{t+j}. Its `discount` is the product over j < k, and 0 if the episode terminated.
+        j < i of gamma d_{t+j}. The `discount` of a batch is the product over j < k, and 0 if the episode terminated.
 
     Raises
     ------
@@ -181,7 +181,7 @@ class TransitionsReader(ReturnsReader):
         self.plan()
 
     def plan(self, more: Sequence[Copy] = ()) -> None:
-        """Make the gather plan of `fill`, with `more` copies into arrays after the arrays of `leaves`."""
+        """Make the gather plan of `fill`; the copies in `more` write to arrays that follow the arrays of `leaves`."""
         view, copies = self.view, [*self.copies, *more]
         stack = max((1 - copy.offset for copy in copies), default=1)
         n = TO_THE_END if view.most_steps is None else view.most_steps
@@ -200,7 +200,7 @@ class TransitionsReader(ReturnsReader):
         return self._plan.windows
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the numbers of steps of the next `fill`, if it draws any."""
+        """Seed the next `fill`, which draws numbers of steps if `n_step` is a pair."""
         if isinstance(self._plan, RandomSteps):
             self._plan.seed(entropy)
 
@@ -213,7 +213,7 @@ class TransitionsReader(ReturnsReader):
             self._requested.fill(snapshot, ids, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows of these ids, and return their pages. Any thread may call it."""
+        """Map the rows of these ids in wide leaves, and return their memory pages. Thread-safe."""
         return self._plan.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -240,7 +240,7 @@ def _steps_argument(name: str, value: Any) -> int | tuple[int, int] | None:
 
 
 def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Leaf]]:
-    """Return the copy of each leaf, and all leaves of a batch in order."""
+    """Return the copy for each leaf that is read from the store, by path, and all leaves of a batch in order."""
     fields = step_fields(schema, view.frame_stack)
     unknown = [name for name in view.next_fields if name not in fields]
     if unknown:
@@ -275,7 +275,7 @@ def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Lea
 
 
 class _Stacks(NamedTuple):
-    """An observation leaf of the store, the paths of its stacks in a batch, and their depth."""
+    """An observation leaf of the store, the paths of its stacks in a batch, and the depth of the stacks."""
 
     source: str
     obs: Path
@@ -288,7 +288,7 @@ class DeviceFrameStack(Reader):
 
     The stacks of obs and next_obs, n steps apart, share frames if n is less than their depth: together they show n +
     depth different frames instead of 2 · depth. The frames of an item are gathered as one run, which is copied to the
-    device. Both stacks are selected from the run there.
+    device. The device selects both stacks from the run.
     """
 
     shows_leaves = False
@@ -314,11 +314,11 @@ class DeviceFrameStack(Reader):
         self._rest.plan([Copy(*run) for run in runs])
 
     def _run(self, stack: Leaf) -> tuple[int, ...]:
-        """Return the shape of a run of frames: a stack, and the frames of the n steps after it."""
+        """Return the shape of a run of frames: the frames of `stack`, and the frames of the n steps after it."""
         return stack.shape[0] + self._steps, *stack.shape[1:]
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the numbers of steps of the next `fill`, if it draws any."""
+        """Seed the next `fill`, which draws numbers of steps if `n_step` is a pair."""
         self._rest.seed(entropy)
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
@@ -340,13 +340,13 @@ class DeviceFrameStack(Reader):
             places, frames = tensors[number], tensors[number + count]
             shown[stacks.obs] = frames[:, : stacks.depth].contiguous()
             picked = frames.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
-            # Zeros for windows that end with an episode without a final observation.
+            # A window that ends with an episode without a final observation has zeros.
             each = known.view(-1, *[1] * (picked.dim() - 1))
             shown[stacks.next_obs] = picked.where(each, picked.new_zeros(()))
         return [shown[path] for path in self.paths]
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows of these ids, and return their pages; see `TransitionsReader.pages`."""
+        """Map the rows of these ids in wide leaves, and return their memory pages. Thread-safe."""
         return self._reader.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -406,7 +406,7 @@ class _Step(NamedTuple):
 
 
 def nstep_experiences(episode_or_iterable: Any, n_step: int, gamma: float) -> Iterator[NStepExperience]:
-    """Turn steps into n-step experiences, in order, one for each step of an ended episode.
+    """Return an iterator over the n-step experiences of a stream of steps, in order, one for each step.
 
     ``ret = r_t + gamma r_{t+1} + ... + gamma^(k-1) r_{t+k-1}``, where k is n_step, or less if the episode ends first
     (Sutton & Barto, Reinforcement Learning, 2nd ed., 7.1). At the end of an episode, its last steps give shorter and
@@ -417,8 +417,8 @@ def nstep_experiences(episode_or_iterable: Any, n_step: int, gamma: float) -> It
     ----------
     episode_or_iterable : Episode or iterable
         An episode of a store, or steps (obs, action, reward, done) or (obs, action, reward, done, next_obs) of any
-        number of episodes. An iterable is consumed step by step. Without `next_obs`, an experience waits for the step
-        after its window, and takes that obs as its `next_obs`.
+        number of episodes. An iterable is consumed step by step. If the steps have no `next_obs`, an experience waits
+        for the step after its window, and takes the obs of that step as its `next_obs`.
     n_step : int
         Number of steps in the return.
     gamma : float
@@ -486,7 +486,7 @@ def _checked(steps: Iterable[Any]) -> Iterator[_Step]:
 
 
 def _of_episode(episode: Episode) -> Iterator[tuple[Any, ...]]:
-    """Yield the steps of an episode; of an open one, only steps with a next observation."""
+    """Yield the steps of an episode, as `_checked` takes them; of an open episode, only steps with a next obs."""
     obs, action, reward = episode.obs, episode.action, episode.reward
     steps, is_open = len(episode), episode.ended == "open"
     frames = _rows(obs)

@@ -17,8 +17,8 @@ from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import frame_stack_depths
 from diskreplay.views.base import NO_PAGES, Leaf, Pages, Path
 
-# Attempts to map chunks and use them: in between, another thread may unmap these chunks to make room for its own, or
-# because the system refuses more mappings.
+# The number of attempts to map chunks and then use them. Between the two, another thread may unmap these chunks to make
+# room for its own, or because the system refuses more mappings.
 ATTEMPTS = 8
 
 
@@ -44,7 +44,8 @@ class Bounds(NamedTuple):
 class Copy(NamedTuple):
     """A copy of rows of a leaf: `length` rows from row `begin` + `offset` of each window on; zeros from `stop` on.
 
-    `begin` and `stop` name rows of the table of windows. `target` is the number of the array in a block.
+    `begin` and `stop` are row numbers of `Windows.table`, such as `gathering.ROW`: the entry there is the row of the
+    lane. `target` is the number of the array in a block.
     """
 
     leaf: str
@@ -75,7 +76,7 @@ class StepField(NamedTuple):
 
 
 def step_fields(schema: Schema, frame_stack: int | Mapping[str, int] = 1) -> dict[str, list[StepField]]:
-    """Return the step fields of a batch by name, each with its leaves.
+    """Return the step fields of a batch: a dict from the name of each field to its leaves.
 
     Raises ValueError if a name in `frame_stack` is not a leaf of the observations.
     """
@@ -121,10 +122,10 @@ class Windows:
         return bad
 
     def find_steps(self, snapshot: Snapshot, ids: Ints) -> int:
-        """Find the window of each step's single row; return the place of the first id without a step, or -1.
+        """Find the one-row window of each step; return the place of the first id that is not a step's, or -1.
 
-        `ends` gets the flags of the row, `behind` the flags of the next row, 0 if the lane ends there, and `own_stop`
-        the end of the lane.
+        `ends` gets the flags of the row, and `own_stop` the number of rows of the lane. `behind` gets the flags of the
+        next row, or 0 if the lane has no next row.
         """
         return self.find(snapshot, ids, 0, 1, False)
 
@@ -135,7 +136,7 @@ class Windows:
         return kept
 
     def rows(self, copy: Copy) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return slot, lane, and first and last copied row of each window with any copied rows."""
+        """Return the slots, lanes, first and last rows that `copy` reads; windows without such rows are left out."""
         begin, stop = self.table[copy.begin] + copy.offset, self.table[copy.stop]
         first = np.maximum(begin, self.floor)
         last = np.minimum(np.maximum(first, begin + copy.length - 1), stop - 1)
@@ -157,7 +158,10 @@ def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
 
 
 def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since: int) -> None:
-    """Map all copied rows, without unmapping chunks that were used at `since` (see `chunk_budget.now`) or later."""
+    """Map all rows of these windows that `copies` read.
+
+    Chunks that were used at `since` (see `chunk_budget.now`) or later are not unmapped to make room.
+    """
     reached: dict[str, list[tuple[Ints, ...]]] = {}
     found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # most leaves have the same rows
     for copy in copies:
@@ -215,8 +219,9 @@ def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
 
 
 def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> Pages:
-    """Map the rows of wide leaves, with rows of at least `WIDE_ROW` bytes, and return their pages.
+    """Map the rows that `copies` read from wide leaves, and return their memory pages.
 
+    A leaf is wide if its rows have at least `WIDE_ROW` bytes.
     Narrow leaves are left out: the system reads ahead around each page fault, so they are soon in memory as a whole.
     Decompressed chunks are left out, too: they are always in memory.
     """
@@ -237,9 +242,12 @@ def merged_pages(found: Sequence[Pages]) -> Pages:
 
 
 def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, last: Ints) -> Pages:
-    """Return a range of bytes for each window and each mapped chunk; the caller holds the lock of all tables."""
+    """Return the ranges of bytes of rows `first` to `last` of each window, one per chunk that the rows reach.
+
+    The caller holds the lock of all tables.
+    """
     table = snapshot.leaf(leaf)
-    # Keeps only mappings of this array alive: chunks that other arrays release must be unmapped at once.
+    # This holder keeps only mappings of this array alive: chunks that other arrays release must be unmapped at once.
     held, first_chunk, bases = table.holder, table.first_chunk, table.bases
     folder, line, before = snapshot.tables.find(slot, lane)
     shift, first, last = table.shift[folder], before + first, before + last
