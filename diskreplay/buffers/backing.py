@@ -26,7 +26,7 @@ from diskreplay.writing.writer import Writer
 
 
 class Backed(ABC):
-    """The base of buffers: at most one store, at a path or in a temporary folder, and one writer of it.
+    """The base class of buffers with at most one store, at a path or in a temporary folder, and one writer of it.
 
     A store at the path is opened at once. If there is no store yet, `_writer_of` makes it with the first step. A buffer
     that keeps its steps in tensors calls `_writer_of` only if it has a path. A temporary folder is removed by `close`,
@@ -39,7 +39,7 @@ class Backed(ABC):
     device : torch.device or str or None
         The device of tensors; None is the CPU.
     given : Given
-        Shapes and dtypes of observations and actions.
+        The user's shapes and dtypes of observations and actions.
     extra : dict of Field
         The fields in addition to observation, action and reward.
     capacity, segment_steps : int
@@ -61,7 +61,7 @@ class Backed(ABC):
         self._capacity, self._segment_steps = capacity, segment_steps
         self._closed = False
         self._writer: Writer | VectorWriter | None = None
-        # Removes a temporary store, and ends its writer, at exit or with the buffer.
+        # Ends the writer of a temporary store and removes the store: at exit, or when the buffer is garbage.
         self._remove: Closing | None = None
         self._kept: Kept = []
         self._store: Store | None = None
@@ -89,7 +89,7 @@ class Backed(ABC):
         return self._store
 
     def _check(self, store: Store) -> None:
-        """Raise an error if a store differs from the one that this buffer would make.
+        """Raise an error if a store differs from the store that this buffer would make.
 
         Raises
         ------
@@ -113,10 +113,10 @@ class Backed(ABC):
             raise Closed(f"this {type(self).__name__} is closed; make another")
 
     def _schema(self, obs: Any, action: Any, num_envs: int, reward: Any = 0.0) -> Schema:
-        """Return the store's schema; without a store, the schema of this first step.
+        """Return the store's schema, or if there is no store yet, the schema of a first step with these values.
 
-        With a single environment, the step may lack the axis of environments. A `reward` with an axis is a hint that
-        the step has it, too.
+        With a single environment, values may lack the axis of environments. A `reward` with an axis is a hint that the
+        other values have that axis, too.
         """
         if self._store is not None:
             return self._store.schema
@@ -132,12 +132,15 @@ class Backed(ABC):
     @overload
     def _writer_of(self, schema: Schema, num_envs: int) -> VectorWriter: ...
     def _writer_of(self, schema: Schema, num_envs: int | None = None) -> Writer | VectorWriter:
-        """Return the writer of the store; before the first step, make the store with this schema."""
+        """Return the writer of the store; before the first step, make the store with this schema.
+
+        With `num_envs`, the writer appends the steps of that number of environments together.
+        """
         if self._store is None:
             self._store = self._make(schema)
             self._begin(self._store)
         if self._writer is None:
-            # A temporary store does not outlive the process.
+            # A temporary store does not outlive the process, so its steps need not be durable.
             durability: Durability = "none" if self._path is None else DEFAULT_DURABILITY_S
             if num_envs is None:
                 self._writer = self._store.writer(durability=durability)

@@ -19,7 +19,7 @@ Columns = dict[str, torch.Tensor]  # by the path of a field
 # Number of free slots of memory to keep: a training loop references the last rollout while it collects the next one.
 SPARE = 1
 
-# Dtypes that torch and numpy have. torch can cast dtypes in CAST to most others, and dtypes in SELDOM_CAST to few.
+# Dtypes that torch and numpy have. torch can cast dtypes in CAST to most other dtypes, those in SELDOM_CAST to few.
 CAST = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),
@@ -52,7 +52,7 @@ class ColumnMemory:
 
 
 def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -> list[tuple[str, torch.Tensor]]:
-    """Return path and values of each leaf of a part of steps, such as "obs".
+    """Return path and values of each leaf of `value`, which is a part of steps, such as "obs".
 
     Values are ``(*leading, *shape)``; see `rows_of_field`. Raises SchemaError for keys or values that do not fit.
     """

@@ -42,7 +42,7 @@ class DistillationBuffer(Backed):
     ValueError
         An argument is invalid, or the store at `path` has another capacity.
     SchemaError
-        A shape or dtype cannot be stored, or differs from the store's at `path`.
+        A shape or dtype cannot be stored, or differs from the shape or dtype in the store at `path`.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class DistillationBuffer(Backed):
             self._writer_of(schema).append_episode(obs, action, np.zeros(rows, np.float32), terminated=True)
 
     def _put(self, schema: Schema, pairs: Columns, count: int) -> None:
-        """Write pairs to the columns; when these are full, over the oldest pairs."""
+        """Write `count` pairs to the columns; when the columns are full, they replace the oldest pairs."""
         if not self._columns:
             fields = {path: schema.leaves[path] for path in pairs}
             self._columns = ColumnMemory(fields, (self._capacity,), self._device).columns()

@@ -1,6 +1,7 @@
 """Advantages of columns of steps, by a few operations of torch, and the values of final observations.
 
-Final observations are kept apart from the steps: the next step has the first observation of another episode.
+Final observations are kept apart from the steps, because the step after the end of an episode has the first observation
+of another episode.
 """
 
 from collections.abc import Callable
@@ -69,7 +70,7 @@ def advantages(
     known = rewards.new_empty((steps + 1, columns), dtype=wide_dtype(rewards.device))
     known[:-1].copy_(values)
     known[-1].copy_(last_values)
-    # `where` and no product with 0: a NaN must not reach the steps of an earlier episode.
+    # `where`, because a product of 0 and a NaN is NaN, which must not reach the steps of an earlier episode.
     zero = known.new_zeros(())
     following, stops = torch.where(done, zero, known[1:]), done
     if bootstraps is not None and final_values is not None:
@@ -99,7 +100,7 @@ def final_values_argument(values: Any, bootstraps: torch.Tensor) -> torch.Tensor
 
 
 def _numbers(values: Any, device: torch.device) -> torch.Tensor:
-    """Return numbers as a tensor on a device."""
+    """Return values, an array or a tensor with or without a gradient, as a tensor on a device."""
     if not isinstance(values, torch.Tensor):
         values = tensor_of(np.asarray(plain(values), np.float64))
     moved: torch.Tensor = values.detach().to(device)
@@ -107,7 +108,7 @@ def _numbers(values: Any, device: torch.device) -> torch.Tensor:
 
 
 class NextRows(NamedTuple):
-    """The observations after a step, of the environments in `lanes`, (n,)."""
+    """The observations after step number `step`, of the environments in `lanes`, (n,), by leaf in `rows`."""
 
     step: int
     lanes: torch.Tensor
@@ -117,9 +118,10 @@ class NextRows(NamedTuple):
     def of_flagged(
         cls, step: int, flags: torch.Tensor, schema: Schema, obs: Any, device: torch.device
     ) -> "NextRows | None":
-        """Return copies of the observations of environments with a flag, (num_envs,); None if no flag is set.
+        """Return copies of the observations of the environments that have a flag; None if no flag is set.
 
-        Raises SchemaError if an observation does not fit the schema.
+        `flags` is (num_envs,), and `obs` has an observation for each environment. Raises SchemaError if an observation
+        does not fit the schema.
         """
         lanes = flags.nonzero().flatten()
         if not len(lanes):
@@ -143,7 +145,7 @@ class FinalObservations:
         self._next_rows.append(next_rows)
 
     def nested(self, schema: Schema) -> Any:
-        """Return all observations, (n, ...), nested like the schema's observations."""
+        """Return all added observations, (n, ...), nested like the schema's observations."""
         rows = [next_rows.rows for next_rows in self._next_rows]
         return schema.unflatten("obs", {path: torch.cat([each[path] for each in rows]) for path in rows[0]})
 

@@ -18,7 +18,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.workers import Job, Workers
 from diskreplay.writing.vector_writer import VectorWriter
 
-# The trainer waits for the disk when this many steps are waiting: each keeps the memory of its rollout.
+# The trainer waits for the disk when this number of steps is waiting: each waiting step keeps its rollout in memory.
 MOST_WAITING = 32
 
 FLAGS = ("terminated", "truncated")
@@ -27,10 +27,10 @@ FLAGS = ("terminated", "truncated")
 class Recorder:
     """Appends steps to a store in their order, in a thread. The next call raises an error of the thread.
 
-    Steps that wait behind a failed step are dropped: their lanes would lack the failed step. Later steps go to another
-    writer. Waiting steps are written before the interpreter ends.
+    Steps that wait behind a failed step are dropped: their lanes would lack the failed step. Steps that are appended
+    after the error was raised go to another writer. Waiting steps are written before the interpreter ends.
 
-    Concurrency: one thread.
+    Concurrency: only one thread may call the methods.
     """
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class Recorder:
     ) -> None:
         """Append a step of all environments, and the next observations of some environments, in the thread.
 
-        The thread copies tensors from a CUDA device; they must not change before. `new_writer` makes the writer of the
-        first step, and of the first step after a failure.
+        The thread also copies tensors from a CUDA device; they must not change before `wait` returns. `new_writer`
+        makes a writer for the first step, and for the first step after a failure.
         """
         self._forget_parents()
-        if self._host_copy is None:  # made here: a tensor's device has a number, such as "cuda:0"
+        if self._host_copy is None:  # made here, because a tensor's device has a number, such as "cuda:0"
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()
@@ -80,7 +80,7 @@ class Recorder:
         self.check()
 
     def check(self) -> None:
-        """Raise the error of a failed step, if any, once; later steps go to a new writer."""
+        """Raise the error of a failed step, if there is one; only this call raises it. Later steps get a new writer."""
         if self._error is None:
             return
         for job in self._waiting:
@@ -107,7 +107,7 @@ class Recorder:
             self._waiting.clear()
 
     def _leave_cut(self, lane: int) -> None:
-        """Do nothing when the writer cuts an episode: the buffer warns of an observation that does not continue it."""
+        """Do nothing when the writer cuts an episode: the buffer itself warns of the discontinuity."""
 
 
 def _write(writer: VectorWriter, schema: Schema, rows: Columns, next_rows: tuple[torch.Tensor, Columns] | None) -> None:

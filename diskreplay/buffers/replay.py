@@ -26,10 +26,10 @@ from diskreplay.views.transitions import Transitions
 from diskreplay.writing.vector_writer import VectorWriter
 
 STATE = "replay-buffer"
-"""The name of the sampler state in the store that has the priorities."""
+"""The name under which the store keeps the state of the buffer's sampler, with the priorities."""
 
 SAVE_EVERY_S = 60.0
-"""Seconds between saves of priorities while they are updated: a crash loses the updates since the last save."""
+"""Seconds between saves of the priorities while they are updated. A crash loses the updates after the last save."""
 
 BETA = Linear(0.4, 1.0, 1_000_000)
 
@@ -48,7 +48,7 @@ HIDDEN = ("truncated",)
 
 
 class Experience(NamedTuple):
-    """One step of an environment. `done` is whether it terminated the episode, so that nothing follows `next_state`.
+    """One step of an environment. `done` is whether the step terminated the episode, so that it is not bootstrapped.
 
     Examples
     --------
@@ -83,8 +83,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     With ``prioritized=True`` and a `path`, the priorities outlive the buffer, and so do the random state and the number
     of batches for beta's schedule. They are saved by `close`, by `save`, and every minute while they are updated. A
-    process that ends without `close` loses later updates. The next buffer continues from the last save, and later steps
-    get the largest priority given.
+    process that ends without `close` loses the updates after the last save. The next buffer at the path continues from
+    the last save, and steps added after it get the largest priority so far.
 
     Concurrency: one thread adds; any thread may call the other methods. Other processes may read a store at a `path`.
 
@@ -106,8 +106,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     gamma : float
         Discount per step.
     prioritized : bool
-        Whether steps are drawn by the errors passed to `update_priorities`; see `Prioritized`. It may be set at run
-        time.
+        Whether steps are drawn by the errors passed to `update_priorities`; see `Prioritized`. You may also set this
+        attribute later.
     alpha, beta, eps : float
         Arguments of `Prioritized`. beta may be a schedule; by default it rises from 0.4 to 1 over a million batches.
     obs_dtype, action_dtype : dtype or None
@@ -120,7 +120,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     ValueError
         An argument is invalid, or the store at `path` has another capacity.
     SchemaError
-        A shape or dtype cannot be stored, or differs from the store's at `path`.
+        A shape or dtype cannot be stored, or differs from the shape or dtype in the store at `path`.
     FormatError
         The store at `path`, or its saved priorities, are damaged.
 
@@ -192,7 +192,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     @property
     def view(self) -> Transitions:
-        """The meaning of a sampled step: n, gamma, stacks of frames. It may be set at any time."""
+        """The view of sampled steps: n, gamma and stacks of frames. You may set it at any time."""
         return self._view
 
     @view.setter
@@ -262,7 +262,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         done : bool
             Whether the step terminated its episode, so that it is not bootstrapped. Numbers are 0 or 1.
         truncated : bool
-            Whether the episode ended otherwise, for example by a time limit: `next_obs` is bootstrapped.
+            Whether the episode ended without termination, for example by a time limit. The step is bootstrapped from
+            `next_obs`.
         mask : (num_envs,) bool, optional
             Environments with False are skipped, for example if they were only reset (NEXT_STEP autoreset).
 
@@ -345,7 +346,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         if not self._prioritized and self._priorities.is_new:
             raise ValueError("this buffer has no priorities: make it with prioritized=True, or set that attribute")
         if self._sampler is None:
-            raise NotEnoughData("the buffer has 0 steps, and so none to give a priority")
+            raise NotEnoughData("the buffer has 0 steps, so there are no priorities to update: add steps first")
         skipped = self._sampler.update_priorities(index, td_error)
         if monotonic() - self._saved_at >= SAVE_EVERY_S:
             self._save_priorities()
@@ -362,7 +363,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     @overload
     def __getitem__(self, index: slice) -> list[Experience]: ...
     def __getitem__(self, index: int | slice) -> Experience | list[Experience]:
-        """Return a step that can be sampled, or a list for a slice; the oldest one has index 0.
+        """Return a step that can be sampled, or a list of steps for a slice; the oldest step has index 0.
 
         Returned experiences are single steps, whatever `n_step` is. Their values are on the device.
 
@@ -386,7 +387,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         return [Experience(*(map_tree(operator.itemgetter(i), part) for part in columns)) for i in range(len(places))]
 
     def _sampleable_ids(self) -> NDArray[np.int64]:
-        """Return the ids of the steps that can be sampled, oldest first. They are sorted once for each snapshot."""
+        """Return the ids of the steps that can be sampled, oldest first; computed once for each snapshot and view."""
         assert self._store is not None
         assert self._sampler is not None
         known = self._store.snapshot, self._sampler.view
@@ -399,13 +400,13 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def clear(self) -> None:
         """Forget all steps: only later steps are sampled and counted.
 
-        The store keeps the old steps until later ones replace them, so a buffer that is opened at its path shows them.
+        The store keeps the old steps until later steps replace them, so the next buffer at the same path has them.
         """
         store = self._refreshed()
         if store is None or self._sampler is None or not len(store):
             return
         if isinstance(self._writer, VectorWriter):
-            # Lanes differ in length, so their next ids may be below the mark. Ids of a new segment are above it.
+            # Lanes differ in length, so the next ids of some lanes may be below the mark. A new segment's are above it.
             self._writer.close()
             self._writer = None
         elif self._writer is not None:
@@ -417,7 +418,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def save(self) -> None:
         """Make all steps durable, and save the priorities; a buffer opened at `path` continues from them.
 
-        Both are durable when this returns. A crash leaves the previous save or this one.
+        Both are durable when this method returns. A crash leaves the previous save or this one.
 
         Raises
         ------

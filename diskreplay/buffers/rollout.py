@@ -65,9 +65,9 @@ class RolloutBuffer(Backed):
     that were waiting, and the buffer has all of them.
 
     On a CUDA device, `add` copies tensors of that device on the current stream and does not wait, unless it has final
-    observations. With a `path`, the thread copies the steps to the processor, on its own stream.
+    observations. With a `path`, the thread copies the steps to the CPU, on its own stream.
 
-    Concurrency: one thread.
+    Concurrency: only one thread may use the buffer.
 
     Parameters
     ----------
@@ -85,8 +85,8 @@ class RolloutBuffer(Backed):
         More fields of a step by name; `add` takes their values as arguments. An example is a recurrent state,
         ``{"hidden": dr.Field((64,), "float32")}``.
     path : path or None
-        The path of a store that keeps the newest rollouts, at least eight; None: no store. A new buffer at the path of
-        another one begins empty. Two buffers must not use a path at the same time.
+        The path of a store that keeps the newest rollouts, at least eight; None: no store. A buffer begins empty, even
+        if the store has steps of an earlier buffer. Two buffers must not use a path at the same time.
     device : torch.device or str or None
         The device of tensors; None is the CPU.
 
@@ -95,7 +95,7 @@ class RolloutBuffer(Backed):
     ValueError
         An argument is invalid, or the store at `path` has rollouts of another size.
     SchemaError
-        A shape cannot be stored, or differs from the store's at `path`.
+        A shape cannot be stored, or differs from the shape in the store at `path`.
 
     Examples
     --------
@@ -199,8 +199,8 @@ class RolloutBuffer(Backed):
         privileged_observations : (num_envs, num_privileged_obs) or None
             The critic's observation; None if `num_privileged_obs` is 0.
         truncated : (num_envs,) or None
-            Whether each episode ended otherwise, for example by a time limit. The step is bootstrapped from the final
-            observation, unless it is done as well.
+            Whether each episode ended without termination, for example by a time limit. The step is bootstrapped from
+            the final observation, unless it is done as well.
         final_observations : (num_envs, ...) or None
             The final observations of the truncated episodes; other rows are ignored. Gymnasium's
             ``info["final_obs"]`` of SAME_STEP autoreset can be passed.
@@ -320,7 +320,7 @@ class RolloutBuffer(Backed):
         self._warn("cut", DISCONTINUITY)
 
     def _record(self, recorder: Recorder, schema: Schema, next_rows: NextRows | None) -> None:
-        """Append the new step to the store, in the thread, which copies it from the device."""
+        """Append the new step to the store, in the recorder's thread, which also copies the step from the device."""
         rows = {path: tensor[self._steps] for path, tensor in self._columns.items()}
         recorder.append(schema, rows, next_rows, lambda: self._new_writer(schema))
 
@@ -382,7 +382,7 @@ class RolloutBuffer(Backed):
         ValueError
             An argument is invalid.
         """
-        # Not a decorator: a warning would name its frame instead of the caller's.
+        # Not a decorator, because a warning would name the frame of the decorator instead of the caller's.
         with torch.inference_mode(False):
             self._estimates = self._estimated(last_values, gamma, gae_lambda, value_fn, final_values)
 
@@ -424,18 +424,19 @@ class RolloutBuffer(Backed):
 
     @torch.inference_mode(False)
     def sample(self) -> Batch:
-        """Return all steps as a flat batch, step after step. The buffer keeps them.
+        """Return all steps as a flat batch: the first step of each environment, then the second, and so on.
 
-        ``sample().minibatches(size, epochs)`` shuffles them; `sequences` keeps their order, for recurrent networks.
+        The buffer keeps the steps. ``sample().minibatches(size, epochs)`` shuffles them; `sequences` keeps their order,
+        for recurrent networks.
 
         Returns
         -------
         Batch
-            `observations`, `privileged_observations` (if the critic has some), `actions`, `rewards`, `dones`, `values`,
-            `log_probs` and the fields of `extra`, (len(buffer), ...), and `advantages` and `returns` after their
-            computation. Scalars are (len(buffer), 1), and `dones` is float32. `index`, (len(buffer),), has the numbers
-            of the steps among all steps ever added. If all steps were pushed, the fields are named as in `Experience`:
-            `states`, `actions`, `rewards`, `next_states`, `dones`.
+            `observations`, `privileged_observations` (if `num_privileged_obs` is not 0), `actions`, `rewards`, `dones`,
+            `values`, `log_probs` and the fields of `extra`, (len(buffer), ...), and, once they are computed,
+            `advantages` and `returns`. Scalars are (len(buffer), 1), and `dones` is float32. `index`, (len(buffer),),
+            has the number of each step among all steps ever added. If all steps were pushed, the fields are named as in
+            `Experience`: `states`, `actions`, `rewards`, `next_states`, `dones`.
 
         Raises
         ------
@@ -483,7 +484,7 @@ class RolloutBuffer(Backed):
         return (Batch({**{name: part[name] for name in part}, "mask": part["mask"].unsqueeze(-1)}) for part in found)
 
     def _shown(self) -> dict[str, Any]:
-        """Return the fields of batches, (steps so far, num_envs, ...)."""
+        """Return the fields of batches by their names in batches, (steps so far, num_envs, ...)."""
         batch = self._gathered()
         if self._pushed:
             fields = renamed(batch, PUSHED, {*HIDDEN, *self._extra})
@@ -561,7 +562,7 @@ class RolloutBuffer(Backed):
 
     @torch.inference_mode(False)
     def _gathered(self) -> Batch:
-        """Return all steps so far as a batch."""
+        """Return all steps so far as a batch with the store's names of fields, (steps so far, num_envs, ...)."""
         self._check_open()
         self._wait()
         schema = self._fields

@@ -21,13 +21,13 @@ def plain(value: Any) -> NDArray[Any]:
     """Return a number, array or tensor as an array; a tensor is detached and copied to the CPU."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-        # bfloat16 has no numpy dtype; float32 has all its values.
+        # numpy has no bfloat16; float32 has all values of bfloat16.
         array: NDArray[Any] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
         return array
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise SchemaError(f"{value!r:.80} is not an array ({error}); nested values come as dicts and tuples") from None
+        raise SchemaError(f"{value!r:.80} is not an array ({error}); pass nested values as dicts and tuples") from None
 
 
 def items_of(value: Any) -> Mapping[str, Any] | None:
@@ -41,10 +41,10 @@ def items_of(value: Any) -> Mapping[str, Any] | None:
 
 
 def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
-    """Return values in the shapes of fields, if only axes of length 1 differ. Other values are unchanged.
+    """Return values with each array reshaped to its field, if the two shapes differ only in axes of length 1.
 
-    `tree` is a field, or a dict or tuple of trees, and the values are nested like it. `leading` axes precede each
-    field's shape.
+    Other arrays are returned unchanged. `tree` is a field, or a dict or tuple of trees, and `value` is nested like the
+    tree. The axes in `leading` precede the shape of each field.
     """
     if not isinstance(tree, Field):
         below, values = items_of(tree), items_of(tuple(value) if isinstance(value, list) else value)
@@ -69,7 +69,7 @@ def shapes_of(value: Any) -> list[tuple[int, ...]]:
 
 
 def renamed(batch: Batch, names: Mapping[str, str], hidden: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a batch by their new `names`, without the `hidden` ones.
+    """Return the fields of a batch by new names, without the fields in `hidden`; `names` maps old names to new names.
 
     Scalars get a trailing axis of length 1, so that they broadcast with each other and with the results of a network.
     `terminated` becomes float32.
@@ -90,9 +90,10 @@ def renamed(batch: Batch, names: Mapping[str, str], hidden: Collection[str]) -> 
 def flags_of(
     value: Any, name: str, num_envs: int, chosen: NDArray[np.int64] | None = None, reward: Any = None
 ) -> NDArray[np.bool_]:
-    """Return the flags of all environments, (num_envs,) bool. 0.0 and 1.0 are accepted: other libraries store floats.
+    """Return the flags of all environments, (num_envs,) bool.
 
-    Only the values of the environments in ``chosen`` are checked; None: of all.
+    0.0 and 1.0 are accepted, because other libraries store flags as floats. Only the values of the environments in
+    ``chosen`` are checked; None: all values are checked.
 
     Raises
     ------
@@ -113,9 +114,9 @@ def flags_of(
 
 
 def rows_of(schema: Schema, obs: NDArray[np.object_], lanes: NDArray[np.bool_]) -> Any:
-    """Return the observations of the flagged lanes as arrays, (lanes, ...), with zeros for the others.
+    """Return observations as arrays, (num_envs, ...), with zeros for the lanes that have False in `lanes`.
 
-    `obs`, (lanes,), has an observation or None for each lane, like gymnasium's `info["final_obs"]`.
+    `obs`, (num_envs,), has an observation or None for each lane, like gymnasium's `info["final_obs"]`.
     """
     if obs.shape != lanes.shape:
         raise SchemaError(f"final_observations: got {len(obs)} observations, needs one for each of {len(lanes)} lanes")
@@ -127,7 +128,10 @@ def rows_of(schema: Schema, obs: NDArray[np.object_], lanes: NDArray[np.bool_]) 
 
 
 def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> Any:
-    """Return the values of a part of a step, fitted (see `fitted`) and cast. Raises SchemaError if that fails."""
+    """Return the values of a part of a step, such as "obs", with the shapes and dtypes of the schema.
+
+    Raises SchemaError if the values do not fit; see `fitted` for axes of length 1.
+    """
     value = fitted(getattr(schema, part), value, leading)
     return schema.unflatten(part, schema.cast(part, value, leading))
 
@@ -158,7 +162,7 @@ class Given:
         return getattr(self, f"{part}_shape"), getattr(self, f"{part}_dtype")
 
     def field(self, part: str, value: Any, lanes: int | None) -> Tree:
-        """Return the field of a first value, or a dict or tuple of fields; `part` is "obs" or "action".
+        """Return the `Field` for a first value, or a dict or tuple of fields; `part` is "obs" or "action".
 
         `lanes` is the length of the leading axis of environments; None: the value has no such axis.
         """
@@ -203,7 +207,8 @@ def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: 
     """Return whether a first observation has a leading axis of one environment.
 
     With a known `shape`, the observation must be (1, *shape). Else all its leaves must have a leading axis of length 1.
-    In addition, a leaf must have more axes, or `batched` must be True: other values of the step have that axis.
+    In addition, at least one leaf must have more axes, or `batched` must be True, which tells that other values of the
+    step have the axis.
     """
     if shape is not None and not isinstance(obs, Mapping):
         return plain(obs).shape == (1, *shape)

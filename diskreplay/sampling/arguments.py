@@ -1,4 +1,4 @@
-"""Checks of samplers' arguments."""
+"""Checks of the arguments of samplers."""
 
 from typing import Any
 
@@ -19,7 +19,10 @@ from diskreplay.views.base import INT64, View
 def drawing_arguments(
     where: Any, rank: Any, world_size: Any, max_times_sampled: Any, max_size: Any, remover: Any
 ) -> dict[str, Any]:
-    """Return the checked arguments that select a sampler's ids, as arguments of `Planner`. Raises ValueError."""
+    """Check the arguments that select a sampler's ids, and return them as keyword arguments of `Planner`.
+
+    Raises ValueError if an argument is invalid.
+    """
     world_size, rank = int_argument("world_size", world_size), int_argument("rank", rank, 0)
     if rank >= world_size:
         raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
@@ -38,7 +41,7 @@ def drawing_arguments(
 
 
 def device_argument(device: Any) -> torch.device:
-    """Return a device, the CPU for None. Raises ValueError if torch cannot use it here."""
+    """Return `device` as a device of torch; None is the CPU. Raises ValueError if torch cannot use the device."""
     try:
         found = torch.device("cpu" if device is None else device)
         if found.type != "cpu":
@@ -51,21 +54,21 @@ def device_argument(device: Any) -> torch.device:
 
 
 def store_argument(store: Any) -> Store:
-    """Return the store. Raises ValueError if it is not one."""
+    """Return `store`. Raises ValueError if it is not a `Store`."""
     if not isinstance(store, Store):
         raise ValueError(f"store must be a Store or its path, not {store!r}")
     return store
 
 
 def view_argument(view: Any) -> View:
-    """Return the view. Raises ValueError if it is not one."""
+    """Return `view`. Raises ValueError if it is not a view."""
     if isinstance(view, type) or not isinstance(view, View):
         raise ValueError(f"view must be a view such as Transitions(), not {view!r}")
     return view
 
 
 def distribution_argument(distribution: Any) -> Distribution:
-    """Return the distribution, `Uniform()` for None. Raises ValueError if it is not one."""
+    """Return `distribution`, or `Uniform()` for None. Raises ValueError if it is not a distribution."""
     if distribution is None:
         return Uniform()
     if not isinstance(distribution, Distribution):
@@ -74,8 +77,8 @@ def distribution_argument(distribution: Any) -> Distribution:
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return a tensor's numbers, usually without a copy."""
-    # A single call in the usual case: calls of torch are slow, since its code is seldom in the processor's caches.
+    """Return a tensor as an array, usually without a copy."""
+    # In the usual case a single call: calls of torch are slow, because its code is seldom in the processor's caches.
     try:
         return tensor.numpy()
     except (RuntimeError, TypeError):  # it has a gradient, is on a device, or has a dtype that numpy lacks
@@ -98,8 +101,8 @@ def ids_argument(ids: Any) -> NDArray[np.int64]:
 def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
     """Return errors as contiguous float64, (count,) or (count, length).
 
-    `td_error` is an array, or a tensor with or without a gradient. Raises ValueError for other shapes; (count, 1) is
-    accepted.
+    `td_error` is an array, or a tensor with or without a gradient. The shape (count, 1) becomes (count,); other shapes
+    raise ValueError.
     """
     given = _array(td_error) if isinstance(td_error, torch.Tensor) else td_error
     errors = np.asarray(given, np.float64, order="C")
@@ -111,7 +114,7 @@ def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
 
 
 def kind_argument(kind: Any) -> tuple[Any, ...]:
-    """Return the kind of ids, see `View.kind`. Raises ValueError if it is not a tuple."""
+    """Return `kind`, a kind of ids (see `View.kind`). Raises ValueError if it is not a tuple."""
     if not isinstance(kind, tuple):
         raise ValueError(f'kind must be the kind of a batch or view, such as ("transitions",), not {kind!r}')
     return kind

@@ -1,4 +1,4 @@
-"""A batch: torch tensors by name; its sequences, and the batch as a TensorDict."""
+"""Batches: torch tensors by name, and functions that make minibatches, sequences and TensorDicts of a batch."""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -201,10 +201,10 @@ class Batch(Mapping[str, Tree]):
     def to_tensordict(self) -> "TensorDict":
         """Return the batch as a TensorDict with TorchRL's keys. It shares memory with the batch.
 
-        `obs` is "observation"; the keys of a Dict space are at the root. `next_obs` is the same below "next". `reward`,
-        `terminated` and `truncated` keep their names below "next", where "done" is true if either flag is. `n_steps` is
-        "steps_to_next_obs", `is_first` is "is_init", and `weight` is "priority_weight". Other names are kept, at the
-        root. Rewards, flags and `n_steps` are (..., 1).
+        `obs` is "observation"; the keys of a Dict space are at the root. `next_obs` has the same keys below "next".
+        `reward`, `terminated` and `truncated` keep their names below "next", where "done" is true if either flag is.
+        `n_steps` is "steps_to_next_obs", `is_first` is "is_init", and `weight` is "priority_weight". Other fields keep
+        their names, at the root. Rewards, flags and `n_steps` are (..., 1).
 
         The batch size is the shape of `reward`: (B,), or (B, L) for sequences. Fields with one value for each sequence
         are expanded over its L steps.
@@ -317,7 +317,7 @@ def kind_of(index: Any) -> Kind | None:
 class Windows(NamedTuple):
     """Sequences padded to one length.
 
-    `rows`, (B, L), has the places of their steps in the flattened rollout. `mask`, (B, L), is True at real steps.
+    `rows`, (B, L), has the row of each step in the flattened rollout. `mask`, (B, L), is True at real steps.
     """
 
     rows: Ints
@@ -418,7 +418,7 @@ def map_paths(function: Callable[[str, Any], Any], tree: Tree, path: str) -> Tre
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of sums on a device: float64, or float32 on Apple's devices, which lack it."""
+    """Return the dtype for sums on a device: float64, or float32 on Apple's devices, which lack float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -496,16 +496,16 @@ def to_tensordict(batch: Mapping[str, Any]) -> "TensorDict":
 
 
 def _over_steps(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return a value of each item, (B, ...), expanded over its steps, (B, L, ...)."""
+    """Return a value of each item, (B, ...), expanded to `shape`, (B, L), with the item's value at all of its steps."""
     if value.shape[: len(shape)] == shape:
         return value
     return value[:, None].expand(*shape, *value.shape[1:])
 
 
 def _leaves(tree: Any, above: tuple[str, ...], shape: torch.Size) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the tensors of a tree, expanded over all steps, by their keys from the root.
+    """Return the tensors of a tree, expanded over all steps, by their keys from the root of the TensorDict.
 
-    Full keys merge an extra field named "next" with TorchRL's "next".
+    Such full keys merge the items of an extra field named "next" with TorchRL's "next".
     """
     if isinstance(tree, torch.Tensor):
         return {above: _over_steps(tree, shape)}

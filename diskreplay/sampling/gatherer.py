@@ -82,7 +82,7 @@ class BufferPool:
     reference counts are back at their first values, nothing refers to the memory. A lease object that owns each batch's
     memory would serve as well, but needs new arrays for each batch: 20 of the 140 microseconds of a small batch.
 
-    `allocate` returns uint8 memory of a size in bytes, ordinary or pinned. At most `spare` free slots are kept. `debug`
+    ``allocate(nbytes)`` returns uint8 memory, ordinary or pinned. At most `spare` free slots are kept. `debug`
     overwrites the memory of batches that are no longer referenced, so that a pointer that outlived its tensor reads
     NaN.
     """
@@ -107,7 +107,8 @@ class BufferPool:
         """
         with self._lock:
             slots = self._slots
-            # The usual case: there are few slots, and the slot that was taken longest ago is free. It moves to the end.
+            # The usual case: there are few slots, and the first one, which was taken longest ago, is free. The slot
+            # that is taken moves to the end of the list.
             if len(slots) <= self._spare + 1 and not self._debug:
                 for number, slot in enumerate(slots):
                     block = slot.block
@@ -118,7 +119,7 @@ class BufferPool:
             return slot, slot.fields.copy()
 
     def _free_slot(self, leaves: Sequence[Leaf], size: int) -> Slot:
-        """Return a free slot, a new one if need be, and drop free slots beyond `spare`."""
+        """Return a slot that is free, or new if no free slot fits, and drop free slots beyond `spare`."""
         free = [slot for slot in self._slots if slot.free]
         if self._debug:
             _poison(free)
@@ -131,7 +132,7 @@ class BufferPool:
         return chosen
 
     def _lay_out(self, free: list[Slot], leaves: Sequence[Leaf], size: int) -> Slot:
-        """Return a new slot, in the memory of a free one if that is large enough."""
+        """Return a new slot, in the memory of a slot in `free` if that is large enough and at most twice too large."""
         _, nbytes = offsets(leaves, size)
         for place, slot in enumerate(self._slots):
             if nbytes <= len(slot.memory) <= 2 * nbytes and slot in free:
@@ -197,7 +198,7 @@ class DeviceCopy:
     def receive(self, slot: Slot, sent: Sent, changed: int | None = None) -> list[torch.Tensor]:
         """Return the block's arrays on the device, to be used on the current stream.
 
-        `changed` is the number of an array that was written since the slot was sent: it is sent again.
+        `changed` is the number of an array that was written since the slot was sent: this array is sent again.
         """
         current = torch.cuda.current_stream(self._device)
         current.wait_event(sent.event)
@@ -216,7 +217,7 @@ class DeviceCopy:
 
 
 class HostCopy:
-    """Copies tensors from a device to the processor, concurrently with the trainer's kernels.
+    """Copies tensors from a device to the CPU, concurrently with the trainer's kernels.
 
     One thread calls `later`; any thread may make the copy.
     """
@@ -226,9 +227,10 @@ class HostCopy:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def later(self, *values: Any) -> Callable[[], tuple[Any, ...]]:
-        """Return a function that fetches the values, as `fetched` does, after the current stream's present operations.
+        """Return a function that waits for the operations now on the current stream, and then calls `fetched(*values)`.
 
-        The tensors must not change before that function returns. For other devices it returns the values unchanged.
+        The tensors must not change before that function returns. If the device is not a CUDA device, the function
+        returns the values unchanged.
         """
         stream = self._stream
         if stream is None:
@@ -285,7 +287,10 @@ class Readahead:
         return pages
 
     def begin(self, snapshot: Snapshot, ids: NDArray[np.int64], pages: Pages | None) -> int:
-        """Request the pages, if they were not yet, and wait until they are in memory. Return the argument of `end`."""
+        """Wait until the pages of these ids are in memory; return the argument of `end`.
+
+        `pages` are the pages that `ask` has requested; None: this method requests them.
+        """
         before = blocks_read()
         pages = self.ask(snapshot, ids) if pages is None else pages
         if len(pages.starts):
@@ -295,12 +300,12 @@ class Readahead:
         return before
 
     def end(self, before: int) -> None:
-        """Note that a batch is complete; `begin` returned `before`."""
+        """Record that a batch is complete, and whether it was read from disk; `before` is the result of `begin`."""
         if not self._count(before):
             self._asks = max(self._asks - 1, 0)
 
     def _count(self, before: int) -> bool:
-        """Return whether this thread has read from disk since `blocks_read()` returned `before`; if so, stay `cold`."""
+        """Return whether this thread has read from disk since `blocks_read()` returned `before`; if so, be `cold`."""
         if blocks_read() == before:
             return False
         self._asks = WARM_BATCHES
@@ -329,9 +334,9 @@ class Destination:
 class Gatherer:
     """Makes batches of one view of a store's steps. One thread at a time may call `gather`, and one `to_batch`.
 
-    `draw_fields` has the fields about a batch's draw, with the places of their arrays in a block. `pipeline` has the
-    transforms. For view, schema and fields see `Sampler`. `threads`, if any, copy parts of large arrays; `close` ends
-    them.
+    `draw_fields` maps the names of fields about a batch's draw to the numbers of their arrays in a block. `pipeline`
+    has the transforms. For view, schema and fields see `Sampler`. `threads`, if any, copy parts of large arrays;
+    `close` ends these threads.
     """
 
     def __init__(
@@ -377,8 +382,8 @@ class Gatherer:
     ) -> Gathered:
         """Gather the items of these ids into a free slot, and start its copy to a CUDA device; all weights are 1.
 
-        `entropy` seeds the view's own draws. `draw_info` has the fields of `draw_fields`. `pages` are the pages
-        requested from disk, or None.
+        `entropy` seeds the view's own draws. `draw_info` has the values of `draw_fields`. `pages` are the pages
+        already requested from disk, or None.
 
         Raises
         ------
@@ -394,7 +399,7 @@ class Gatherer:
         reader = self.reader
         leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
         slot, fields = self._pool.acquire(leaves, len(ids))
-        if entropy is not None or self._is_seeded:  # still seeded after an interrupt before `fill`
+        if entropy is not None or self._is_seeded:  # an interrupt before `fill` leaves the reader seeded
             self._is_seeded = True
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
@@ -451,7 +456,7 @@ class Gatherer:
         return batch
 
 
-# Most windows that are read at once.
+# The largest number of windows that are read at once.
 _AT_ONCE = 256
 
 
@@ -506,7 +511,7 @@ class ItemErrors:
         return np.concatenate(blocks)
 
     def _gathered(self, snapshot: Snapshot, ids: Ints, *fields: str) -> list[NDArray[Any]] | None:
-        """Return these fields of windows; None if the view has no windows."""
+        """Return the arrays of these fields for the windows of ids; None if the view has no windows."""
         if self._has_windows and fields not in self._readers:
             try:
                 destination = Destination(torch.device("cpu"), 0)

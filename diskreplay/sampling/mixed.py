@@ -20,7 +20,7 @@ from diskreplay.sampling.sampler import Sampler
 from diskreplay.sampling.sampler_states import Change, as_arrays, as_tensors, mapped, replace_attributes
 from diskreplay.schema.schema import TupleRecord
 
-# A sampler's number is in the bits of an id from this one on: only ids of more than 8 million segments would need them.
+# The bits of an id from this bit on hold the number of its sampler. Only ids after 8 million segments would need them.
 SOURCE_SHIFT = 58
 MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
 
@@ -98,7 +98,7 @@ class MixedSampler(IterableDataset[Batch]):
         return batch
 
     def _draw(self, planned: Sequence[list[int]], beta: float | None, drawn: dict[int, Batch]) -> dict[int, Batch]:
-        """Draw the missing parts of the first planned batch, and return its parts by sampler."""
+        """Draw the parts of the first planned batch that `drawn` lacks, and return all parts by sampler number."""
         for source, sampler in enumerate(self._samplers):
             if planned[0][source] and source not in drawn:
                 sizes = [counts[source] for counts in planned if counts[source]]
@@ -173,7 +173,7 @@ class MixedSampler(IterableDataset[Batch]):
         states = [sampler.state_dict() for sampler in self._samplers]
         planned = np.array(self._planned, np.int64).reshape(-1, len(states))
         rng = json.dumps(self._rng.bit_generator.state)
-        # Tensors, not arrays, which lack some dtypes; `torch.load` reads tensors without any other unpickling.
+        # Tensors, because arrays lack some dtypes, and because `torch.load` reads tensors without unpickling others.
         parts = {str(source): part for source, part in self._drawn.items()}
         drawn = mapped(parts, torch.Tensor, lambda tensor: tensor.detach().cpu())
         return {"rng": rng, "planned": as_tensors(planned), "drawn": drawn, "samplers": states}
@@ -211,7 +211,7 @@ class MixedSampler(IterableDataset[Batch]):
         own = {"_rng": np.random.Generator(rng), "_planned": deque(planned.tolist()), "_drawn": parts}
 
         def load(number: int, changes: Sequence[Change]) -> None:
-            """Load the states of all samplers from this one on; their locks are held until all are loaded."""
+            """Load the states of all samplers from `number` on; their locks are held until all are loaded."""
             if number == len(states):
                 replace_attributes(changes)
             else:
@@ -220,7 +220,7 @@ class MixedSampler(IterableDataset[Batch]):
         load(0, [(self, own)])
 
     def _routed(self, index: Any) -> tuple[Any, Any]:
-        """Return the ids without the number of their sampler, and these numbers; (n,) each."""
+        """Return the ids without the numbers of their samplers, and these numbers; (n,) each."""
         ids = ids_argument(index)
         sources = ids >> SOURCE_SHIFT
         unknown = np.flatnonzero((sources < 0) | (sources >= len(self._samplers)))
@@ -236,7 +236,7 @@ class MixedSampler(IterableDataset[Batch]):
 
 
 def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
-    """Return the samplers and their shares."""
+    """Return the samplers and an array of their shares; ValueError if `samplers` is not a sequence of such pairs."""
     if isinstance(samplers, str) or not isinstance(samplers, Sequence) or not samplers or len(samplers) > MOST_SOURCES:
         raise ValueError(f"samplers must be 1 to {MOST_SOURCES} pairs of a Sampler and its share, not {samplers!r}")
     for pair in samplers:
@@ -296,7 +296,7 @@ def _length(batch: Batch) -> int:
 
 
 def _form(batch: Batch) -> Any:
-    """Return the properties that all batches must share: of shapes, all axes but the first two."""
+    """Return, by field, the properties that all batches must share: of the shape, all axes but the first two."""
     return {
         name: map_tree(lambda tensor: (tensor.dtype, tensor.ndim, tensor.shape[2:], tensor.device), batch[name])
         for name in batch

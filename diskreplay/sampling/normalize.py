@@ -27,14 +27,14 @@ from diskreplay.views.successors import place
 
 RETURN = "return"
 """The name of the moments of returns; moments of leaves have their paths as names."""
-# Bytes of rows to read at once.
+# The number of bytes of rows to read at once.
 PIECE_BYTES = 8 << 20
 # An outlier is farther from the mean of the other values than this factor times max(1, their standard deviation). It
 # makes the deviation of all values useless.
 _FAR = 1e6
 # Values within this factor of an outlier are outliers, too.
 _ALIKE = 1e3
-# Larger values are left out like infinities: the sums of squares of their returns would be infinite.
+# Values of larger magnitude are left out like infinities: the sums of squares of their returns would be infinite.
 _LARGEST = 1e140
 
 
@@ -57,7 +57,7 @@ class Moments(NamedTuple):
         return cls(float(len(exact)), np.asarray(exact.mean(axis=0)), np.asarray(exact.var(axis=0)))
 
     def merged(self, other: "Moments") -> "Moments":
-        """Return the moments of the values of both (Chan, Golub & LeVeque 1983, equation 2.1)."""
+        """Return the moments of all values of these and `other` moments (Chan et al. 1983, equation 2.1)."""
         if not other.count:
             return self
         total = self.count + other.count
@@ -93,9 +93,9 @@ class _Runs(NamedTuple):
 
 
 class StoreMoments:
-    """Moments of fields over a store's steps, and of their returns. Not thread-safe.
+    """Moments of fields over a store's steps, and of the steps' returns. Not thread-safe.
 
-    Each step counts once, with the first followed snapshot that has it. It still counts after its eviction. The return
+    Each step counts once, with the first followed snapshot that has it, and still counts after its eviction. The return
     of a step is the discounted sum of its episode's rewards so far, R_t = r_t + gamma R_{t-1}.
 
     Parameters
@@ -110,7 +110,7 @@ class StoreMoments:
     Attributes
     ----------
     moments : dict of str to Moments
-        By leaf, and `RETURN`. New steps replace the whole dict.
+        The moments by leaf, and the moments of returns as `RETURN`. When steps are counted, a new dict replaces it.
     not_finite : int
         The number of steps with NaN, an infinity or a number beyond 1e140 in a leaf or a reward. The moments of that
         leaf, or of returns, leave them out. In the returns of later steps, such a reward counts as 0.
@@ -130,7 +130,7 @@ class StoreMoments:
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        """Search all episodes for new steps at the next snapshot."""
+        """Forget the last snapshot, so that the next `follow` searches all episodes for new steps."""
         self._snapshot: Snapshot | None = None
         self._plan: GatherPlan | None = None
         self._read = 0  # number of episodes of the log that were searched
@@ -163,13 +163,13 @@ class StoreMoments:
         self._snapshot, self._read = snapshot, len(snapshot.log)
 
     def _is_older(self, snapshot: Snapshot) -> bool:
-        """Return whether a snapshot is older than the last followed one: places of lanes may be missing or differ."""
+        """Return whether a snapshot is older than the last followed snapshot: its lanes may have other places."""
         if self._snapshot is None:
             return False
         return (snapshot.generation, len(snapshot.oldest)) < (self._snapshot.generation, len(self._newest))
 
     def _list_lanes(self, snapshot: Snapshot) -> None:
-        """Move the state of lanes to their places in a snapshot of another generation."""
+        """Move the newest steps and returns of all lanes to the lanes' places in a snapshot of another generation."""
         known = self._newest >= 0
         newest, returns = self._newest[known], self._returns[known]
         at = snapshot.visible.places(newest)
@@ -189,13 +189,13 @@ class StoreMoments:
         is_continued = (counted > 0) & (skipped == counted)
         before = np.where(is_continued, self._returns[lane], 0.0)
         runs = _Runs(lane, first + skipped * stride, stride, steps - skipped, before)
-        # Sorted by id, not by place: places depend on the order of the segments' discovery.
+        # Sorted by segment, lane and row, not by place: places depend on the order of the segments' discovery.
         order = np.argsort(lane_keys(first, snapshot.origin, snapshot.lanes), kind="stable")
         order = order[(runs.steps[order] > 0) & (lane[order] >= 0)]
         return runs.select(order)
 
     def _counted(self, snapshot: Snapshot, runs: _Runs) -> tuple[dict[str, Moments], Floats, int]:
-        """Return the moments with these steps, the return at each step, and the number of non-finite steps."""
+        """Return the moments after counting the steps of `runs`, each step's return, and how many are not finite."""
         ids, moments, rewards = runs.ids, dict(self.moments), []
         is_finite = np.ones(len(ids), np.bool_)
         if self._plan is None:
@@ -227,7 +227,7 @@ class StoreMoments:
         return moments, returns, not_finite
 
     def _merged(self, name: str, known: Moments, values: NDArray[Any]) -> Moments:
-        """Return moments with more values, (n, *shape); warn if a few large values dominate the deviation."""
+        """Return the moments `known` with more values, (n, *shape), merged in; warn if there is an outlier."""
         if not len(values):
             return known
         if name not in self._warned and (far := _far_value(known, values)):
@@ -284,10 +284,11 @@ def _are_countable(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | None:
-    """Return the outlier of a column, see `_FAR`, and the standard deviation of the other values; None: no outlier.
+    """Return an outlier in a column of `values`, see `_FAR`, and the standard deviation of the other values, or None.
 
-    The outlier is the value of largest magnitude. Values within a factor of `_ALIKE` of it are not among the others,
-    and must be at most half of all values.
+    The outlier is the value of largest magnitude. The other values are the earlier values, which have the moments
+    `known`, and the values of the column that are not within a factor of `_ALIKE` of the outlier. These must be at
+    least half of all values.
     """
     flat = values.reshape(len(values), -1)
     means, deviations = known.mean.reshape(-1), np.sqrt(known.var.reshape(-1))
@@ -314,7 +315,7 @@ def loaded(state: Mapping[str, Any]) -> Moments:
 
 
 class RunningMeanStd(Protocol):
-    """Statistics as stable-baselines3 has them: numbers, or arrays of one value's shape."""
+    """Statistics as in stable-baselines3: `mean` and `var` are numbers, or arrays of one value's shape."""
 
     count: float
     mean: Any
@@ -322,7 +323,7 @@ class RunningMeanStd(Protocol):
 
 
 class VecNormalizeLike(Protocol):
-    """The attributes of a VecNormalize that are read; `obs_rms` is by key if observations are dicts."""
+    """The attributes of a VecNormalize that are read; `obs_rms` is a dict by key if observations are dicts."""
 
     norm_obs: bool
     norm_reward: bool
@@ -357,7 +358,7 @@ class Normalize(OneOwner, Transform):
     ----------
     obs : bool or sequence of str
         Whether to normalise observations. True: all leaves of floats. Names select leaves, such as "state" or
-        "arm/joints" ("obs" for a lone array).
+        "arm/joints" ("obs" if the observation is one array).
     reward : bool or dict
         Whether to normalise `reward`. If the view sums several fields, pass the same dict of weights as to
         the view. n-step returns are divided and clipped as a whole. Not for `Rollouts`, whose advantages are
@@ -372,7 +373,8 @@ class Normalize(OneOwner, Transform):
     Attributes
     ----------
     frozen : bool
-        Whether the statistics stay as they are; it may be set. Steps that come while it is True count once it is False.
+        Whether the statistics stay as they are. You may set it; steps that arrive while it is True are counted once it
+        is False.
 
     Raises
     ------
@@ -497,7 +499,7 @@ class Normalize(OneOwner, Transform):
         return {"steps_not_finite": 0 if self._store is None else self._store.not_finite}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics and the counted steps."""
+        """Return the statistics, and the newest counted step of each lane."""
         own = StoreMoments({}, [], self._gamma) if self._store is None else self._store
         return {"frozen": self.frozen, **own.state_dict()}
 
@@ -590,7 +592,7 @@ def _result(exact: torch.Tensor, given: torch.Tensor, clip: float | None) -> tor
 
 
 def _as_came(value: Any, change: Any) -> Any:
-    """Return the changed tensor; for an array, return an array."""
+    """Return ``change(value)``, where `change` is a function of tensors; an array gives an array."""
     if isinstance(value, torch.Tensor):
         return change(value)
     return change(torch.from_numpy(np.array(value))).numpy()

@@ -1,4 +1,4 @@
-"""Plans of the next batches: their ids are drawn in the order of the batches, some of them ahead."""
+"""Plans of the next batches: ids are drawn in the order of the batches, for some batches ahead of their delivery."""
 
 import json
 import math
@@ -28,7 +28,7 @@ from diskreplay.views.base import View
 
 _NONE: Ints = np.zeros(0, np.int64)
 
-# An attempt fails if a segment is evicted in the few microseconds after a refresh.
+# Attempts to read from a snapshot; one fails if a segment is evicted in the few microseconds after a refresh.
 ATTEMPTS = 100
 
 
@@ -36,9 +36,9 @@ ATTEMPTS = 100
 class Plan:
     """A batch that is drawn and not yet delivered. It keeps its snapshot, with all mapped chunks, alive.
 
-    `asked` is the size that it was drawn for. `entropy` seeds the draws of the view and the transforms, None if they
-    draw nothing. `draw_info` has the batch's fields about its draw. `prepared` has the statistics that transforms need,
-    as of the draw. `gathered` is the batch, or the job that makes it: see `Prefetcher`.
+    `asked` is the requested batch size. `entropy` seeds the random numbers of the view and the transforms; it is None
+    if they need none. `draw_info` has the batch's fields about its draw. `prepared` has the statistics that transforms
+    need, as of the draw. `gathered` is the job that makes the batch ahead (see `Prefetcher`), or None.
     """
 
     snapshot: Snapshot
@@ -76,7 +76,7 @@ class Limits(NamedTuple):
             raise ValueError(f"max_size needs the probabilities of ids, and {distribution} does not give them")
 
     def bounded(self, distribution: Distribution, kind: tuple[Any, ...]) -> Distribution:
-        """Return the distribution; with `max_size`, restricted to the ids that the index of this kind keeps."""
+        """Return the distribution; with `max_size`, restricted to the ids that the `Index` of this kind keeps."""
         return distribution if self.indices is None else Bounded(distribution, self.indices.of(kind))
 
     def loaded(self, saved: PlannerState) -> "Limits":
@@ -129,7 +129,7 @@ class Target:
         return self._count_of(self.active)
 
     def drawable(self) -> int:
-        """Return the number of ids within `max_size` as of the last refresh; 0 before the first one."""
+        """Return the number of ids within `max_size` as of the last refresh; 0 before the first refresh."""
         return 0 if self.population.snapshot is None else self._count_of(self.bounded)
 
     def _count_of(self, distribution: Distribution) -> int:
@@ -141,7 +141,7 @@ class Target:
         return math.nan if self.population.snapshot is None else self.active.priority_sum(self.population)
 
     def draw_info_of(self, names: Sequence[str], ids: Ints) -> DrawInfo:
-        """Return the named fields about the draw of these ids."""
+        """Return the named fields about a draw of these ids."""
         draw_info = DrawInfo()
         if "probability" in names:
             draw_info["probability"] = self.active.share_chances(self.population, ids)
@@ -153,7 +153,7 @@ class Target:
 
 
 def check_draw_fields(names: Sequence[str], distribution: Distribution) -> None:
-    """Raise ValueError for fields about draws that a distribution does not give."""
+    """Raise ValueError if `names` has a field about draws that the distribution does not give."""
     if "probability" in names and not distribution.tells_chances:
         raise ValueError(f"fields names 'probability', and {distribution} does not give the probabilities of its ids")
 
@@ -187,7 +187,7 @@ class Planner:
             self._where = lambda snapshot, first_id: where(Episode(snapshot, snapshot.find(first_id)))
         self._share, self.draw_fields, self._transforms_random = share, draw_fields, random
         self.queue: deque[Plan] = deque()
-        # Undelivered plans of other sizes than the queue's, by size.
+        # Undelivered plans of other batch sizes than the plans in the queue, by size.
         self._other_sizes: dict[int, Plan] = {}
         self._returned = _NONE  # undelivered ids to draw again, if the distribution gives each id once
         self._priorities: Prioritized | None = None
@@ -223,7 +223,7 @@ class Planner:
             before.active.forget(before.population, plan.draw)
 
     def _once(self, draws: Iterable[Draw]) -> Ints:
-        """Return the ids to draw again: `_returned` and the ids of these draws; none if ids are drawn repeatedly."""
+        """Return `_returned` and the ids of these draws, to draw them again; empty if the distribution repeats ids."""
         once = self.target.active.gives_once and self.target.own is None
         return np.concatenate([self._returned, *(draw.ids for draw in draws)]) if once else _NONE
 
@@ -305,7 +305,7 @@ class Planner:
             raise
 
     def draw(self, size: int, refresh: bool, lost: Draw | None = None) -> Plan:
-        """Draw one batch from the store's snapshot, in place of the draw `lost`, if given."""
+        """Draw one batch from the store's snapshot, in place of the draw `lost` if given, and return its plan."""
         snapshot = self._store.newest_snapshot() if refresh else self._store.snapshot
         target = self.target
         population, active = target.population, target.active
@@ -368,7 +368,7 @@ class Planner:
         return self._draw_kept(plan.asked, True, instead=plan)
 
     def delivered(self, plan: Plan) -> None:
-        """Note that a batch is delivered. After an interrupt, repeat the call, or the batch is delivered again."""
+        """Record that a plan's batch is delivered. After an interrupt, repeat the call, or it is delivered again."""
         if self.target.active.gives_once:
             self.target.active.delivered(plan.draw)
         if self.queue and self.queue[0] is plan:
@@ -398,7 +398,10 @@ class Planner:
                 break
 
     def rewind(self) -> bool:
-        """Drop undelivered plans, to draw their ids again, if draws depend on each other. Return whether they do."""
+        """Drop all undelivered plans, so that their ids are drawn again, if each draw depends on earlier draws.
+
+        Return whether this is the case.
+        """
         if not self.target.active.rewind():
             return False
         self.queue.clear()
@@ -449,7 +452,9 @@ class Planner:
         }
 
     def loaded(self, state: Mapping[str, Any], refresh: bool) -> "Planner":
-        """Return a planner that continues from a state. It shares the distribution; nothing else of this one changes.
+        """Return a planner that continues from a state.
+
+        It shares the distribution with this planner, which does not change otherwise.
 
         Raises
         ------
@@ -481,13 +486,13 @@ class Planner:
         return new
 
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
-        """Return saved plans up to the first one with a lost id; ids of the others are drawn again, see `_once`."""
+        """Return the saved plans before the first one that lost an id; for the ids of later plans see `_once`."""
         queue, target = deque[Plan](), self.target
         for plan in plans:
             if (plan.entropy is None) == target.random or not target.active.accept(target.population, plan.draw):
                 self._returned = self._once(other.draw for other in plans[len(queue) :])
                 break
-            # A field that the saved plan lacks has its current value.
+            # A field that the saved plan lacks gets its current value.
             info = target.draw_info_of(self.draw_fields, plan.draw.ids) | plan.draw_info if self.draw_fields else None
             queue.append(Plan(snapshot, plan.draw, plan.asked, plan.entropy, info, plan.prepared))
         return queue
@@ -495,7 +500,7 @@ class Planner:
     def update(self, ids: Ints, errors: NDArray[np.float64], kind: tuple[Any, ...] | None) -> int:
         """Set priorities from errors, (n,), or (n, length) for sequences; return the number of skipped ids.
 
-        All ids are skipped if `kind` differs from the population's kind. None: it is not checked.
+        All ids are skipped if `kind` differs from the population's kind. None: the kind is not checked.
         """
         priorities, population = self.target.distribution, self.target.population
         if not priorities.weighted and self._priorities is not None:
@@ -512,7 +517,7 @@ class Planner:
     def _of_sequences(
         self, ids: Ints, errors: NDArray[np.float64], eta: float
     ) -> tuple[Ints, NDArray[np.float64], int]:
-        """Return the given ids that can be drawn, one error for each, and the number of other ids."""
+        """Return the ids that can be drawn, one error for each of them, and the number of the other given ids."""
         population = self.target.population
         for _ in range(ATTEMPTS):
             known = population.contains(ids)

@@ -19,7 +19,7 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import Pages, View, copy_threads, offsets
 from diskreplay.workers import Job, Workers
 
-# Bytes. A smaller batch is made in the call that delivers it, which is faster than to wake another thread for it.
+# In bytes. A smaller batch is made in the call that delivers it, which is faster than to wake another thread for it.
 # Tried and not kept: eight small batches made in one call take a seventh less time, but every eighth call is slow.
 LEAST_FOR_A_THREAD = 256 << 10
 
@@ -27,10 +27,10 @@ LEAST_FOR_A_THREAD = 256 << 10
 class Prefetcher:
     """Makes the batches of plans in threads. Not thread-safe: a sampler calls it under its lock.
 
-    Batches are made in the order of their plans, at most one for each plan. Two threads start with the first plan. One
-    requests each plan's pages from disk at once. The other waits for the pages and copies the rows, with the gatherer's
-    own threads. If the system cannot start threads, the caller of `wait` makes the batch. The gatherer is not
-    thread-safe: it makes one batch at a time, under a lock.
+    Batches are made in the order of their plans, at most one for each plan. Two threads are started with the first
+    plan. One thread requests each plan's pages from disk at once. The other thread waits for the pages and copies the
+    rows, with the gatherer's own threads. If the system cannot start threads, the caller of `wait` makes the batch. The
+    gatherer is not thread-safe: it makes one batch at a time, under a lock.
     """
 
     def __init__(self, gatherer: Gatherer) -> None:
@@ -41,7 +41,10 @@ class Prefetcher:
         self.seconds_waiting = 0.0
 
     def begin(self, plans: Iterable[Plan], first: Plan) -> None:
-        """Start to make the batches of these plans, except `first` and plans that were started before."""
+        """Start to make the batches of these plans, except plans that were started before.
+
+        `first`, the plan of the batch to deliver, is not started either: if need be, the caller makes its batch.
+        """
         for plan in plans:
             if plan.gathered is None and plan is not first:
                 disk = self.gatherer.disk
@@ -49,7 +52,7 @@ class Prefetcher:
                 if disk.cold:
                     asked = self._asking.begin(Job(partial(disk.ask, plan.snapshot, plan.draw.ids)))
                 make = partial(_make, self._gathering, self.gatherer, plan, asked)
-                # Last: if an interrupt comes first, the job still runs, but a later call starts another one.
+                # Assigned last: after an interrupt before it, the job still runs, and a later call starts another one.
                 plan.gathered = self._making.begin(Job(make))
 
     def wait(self, gathered: Job[Gathered | Batch]) -> Gathered | Batch:

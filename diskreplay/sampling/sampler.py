@@ -65,11 +65,11 @@ class Statistics:
     Attributes
     ----------
     batches, steps : int
-        Numbers of delivered batches and steps; after a load also of the run that was resumed.
+        Numbers of delivered batches and steps. After a load, they include the numbers of the resumed run.
     planning, elsewhere : float
-        Seconds spent on planning batches, and between the calls.
+        Seconds spent on planning batches, and in the trainer between the calls of the sampler.
     first, last : float
-        Times by `perf_counter`: of the request for the first batch, and of the delivery of the last one; 0 before.
+        Times by `perf_counter`: of the request for the first batch, and of the delivery of the last batch; 0 before.
     ids : ndarray of int64 or None
         The ids of the last batch.
     """
@@ -119,8 +119,8 @@ class Statistics:
 class Payments:
     """Reports the steps that a sampler draws to its `limiter`; None: no limiter.
 
-    `steps` is the least number of steps of a batch; if the limiter could never allow them, ValueError is raised.
-    ``paid`` steps were reported by a call that failed later: they count for the next batch.
+    `steps` is the smallest number of steps of a batch; if the limiter could never allow that number, ValueError is
+    raised. ``paid`` is the number of steps reported by a call that failed later: they count for the next batch.
     """
 
     def __init__(self, limiter: RateLimiter | None, store: Store, steps: int) -> None:
@@ -137,15 +137,16 @@ class Payments:
             self.paid = steps
 
     def pay_for(self, plan: Plan, steps: int, planner: Planner) -> None:
-        """Report the steps of a drawn batch to the limiter.
+        """Report the steps of a drawn batch to the limiter, and wait until it allows them.
 
-        A refused batch stays the next one of its size. A batch that would wait for ever is dropped.
+        If the limiter refuses the batch, it stays the next batch of its size. A batch that would wait for ever is
+        dropped.
         """
         limiter, due = self.limiter, steps - self.paid
         try:
             self.pay(steps)
         except Exception as error:
-            # These exact types: a damaged store raises subclasses of ValueError.
+            # Only these exact types are refusals: a damaged store raises subclasses of ValueError.
             is_refusal = type(error) in (RateLimited, ValueError) and planner.target.active.sized
             if is_refusal and limiter is not None and not limiter.limiter.fits(due):
                 planner.drop(plan)
@@ -193,7 +194,7 @@ class Sampler(IterableDataset[Batch]):
 
         Fields of each step: "time" (float64, its publication in seconds since the epoch), "step" (its number in its
         episode), "return_to_go" (the sum of rewards from it on), "discounted_return_to_go", and "priority" (the initial
-        priority, NaN if it has none).
+        priority, NaN if the collector gave none).
 
         Fields of each item: "age" (the number of newer steps in the store), "episode/NAME" (a value of its episode;
         "episode_known" is whether it was given), "probability" (P(i) of the draw), "population" (N, the number of ids
@@ -220,7 +221,8 @@ class Sampler(IterableDataset[Batch]):
         themselves how often each id is drawn.
     max_size : int or None
         The largest number of ids of a kind that this sampler draws from, over all ranks; None: no limit. For a new id,
-        an old one is removed: it is never drawn again, but the store keeps its steps. Not for `Rollouts` or a `Sweep`.
+        an old id is removed. The removed id is never drawn again, but the store keeps its steps. Not for `Rollouts` or
+        a `Sweep`.
     remover : {"oldest", "lowest_priority", "random"}
         The id to remove for a new one, as in Reverb (Fifo, MinHeap, Uniform). "oldest" is by the time of publication.
         "lowest_priority" removes the oldest of several ids with the lowest priority. "random" is a reservoir: every id
@@ -355,10 +357,7 @@ class Sampler(IterableDataset[Batch]):
             self._complete_change()
 
     def _complete_change(self) -> None:
-        """Complete a change of the view that an interrupt has cut short.
-
-        First undo a load of a state that an interrupt has cut short.
-        """
+        """Complete a change of the view, or undo a load of a state, that an interrupt has cut short."""
         self._go_back()
         if self._change is None:
             return
@@ -395,7 +394,7 @@ class Sampler(IterableDataset[Batch]):
         """The number of ids that can be drawn now: the view's ids in this rank's share and the episodes of `where`.
 
         It excludes ids that were sampled `max_times_sampled` times or removed for `max_size`. For rollouts it is the
-        number of steps that were not given yet. The store is refreshed first, as by `sample`.
+        number of steps that were not drawn yet. The store is refreshed first, as by `sample`.
         """
         with self._lock:
             self._check_open()
@@ -448,7 +447,10 @@ class Sampler(IterableDataset[Batch]):
             return self._deliver(planner.draw_other_size(size, self._refresh), beta, started, is_other_size=True)
 
     def _deliver(self, plan: Plan, beta: float | None, started: float, is_other_size: bool = False) -> Batch:
-        """Pay for the batch of a plan and gather it; draw another one if its segments are gone."""
+        """Report the steps of a planned batch to the limiter, and return the batch.
+
+        If segments of the batch are gone, another batch is drawn in its place.
+        """
         planner, makers, payments = self._planner, self._makers, self._payments
         active = planner.target.active
         is_refused = False
@@ -478,7 +480,7 @@ class Sampler(IterableDataset[Batch]):
                     gathered = makers.gatherer.gather(plan.snapshot, ids, plan.entropy, plan.draw_info)
                 elif makers.prefetcher is not None:
                     gathered = makers.prefetcher.wait(gathered)
-                    plan.gathered = None  # gathered again after an interrupt: the code below may change the batch
+                    plan.gathered = None  # after an interrupt, gather it again: the code below may change the batch
                 if not self._transforms:
                     batch = makers.gatherer.to_batch(gathered, weights)
                 else:
@@ -486,8 +488,8 @@ class Sampler(IterableDataset[Batch]):
             except SegmentGone:
                 continue
             except Exception:
-                # Dropped, so that not every later call reads the same damaged row. A refused batch is kept: later draws
-                # may depend on it.
+                # The plan is dropped, so that later calls do not read the same damaged row. A batch that the limiter
+                # refused is kept: later draws may depend on it.
                 if not is_refused:
                     planner.drop(plan)
                 raise
@@ -646,7 +648,7 @@ class Sampler(IterableDataset[Batch]):
         return {**own, "planner": self._planner.state_dict(), "transforms": transforms}
 
     def _load(self, state: Any, replace: Callable[[Sequence[Change]], None] = replace_attributes) -> None:
-        """Load a state. `replace` must apply the changes that it receives, else all is undone."""
+        """Load a state. If `replace` does not apply the changes that it receives, the load is undone."""
         with self._lock:
             self._check_open()
             state = as_arrays(state)
@@ -767,7 +769,7 @@ class _ForeignLock:
         )
 
     def __exit__(self, *_: object) -> None:
-        pass  # it was never taken
+        pass  # `__enter__` took no lock
 
 
 # A forked child's samplers get a lock that raises, so no call has to compare process ids.

@@ -1,4 +1,4 @@
-"""Sampler states: reads and checks them, and converts them to tensors for `torch.save`."""
+"""Functions that read and check the states of samplers, and convert them to tensors for `torch.save`."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ class PlannerState(NamedTuple):
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> "PlannerState":
-        """Read a result of `Planner.state_dict`. Raises ValueError if it is not one."""
+        """Return the checked form of `state`, a result of `Planner.state_dict`. Raises ValueError if it is invalid."""
         with state_of("a sampler"):
             generator = np.random.PCG64()
             generator.state = parse_json(state["rng"])
@@ -135,7 +135,7 @@ def replace_attributes(changes: Sequence[Change]) -> None:
 
 
 def _plan(plan: Mapping[str, Any]) -> SavedPlan:
-    # Copies: the caller may change its state later.
+    # The arrays are copied, because the caller may change the state later.
     ids = np.array(plan["ids"], np.int64)
     chances = None if plan["chances"] is None else np.array(plan["chances"], np.float64)
     if ids.ndim != 1 or not (chances is None or chances.shape == ids.shape):
@@ -162,7 +162,7 @@ def as_arrays(tree: Any) -> Any:
 
 
 def mapped(tree: Any, kind: type, function: Any) -> Any:
-    """Return a tree of dicts and lists with the function's result in place of each value of type ``kind``."""
+    """Return a tree of dicts and lists with ``function(value)`` in place of each value of type ``kind``."""
     if isinstance(tree, kind):
         return function(tree)
     if isinstance(tree, Mapping):

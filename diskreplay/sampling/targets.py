@@ -269,7 +269,10 @@ class _Steps(NamedTuple):
         /,
         **others: torch.Tensor,
     ) -> "_Steps":
-        """Check the arguments, and replace unused values by 0 with `torch.where`: a product with 0 would keep a NaN."""
+        """Return the checked arguments as a `_Steps`, with 0 in place of unused values.
+
+        These are replaced by `torch.where`, because a product with 0 would keep a NaN.
+        """
         discounts = gamma if isinstance(gamma, torch.Tensor) else None
         shaped = {"terminated": terminated, "mask": mask, "truncated": truncated, "gamma": discounts, **others}
         following = _checked(reward, values, next_values, shaped)
@@ -326,7 +329,7 @@ def _limit(name: str, value: float) -> float:
 
 
 def _checked(reward: Any, values: Any, next_values: Any, others: dict[str, Any]) -> torch.Tensor:
-    """Check types and shapes; return the value of the observation after each step."""
+    """Return the value of the observation after each step, (batch, length); ValueError for wrong types or shapes."""
     if values is not None and next_values is not None:
         raise ValueError("values must be None if next_values is given, which replaces it")
     name, following = ("values", values) if next_values is None else ("next_values", next_values)
@@ -353,7 +356,7 @@ def rescale_value(values: torch.Tensor, eps: float = 1e-3) -> torch.Tensor:
     """Compute h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x of each value (Kapturowski et al. 2019, section 2.3).
 
     R2D2's networks learn h of returns, so that rewards need not be clipped. h comes from the transformed Bellman
-    operator of Pohlen et al. 2018. It is computed in float64 and rounded once.
+    operator of Pohlen et al. 2018. The result is computed in float64 and rounded once.
 
     Parameters
     ----------
@@ -393,7 +396,7 @@ def unscale_value(values: torch.Tensor, eps: float = 1e-3) -> torch.Tensor:
     tensor([100.])
     """
     y, eps = _checked_floats(values, eps)
-    # With u = sqrt(|x| + 1) - 1, |y| = u + eps * u * (u + 2). This form of its solution loses no digits near 0.
+    # With u = sqrt(|x| + 1) - 1, |y| = u + eps * u * (u + 2). Solved for u in a form that loses no digits near 0.
     linear = 1.0 + 2.0 * eps
     u = 2.0 * y / (linear + torch.sqrt(linear * linear + 4.0 * eps * y.abs()))
     return (u * (u.abs() + 2.0)).to(values.dtype)

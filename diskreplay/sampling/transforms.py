@@ -50,7 +50,7 @@ class Transform(ABC):
         return {}
 
     def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
-        """Make this sampler the owner of the transform, if it keeps a state: see `OneOwner`."""
+        """Make the sampler `owner` the only owner of this transform, if the transform keeps a state; see `OneOwner`."""
 
     def stats(self) -> dict[str, float]:
         """Return numbers for `Sampler.stats`, by name."""
@@ -61,17 +61,17 @@ class Transform(ABC):
         return {}
 
     def load_state_dict(self, state: Any) -> None:  # noqa: B027  # as `claim`
-        """Continue from a result of `state_dict`. Raises ValueError, and changes nothing, for anything else."""
+        """Continue from a result of `state_dict`. Raises ValueError, and changes nothing, if `state` is invalid."""
 
 
 class _Function(Transform):
-    """A user's function."""
+    """A transform that calls a user's function."""
 
     def __init__(self, function: Callable[[Batch], Result]) -> None:
         self._function = function
 
     def apply(self, batch: Batch, leaves: Sequence[str], prepared: Arrays, entropy: Sequence[int]) -> Result:
-        """Call the function with the batch."""
+        """Return the result of the function for the batch; ValueError if it is not a batch or a dict of fields."""
         found = self._function(batch)
         if isinstance(found, (Batch, Mapping)):
             return found
@@ -82,7 +82,7 @@ class _Function(Transform):
 
 
 def transform_argument(transform: TransformLike | Sequence[TransformLike] | None) -> tuple[Transform, ...]:
-    """Return the transforms of a sampler, or raise ValueError."""
+    """Return a sampler's argument `transform` as a tuple of transforms. Raises ValueError if it is invalid."""
     if transform is None:
         return ()
     # Only lists and tuples: other iterables may be transforms, such as a torch.nn.Sequential.
@@ -108,7 +108,10 @@ class Pipeline:
         return [transform.prepare(snapshot) for transform, _ in self._steps if transform.keeps_state]
 
     def apply(self, batch: Batch, prepared: Sequence[Arrays], entropy: int | None) -> Batch:
-        """Return the batch after all transforms in order; its weights are 1."""
+        """Return the batch after all transforms in order. The weights of the given batch are 1.
+
+        `prepared` has the arrays for the transforms that keep a state, and `entropy` seeds the random transforms.
+        """
         states = iter(prepared)
         for place, (transform, leaves) in enumerate(self._steps):
             seed = () if entropy is None else (entropy, place)
@@ -118,7 +121,7 @@ class Pipeline:
 
 
 def transforms_state(transforms: Sequence[Transform]) -> list[dict[str, Any]]:
-    """Return the names and states of the transforms that keep one."""
+    """Return the names and states of the transforms that keep a state."""
     return [{"name": type(one).__name__, "state": one.state_dict()} for one in transforms if one.keeps_state]
 
 
@@ -138,7 +141,7 @@ def load_transforms(transforms: Sequence[Transform], states: Any) -> None:
 
 
 class Rollback:
-    """Restores the states that a distribution and transforms had when this was made, if loading a state fails."""
+    """Restores the states that a distribution and transforms had when this object was made, if a load fails."""
 
     def __init__(self, distribution: Distribution, transforms: Sequence[Transform]) -> None:
         self._distribution, self._place = distribution, distribution.place()
@@ -155,12 +158,12 @@ def obs_leaves(
 ) -> dict[str, Field]:
     """Return observation leaves by path: the leaves with these names, or for None all leaves that fit.
 
-    The name of a lone leaf is "obs". ``described`` says in an error which leaves fit.
+    If the observation is one array, its name is "obs". ``described`` says in an error which leaves fit.
 
     Raises
     ------
     ValueError
-        No leaf fits, or a name is not an observation leaf's.
+        No leaf fits, or a name is not the name of an observation leaf.
     """
     every = {path: field for path, field in schema.leaves.items() if path.split("/")[0] == "obs"}
     by_name = {path.removeprefix("obs/"): path for path in every}
@@ -182,7 +185,7 @@ def changed_observations(
     change: Callable[[str, Tree], Tree],
     fields: Sequence[str] = ("obs", "next_obs"),
 ) -> dict[str, Tree]:
-    """Return the observations of a batch, with `change(path, tensor)` in place of the given leaves."""
+    """Return the observation fields of a batch, with `change(path, tensor)` in place of each leaf in `leaves`."""
 
     def changed(path: str, leaf: Tree) -> Tree:
         return change(path, leaf) if path in leaves else leaf
@@ -198,7 +201,8 @@ class ToFloat(Transform):
     scale : float
         The factor of each value.
     fields : sequence of str or None
-        Observation leaves by name, such as "image" or "camera/left" ("obs" for a lone array); None: all uint8 leaves.
+        Names of observation leaves, such as "image" or "camera/left" ("obs" if the observation is one array). None: all
+        uint8 leaves.
     dtype : torch.dtype
         The dtype of the result.
 
@@ -250,12 +254,12 @@ class RandomShift(Transform):
     pad : int
         The largest shift in pixels.
     fields : sequence of str or None
-        Observation leaves by name, such as "image" or "camera/left" ("obs" for a lone array); None: all uint8 leaves
-        with at least two axes a step.
+        Names of observation leaves, such as "image" or "camera/left" ("obs" if the observation is one array). None: all
+        uint8 leaves with at least two axes a step.
     channels_last : bool
         Whether frames are (height, width, channels). If not, height and width are the last two axes.
     shared : bool
-        Whether `next_obs` has the shifts of `obs`. If not, it has its own, as in DrQ-v2 (Yarats et al. 2021).
+        Whether `next_obs` has the shifts of `obs`. If not, it has its own shifts, as in DrQ-v2 (Yarats et al. 2021).
 
     Raises
     ------
@@ -301,10 +305,10 @@ class RandomShift(Transform):
         return [*found]
 
     def apply(self, batch: Batch, leaves: Sequence[str], prepared: Arrays, entropy: Sequence[int]) -> Result:
-        """Return the observations, shifted."""
+        """Return the shifted observations."""
         rng = np.random.Generator(np.random.PCG64(entropy))
         items = batch["index"].shape
-        # Shifts of both fields are always drawn, so that the sampler's `fields` change no shift.
+        # Shifts are always drawn for both `obs` and `next_obs`, so that they do not depend on the sampler's `fields`.
         shifts = torch.from_numpy(rng.integers(0, 2 * self._pad + 1, (2, len(leaves), 2, prod(items))))
         found: dict[str, Tree] = {}
         for which, name in enumerate(("obs", "next_obs")):

@@ -1,4 +1,4 @@
-"""Compile a sampler's kernels ahead of its first batch."""
+"""A function that compiles the kernels of a sampler ahead of its first batch."""
 
 import copy
 import os
@@ -17,7 +17,8 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import View
 from diskreplay.writing.writer import Writer
 
-# Steps of the trial's episode in addition to an item's, so that items at its start, inside it and at its end are drawn.
+# The trial's episode has this number of steps more than an item, so that items at its start, in its middle and at its
+# end are drawn.
 _MORE = 8
 
 
@@ -68,7 +69,7 @@ def warmup(
         return
     schema, view = store_argument(store).schema, view_argument(view)
     distribution = copy.deepcopy(distribution_argument(distribution))
-    store.follow_compiled(of_sampler(distribution.weighted))  # stores with limits need one that the trial does not
+    store.follow_compiled(of_sampler(distribution.weighted))  # with limits, a store needs a kernel that the trial lacks
     with tempfile.TemporaryDirectory(prefix="diskreplay-") as folder, create(f"{folder}/store", schema) as trial:
         sampler = Sampler(trial, view, distribution, batch_size=2, seed=0)
         with sampler, trial.writer() as writer, suppress(NotEnoughData, StopIteration):

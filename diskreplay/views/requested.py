@@ -295,7 +295,7 @@ FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 
 
 class ShownField(NamedTuple):
-    """A field of a batch, made from leaf number `leaf`: the leaf itself (`stack` 0), or observations of a run of frames.
+    """A field of a batch, made from leaf number `leaf`: the leaf itself (`stack` 0), or observations from a frame run.
 
     `offset` is 0 for `obs` and 1 for `next_obs`, which begins one frame later.
     """

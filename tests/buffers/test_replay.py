@@ -298,7 +298,7 @@ def test_a_tuple_is_an_array_where_its_shape_is_given() -> None:
     [
         ({"obs": np.zeros(4)}, "obs: got float64 of shape (4,), needs float32 of shape (3,)"),
         ({"action": 1.5}, "action: got float64 of shape (), needs int64 of shape ()"),
-        ({"action": [1, np.zeros(2)]}, "nested values come as dicts and tuples"),
+        ({"action": [1, np.zeros(2)]}, "pass nested values as dicts and tuples"),
         ({"reward": [1.0, 2.0]}, "reward: got float64 of shape (2,), needs float32 of shape ()"),
         ({"next_obs": np.zeros((2, 3))}, "obs: got float64 of shape (2, 3), needs float32 of shape (3,)"),
         ({"next_obs": None}, "next_obs may be None only where done is true"),
