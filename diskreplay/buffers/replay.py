@@ -378,7 +378,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             return self._experiences(chosen) if chosen else []
         place = operator.index(index)
         if not -steps <= place < steps:
-            raise IndexError(f"the buffer has {steps} steps that can be sampled, none at {place}")
+            raise IndexError(f"index {place} is out of range: the buffer has {steps} steps that can be sampled")
         return self._experiences(range(place % steps, place % steps + 1))[0]
 
     def _experiences(self, places: range) -> list[Experience]:

@@ -125,4 +125,4 @@ def check_meaning(distribution: Distribution, view: View, batch_size: int | None
     if beta is not None and not distribution.weighted:
         raise ValueError(f"beta means nothing to {distribution}, whose weights are all 1: leave it out")
     if batch_size is not None and not distribution.sized:
-        raise ValueError(f"the size of a batch of {view} is its steps times lanes: leave batch_size out")
+        raise ValueError(f"the size of a batch of {view} is its number of steps times lanes: leave batch_size out")

@@ -132,11 +132,11 @@ class BufferPool:
         return chosen
 
     def _lay_out(self, free: list[Slot], leaves: Sequence[Leaf], size: int) -> Slot:
-        """Return a new slot, in the memory of a slot in `free` if that is large enough and at most twice too large."""
+        """Return a new slot, in the memory of a slot in `free` if its size is one to two times the needed size."""
         _, nbytes = offsets(leaves, size)
         for place, slot in enumerate(self._slots):
             if nbytes <= len(slot.memory) <= 2 * nbytes and slot in free:
-                # Replaced at once: an interrupt must not leave a slot half laid out.
+                # Replaced by a single assignment: an interrupt must not leave a slot half laid out.
                 self._slots[place] = laid_out = Slot(slot.memory, leaves, size)
                 free.remove(slot)
                 return laid_out
@@ -227,7 +227,7 @@ class HostCopy:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def later(self, *values: Any) -> Callable[[], tuple[Any, ...]]:
-        """Return a function that waits for the operations now on the current stream, and then calls `fetched(*values)`.
+        """Return a function that waits for the present work of the current stream, and returns `fetched(*values)`.
 
         The tensors must not change before that function returns. If the device is not a CUDA device, the function
         returns the values unchanged.

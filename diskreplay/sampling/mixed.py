@@ -20,7 +20,8 @@ from diskreplay.sampling.sampler import Sampler
 from diskreplay.sampling.sampler_states import Change, as_arrays, as_tensors, mapped, replace_attributes
 from diskreplay.schema.schema import TupleRecord
 
-# The bits of an id from this bit on hold the number of its sampler. Only ids after 8 million segments would need them.
+# The bits of an id from this bit on hold the number of its sampler. A store's own ids do not reach these bits before it
+# has made 8 million segments.
 SOURCE_SHIFT = 58
 MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
 
@@ -225,7 +226,9 @@ class MixedSampler(IterableDataset[Batch]):
         sources = ids >> SOURCE_SHIFT
         unknown = np.flatnonzero((sources < 0) | (sources >= len(self._samplers)))
         if len(unknown):
-            raise InvalidIndex(f"id {ids[unknown[0]]} belongs to no sampler: there are {len(self._samplers)}")
+            raise InvalidIndex(
+                f"id {ids[unknown[0]]} belongs to none of the {len(self._samplers)} samplers: pass ids of mixed batches"
+            )
         return ids & ((1 << SOURCE_SHIFT) - 1), sources
 
     def __iter__(self) -> Self:

@@ -287,8 +287,8 @@ def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | No
     """Return an outlier in a column of `values`, see `_FAR`, and the standard deviation of the other values, or None.
 
     The outlier is the value of largest magnitude. The other values are the earlier values, which have the moments
-    `known`, and the values of the column that are not within a factor of `_ALIKE` of the outlier. These must be at
-    least half of all values.
+    `known`, and the values of the column that are not within a factor of `_ALIKE` of the outlier. The other values must
+    be at least half of all values.
     """
     flat = values.reshape(len(values), -1)
     means, deviations = known.mean.reshape(-1), np.sqrt(known.var.reshape(-1))
@@ -449,7 +449,7 @@ class Normalize(OneOwner, Transform):
 
     @property
     def moments(self) -> dict[str, Moments]:
-        """The statistics, (count, mean, var) in float64: "obs" or "obs/state" by leaf, and "return"."""
+        """The statistics, (count, mean, var) in float64, by leaf ("obs", "obs/state"), and of returns as "return"."""
         found = self._given if self._store is None else self._store.moments
         return dict(found or {})
 

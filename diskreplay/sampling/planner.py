@@ -368,7 +368,10 @@ class Planner:
         return self._draw_kept(plan.asked, True, instead=plan)
 
     def delivered(self, plan: Plan) -> None:
-        """Record that a plan's batch is delivered. After an interrupt, repeat the call, or it is delivered again."""
+        """Record that the batch of a plan is delivered.
+
+        After an interrupt, repeat the call; without this, the batch is delivered again.
+        """
         if self.target.active.gives_once:
             self.target.active.delivered(plan.draw)
         if self.queue and self.queue[0] is plan:

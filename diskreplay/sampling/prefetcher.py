@@ -43,7 +43,8 @@ class Prefetcher:
     def begin(self, plans: Iterable[Plan], first: Plan) -> None:
         """Start to make the batches of these plans, except plans that were started before.
 
-        `first`, the plan of the batch to deliver, is not started either: if need be, the caller makes its batch.
+        `first` is the plan of the batch to deliver. It is not started here either: if it was not started before, the
+        caller makes its batch.
         """
         for plan in plans:
             if plan.gathered is None and plan is not first:

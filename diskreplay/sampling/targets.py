@@ -161,7 +161,7 @@ def retrace_targets(
 
     `values`, (batch, length + 1), is the mean of Q over the learned policy pi, ``(pi * q_values).sum(-1)``. `q`,
     (batch, length), is the Q of the step's action. `log_rho`, (batch, length), is log pi(a|s) - log mu(a|s) of that
-    action, where mu is the policy that took it: store its log-probability as an extra field. Actions need not be
+    action, where mu is the policy that took the action. Store log mu(a|s) as an extra field. Actions need not be
     discrete. `lambda_` is 0 to 1. For the other arguments, the result and the errors see `nstep_targets`.
 
     Examples
@@ -206,7 +206,7 @@ def vtrace_targets(
         observation.
     log_rho : Tensor
         (batch, length): log pi(a|s) - log mu(a|s) of the step's action, where pi is the learned policy and mu the
-        policy that took it: store its log-probability as an extra field.
+        policy that took the action. Store log mu(a|s) as an extra field.
     lambda_ : float
         Factor of the traces, 0 to 1.
     rho_bar, c_bar : float
@@ -309,7 +309,7 @@ class _Steps(NamedTuple):
 
 
 def _backward(terms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return x_t = terms_t + factors_t * x_{t+1}, from the last step to the first."""
+    """Return x_t = terms_t + factors_t * x_{t+1} of all steps, computed from the last step to the first."""
     x, found = torch.zeros_like(terms[:, 0]) if terms.shape[1] else terms, []
     for term, factor in zip(reversed(terms.unbind(1)), reversed(factors.unbind(1)), strict=True):
         x = term + factor * x

@@ -35,7 +35,7 @@ def warmup(
     With a store and a view, only the kernels of a sampler with these arguments are compiled, and the other one-time
     work of its first batch is done, too. For this, a store of the same schema with one short episode is made in a
     temporary folder and sampled with a copy of the distribution. A `value_fn` is called with an observation of zeros.
-    From the given store only the schema and the limits are read.
+    Only the schema and the limits of the given store are read.
 
     Parameters
     ----------

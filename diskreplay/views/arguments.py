@@ -63,7 +63,7 @@ def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
 def frame_stack_depths(
     frame_stack: int | Mapping[str, int], observations: Mapping[tuple[str, ...], str]
 ) -> dict[tuple[str, ...], int]:
-    """Return a dict from paths to stack depths: of all `observations` if `frame_stack` is an int, else of its keys."""
+    """Return stack depths by path: of all leaves in `observations` if `frame_stack` is an int, else of its keys."""
     if isinstance(frame_stack, int):
         return dict.fromkeys(observations, frame_stack)
     known = {"/".join(path[1:]): path for path in observations}
@@ -129,5 +129,5 @@ def described(view: Any, always: Sequence[str]) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return the repr of a value, or the name of a function, because a method's repr contains its object's repr."""
+    """Return the name of a function, or the repr of another value: a method's repr would contain its object's repr."""
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)

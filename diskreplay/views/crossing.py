@@ -42,11 +42,11 @@ _STEPS, _NEXT, _FIRST = "steps", "next", "first"
 class CrossingStarts:
     """Counts the steps of each episode that start a window of `length` steps in their lane. Not thread-safe.
 
-    A window continues in the next episode of the same writer's lane that the store holds, if the sampler's filter
-    admits that episode.
+    A window continues in the lane's next episode that is still in the store, if the sampler's filter admits that
+    episode. A lane continues across the segments of its writer.
 
     An ended episode is done when later steps cannot add windows that start in it. This is the case if enough steps of
-    ended episodes follow it, or an ended episode that is not admitted. Any other ended episode is waiting. Open
+    ended episodes follow it, or if the next ended episode is not admitted. Any other ended episode is waiting. Open
     episodes that follow do not count, because an open episode may be admitted now and refused when it ends.
     """
 
@@ -66,9 +66,10 @@ class CrossingStarts:
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return the newly done episodes, and the episodes that may get more windows, cut to steps that start windows.
+        """Return the newly done episodes, and the episodes that may get more windows.
 
-        The first result is None if no episode became done. `ended` are the episodes that ended since the last call, or
+        Both tables are shortened to the steps that start windows. The first result is None if there are no newly done
+        episodes, unless `is_fresh` is True. `ended` are the episodes that ended since the last call, or
         None; with `is_fresh`, they are all ended episodes, and earlier calls are forgotten. `admitted` are the admitted
         episodes among `ended`, and `still_open` the admitted open episodes.
         """
@@ -128,7 +129,7 @@ class _Lanes:
         return self._before[last] + self.steps[last] - self._before - self.steps, last
 
     def done(self, behind: int) -> Bools:
-        """Return a mask of the done episodes (see `CrossingStarts`) if a window has `behind` steps after its first."""
+        """Return a mask of the done episodes, see `CrossingStarts`; windows have `behind` steps after their first."""
         next_open = _following(self.is_open)
         for_good, last = self.steps_behind(self.runs_on & ~next_open)
         is_broken = (self._has_next & ~self.runs_on & ~next_open)[last]
@@ -232,7 +233,7 @@ class LaneWalk:
         return windows
 
     def _next_lanes(self, snapshot: Snapshot, places: Ints) -> Ints:
-        """Return the place of each lane in its writer's next segment that still exists and has rows of it, or NONE."""
+        """Return the place (see `LaneMap`) of each lane in the next segment that exists and has rows of it, or NONE."""
         found = self._lanes.next_rows(snapshot, places)
         while True:
             some = np.flatnonzero(found != NONE)

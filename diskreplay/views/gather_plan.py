@@ -98,7 +98,7 @@ class EarlierParts:
         return np.concatenate(found, axis=1)
 
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
-        """Return the place of the same lane in the writer's previous segment where it has rows, or -1.
+        """Return the place (see `LaneMap`) of the same lane in the writer's previous segment with rows of it, or -1.
 
         -1 means that no such segment was found, or that a segment in between is gone, which may have been the writer's.
         """
@@ -166,7 +166,7 @@ class GatherPlan:
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
         self._seen: list[TableLine] = []
-        self._held: Callable[[], MappingGuard | None] = no_reference  # refers to the guard of the tables in `_seen`
+        self._held: Callable[[], MappingGuard | None] = no_reference  # returns the guard of `_seen` while it exists
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Find the windows of these ids, and copy and sum them into the arrays of a block.

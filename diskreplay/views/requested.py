@@ -47,7 +47,7 @@ def each_step(schema: Schema) -> list[Leaf]:
 
 
 def each_item(schema: Schema, drawn: bool = True) -> list[Leaf]:
-    """Return the fields on request with one value for each item; with `drawn`, also the fields about its draw."""
+    """Return the fields on request with one value for each item; with `drawn`, also the fields about an item's draw."""
     values = {path: field for path, field in schema.leaves.items() if path.startswith("episode/")}
     episode = [Leaf(tuple(path.split("/")), field.dtype, field.shape) for path, field in values.items()]
     known = [Leaf((EPISODE_KNOWN,), BOOL)] if episode else []
@@ -159,8 +159,8 @@ class Requested:
     """Computes the fields on request that depend on the episode of each item. Not thread-safe.
 
     `places` maps the fields of a batch to numbers of arrays in a block. `rewards` are path, dtype and weight of each
-    field in the reward. Returns are discounted by `gamma` per step. If `discount`, the path and dtype of the field with
-    the environment's discounts, is given, `gamma` is multiplied by them.
+    field in the reward. Returns are discounted by `gamma` per step. `discount` is path and dtype of the field with the
+    environment's discounts, which multiply `gamma`; None: there are no such discounts.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class Requested:
         if self._values:
             places = last.slot[given], last.lane[given], last.own[given]
             last.own[given] = snapshot.value_rows(*places)
-            last.floor[:] = last.own  # in a pack, rows of values may be below 0
+            last.floor[:] = last.own  # in a pack, the row numbers of values may be below 0
         last.own_stop[:] = last.own + given
         if known is not None:
             known[:] = given
@@ -287,7 +287,7 @@ def write_fields(block: Block, places: Mapping[Path, int], made: Mapping[str, An
 
 
 def _of_windows(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array (items, steps), or (items,) of single steps, as (items, steps)."""
+    """Return the array of a field as (items, steps); an array (items,) gets an axis of length 1."""
     return array if array.ndim == 2 else array[:, None]
 
 
@@ -295,7 +295,7 @@ FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 
 
 class ShownField(NamedTuple):
-    """A field of a batch, made from leaf number `leaf`: the leaf itself (`stack` 0), or observations from a frame run.
+    """A field of a batch: leaf number `leaf` itself (`stack` 0), or the observations in that leaf's run of frames.
 
     `offset` is 0 for `obs` and 1 for `next_obs`, which begins one frame later.
     """
@@ -326,7 +326,7 @@ class WindowLeaf(NamedTuple):
     frames: int = 1  # The number of frames in one value.
 
     def leaf(self, length: int) -> Leaf:
-        """Return the leaf of windows of this length."""
+        """Return the batch's leaf for windows of `length` steps."""
         value = self.value
         return replace(value, shape=(length + self.stack, *value.shape)) if self.each_step else value
 

@@ -229,7 +229,7 @@ class RolloutCursor(Owned):
         return True
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw the steps that are now the oldest, in place of the lost draw."""
+        """Draw the next steps of each lane, in place of the lost draw; see `draw`."""
         return self.draw(population, size, rng)
 
     def accept(self, population: Population, draw: Draw) -> bool:

@@ -197,7 +197,8 @@ class StepRuns:
         width = np.append(snapshot.lanes, 0)[slot]
         first = np.ones(grid.shape, np.bool_)
         np.not_equal(grid[1:] - grid[:-1], width, out=first[1:])
-        if not self._take(grid, first, find):  # the ids do not show the runs: segments differ in numbers of lanes
+        # Ids do not show the runs if segments differ in their numbers of lanes: then each step is a run of its own.
+        if not self._take(grid, first, find):
             self._take(grid, np.ones(grid.shape, np.bool_), find)
 
     def _take(self, grid: Ints, first: Bools, find: Callable[[Ints], Windows]) -> bool:

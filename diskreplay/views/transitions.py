@@ -126,7 +126,7 @@ class Transitions(View):
 
     @property
     def most_steps(self) -> int | None:
-        """The most steps of a return; None: all steps to the episode's end."""
+        """The largest number of steps of a return; None: all steps to the episode's end."""
         return self.n_step[1] if isinstance(self.n_step, tuple) else self.n_step
 
     @property

@@ -130,7 +130,7 @@ class Windows:
         return self.find(snapshot, ids, 0, 1, False)
 
     def select(self, which: Ints) -> "Windows":
-        """Return the windows at these places, copied."""
+        """Return a copy of the windows at the positions `which`."""
         kept = Windows(len(which))
         kept.table[:], kept.ends[:], kept.behind[:] = self.table[:, which], self.ends[which], self.behind[which]
         return kept

@@ -60,7 +60,7 @@ def test_a_buffer_is_the_sequence_of_its_newest_steps(
                 values = [batch[name][i] if "states" in name else batch[name][i, 0] for name in names]
                 assert same(dr.Experience(*values), by_action[action])
         for place in (len(model), -len(model) - 1):
-            with pytest.raises(IndexError, match=f"none at {place}$"):
+            with pytest.raises(IndexError, match=f"^index {place} is out of range"):
                 buffer[place]
 
 
