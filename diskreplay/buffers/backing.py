@@ -1,4 +1,4 @@
-"""The base of buffers: a store, at a user's path or in a temporary folder, and its writer."""
+"""The base class of buffers, with a store at the user's path or in a temporary folder, and the writer of the store."""
 
 import shutil
 import tempfile
@@ -172,7 +172,7 @@ class Backed(ABC):
         return self._store
 
     def close(self) -> None:
-        """Close the store, and remove a temporary one. Batches stay valid. Closing twice is fine."""
+        """Close the store, and remove it if it is temporary. Batches stay valid. Closing twice is fine."""
         self._closed = True
         if self._remove is not None:
             self._remove()
@@ -189,5 +189,5 @@ class Backed(ABC):
 
 
 def seed_argument(seed: Any) -> int | None:
-    """Return a seed of at least 0, or None. Raises ValueError for anything else."""
+    """Return `seed`, an int of at least 0 or None. Raises ValueError for other values."""
     return None if seed is None else int_argument("seed", seed, 0)

@@ -135,7 +135,7 @@ class NextRows(NamedTuple):
 
 
 class FinalObservations:
-    """The observations after steps of a rollout, in the order of steps and environments. Not thread-safe."""
+    """Observations that follow some steps of a rollout, in the order of steps and environments. Not thread-safe."""
 
     def __init__(self) -> None:
         self._next_rows: list[NextRows] = []

@@ -25,7 +25,7 @@ FLAGS = ("terminated", "truncated")
 
 
 class Recorder:
-    """Appends steps to a store in their order, in a thread. The next call raises an error of the thread.
+    """Appends steps to a store in their order, in a thread. If the thread fails, the next call raises its error.
 
     Steps that wait behind a failed step are dropped: their lanes would lack the failed step. Steps that are appended
     after the error was raised go to another writer. Waiting steps are written before the interpreter ends.
@@ -45,7 +45,7 @@ class Recorder:
     def append(
         self, schema: Schema, rows: Columns, next_rows: NextRows | None, new_writer: Callable[[], VectorWriter]
     ) -> None:
-        """Append a step of all environments, and the next observations of some environments, in the thread.
+        """Append a step of all environments, and the next observations of some environments, in the recorder's thread.
 
         The thread also copies tensors from a CUDA device; they must not change before `wait` returns. `new_writer`
         makes a writer for the first step, and for the first step after a failure.

@@ -70,7 +70,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     The first step defines shapes and dtypes that are not given. float64 is stored as float32, Python's bools and ints
     as int64, and rewards as float32. Other dtypes are kept. Observations and actions may be dicts and tuples, nested
-    like Gymnasium's Dict and Tuple spaces. A list is an array.
+    like Gymnasium's Dict and Tuple spaces. A list counts as an array.
 
     With one environment, a leading axis of length 1 of a state counts as the axis of environments. It is dropped, also
     from the action. Give `obs_shape` if observations themselves begin with such an axis. With `num_envs` above 1, every
@@ -95,14 +95,14 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     obs_shape, action_shape : tuple of int or None
         Shapes of one step's observation and action; None: as in the first step.
     num_envs : int
-        Environments that step together.
+        Number of environments that step together.
     path : path or None
         The path of the store; an existing store is continued. None: a temporary folder, which is removed by `close`,
         with the buffer, or at exit.
     device : torch.device or str or None
         The device of batches; None is the CPU.
     n_step : int, (int, int) or None
-        Steps of a return; see `Transitions`.
+        Number of steps in a return; see `Transitions`.
     gamma : float
         Discount per step.
     prioritized : bool

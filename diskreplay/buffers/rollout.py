@@ -72,13 +72,13 @@ class RolloutBuffer(Backed):
     Parameters
     ----------
     num_envs : int
-        Environments that step together.
+        Number of environments that step together.
     num_steps : int or None
-        Steps of each environment until the buffer is full.
+        Number of steps of each environment in a full buffer.
     obs_shape, action_shape : tuple of int or None
         Shapes of one environment's observation and action; None: as in the first step.
     capacity : int or None
-        Steps of all environments together until the buffer is full, in place of `num_steps`.
+        Number of steps of all environments together in a full buffer. Give either `capacity` or `num_steps`.
     num_privileged_obs : int
         Length of the critic's own observation; 0: the critic has the same observation as the policy.
     extra : dict of Field, optional
@@ -277,7 +277,7 @@ class RolloutBuffer(Backed):
         if self._expected is not None:
             self._cut_unless_continued(self._expected)
         if self._recorder is not None:
-            self._record(self._recorder, schema, next_rows)  # if no store can be made, nothing is added
+            self._record(self._recorder, schema, next_rows)  # raises before a step is added if no store can be made
         self._expected = (
             next_rows.rows if next_obs is not None and next_rows is not None and not bool(ended[0]) else None
         )

@@ -33,7 +33,7 @@ def plain(value: Any) -> NDArray[Any]:
 def items_of(value: Any) -> Mapping[str, Any] | None:
     """Return the items of a dict, or of a tuple with the keys "0", "1", ...; None for other values.
 
-    A tuple is nested, like gymnasium's Tuple space. A list is an array.
+    A tuple is a nested value, as in gymnasium's Tuple space. A list counts as an array.
     """
     if isinstance(value, Mapping):
         return value

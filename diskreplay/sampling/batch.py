@@ -25,7 +25,7 @@ Bools = NDArray[np.bool_]
 
 
 class Batch(Mapping[str, Tree]):
-    """A frozen record of tensors with one leading axis: `batch.obs` and `batch["obs"]` are the same.
+    """A frozen record of tensors whose leading axis is the items: `batch.obs` and `batch["obs"]` are the same.
 
     A batch is a mapping of names to tensors, so `dict(batch)`, `batch.items()`, TensorDict and the collation of a
     DataLoader work. It is also a pytree of torch. `len` is the number of fields, `batch_size` the number of items.
@@ -225,7 +225,7 @@ class Batch(Mapping[str, Tree]):
         Parameters
         ----------
         size : int
-            Items of a minibatch: the length of its leading axis.
+            Number of items in a minibatch: the length of its leading axis.
         epochs : int
             The number of passes over all items, each in another order.
         seed : int or None
@@ -258,7 +258,7 @@ class Batch(Mapping[str, Tree]):
         Parameters
         ----------
         size : int
-            Sequences of a minibatch: the length B of its leading axis.
+            Number of sequences in a minibatch: the length B of its leading axis.
         epochs, seed
             See `minibatches`.
         length : int or None
@@ -401,7 +401,10 @@ def _has_arrays(tree: Tree) -> bool:
 
 
 def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """Return a tree with `function(leaf)` for each leaf; of several trees, with `function(*leaves)` for each place."""
+    """Return a tree with `function(leaf)` in place of each leaf.
+
+    For several trees of the same structure, `function` gets the leaves of all trees at the same place.
+    """
     if isinstance(trees[0], dict):
         return {name: map_tree(function, *(tree[name] for tree in trees)) for name in trees[0]}
     if isinstance(trees[0], TupleRecord):

@@ -103,7 +103,7 @@ class BufferPool:
     def acquire(self, leaves: Sequence[Leaf], size: int) -> tuple[Slot, Fields]:
         """Return a free slot laid out for a batch of `size` items, and its fields, with arbitrary contents.
 
-        The slot is in use while these arrays, or tensors made of them, are referenced.
+        The slot is in use while the arrays of the fields, or tensors made of them, are referenced.
         """
         with self._lock:
             slots = self._slots
@@ -322,7 +322,8 @@ Gathered = tuple[Slot, Fields, Sent | None]
 class Destination:
     """The device of batches, and the pool of memory to gather them in; see `BufferPool`.
 
-    CUDA devices have a `device_copy`. For other devices except the CPU, a batch is copied when it becomes a `Batch`.
+    `device_copy` copies batches to a CUDA device; it is None for other devices. To other devices except the CPU, a
+    batch is copied when it becomes a `Batch`.
     """
 
     def __init__(self, device: torch.device, spare: int = 2, debug: bool = False) -> None:
@@ -332,7 +333,7 @@ class Destination:
 
 
 class Gatherer:
-    """Makes batches of one view of a store's steps. One thread at a time may call `gather`, and one `to_batch`.
+    """Makes batches of one view. One thread at a time may call `gather`, and one thread at a time `to_batch`.
 
     `draw_fields` maps the names of fields about a batch's draw to the numbers of their arrays in a block. `pipeline`
     has the transforms. For view, schema and fields see `Sampler`. `threads`, if any, copy parts of large arrays;

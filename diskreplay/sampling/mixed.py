@@ -44,8 +44,8 @@ class MixedSampler(IterableDataset[Batch]):
         Samplers and their shares, which need not sum to one. All samplers' batches must have the same fields. The mixed
         sampler does not close its samplers.
     batch_size : int
-        Items of a batch. If the shares are not whole numbers of items, the remaining items are assigned at random, so
-        that each sampler gets its share on average.
+        Number of items in a batch. If the shares are not whole numbers of items, the remaining items are assigned at
+        random, so that each sampler gets its share on average.
     seed : int or None
         Makes the assignment of remaining items a function of the seed. None: a random seed.
 
@@ -112,7 +112,7 @@ class MixedSampler(IterableDataset[Batch]):
         return ("mixed", *(sampler.view.kind for sampler in self._samplers))
 
     def _counts(self, size: int) -> list[int]:
-        """Return each sampler's number of items in a batch."""
+        """Return each sampler's number of items in a batch of `size` items."""
         exact = self._shares * size
         counts = np.floor(exact + 1e-9).astype(np.int64)
         rest = size - int(counts.sum())

@@ -39,7 +39,7 @@ _LARGEST = 1e140
 
 
 class Moments(NamedTuple):
-    """The number of values, their mean and their (biased) variance, float64 of one value's shape."""
+    """The number of values, and their mean and (biased) variance: float64 arrays with the shape of one value."""
 
     count: float  # type: ignore[assignment]
     mean: Floats
@@ -110,7 +110,7 @@ class StoreMoments:
     Attributes
     ----------
     moments : dict of str to Moments
-        The moments by leaf, and the moments of returns as `RETURN`. When steps are counted, a new dict replaces it.
+        The moments by leaf, and the moments of returns as `RETURN`. Counting steps replaces this dict by a new one.
     not_finite : int
         The number of steps with NaN, an infinity or a number beyond 1e140 in a leaf or a reward. The moments of that
         leaf, or of returns, leave them out. In the returns of later steps, such a reward counts as 0.
@@ -350,7 +350,7 @@ class Normalize(OneOwner, Transform):
 
     A step with NaN, an infinity or a number beyond 1e140 is left out of the statistics of that leaf, or of returns.
     The first such step causes a warning, and `Sampler.stats` counts all of them in `steps_not_finite`. A few values
-    that are a million times larger than the others make a deviation useless, which causes a warning, too.
+    that are a million times larger than the others make the standard deviation useless; this causes a warning, too.
 
     A `Normalize` belongs to one sampler. ``copy.deepcopy`` makes a copy with the same statistics for another sampler.
 

@@ -92,8 +92,8 @@ class Target:
     """A view, the population of its ids, and the distribution that draws batches of them.
 
     `distribution` is the sampler's argument; a view may have its `own` distribution, which draws instead. `bounded`
-    draws within `max_size`, and `active` within all limits. `errors` computes the errors of items. `random` is whether
-    batches depend on random numbers, apart from their ids.
+    draws within `max_size`, and `active` within all limits. `errors` computes the errors of items from errors of steps.
+    `random` is whether batches depend on random numbers in addition to their ids.
     """
 
     view: View
@@ -380,7 +380,7 @@ class Planner:
             self._replace(plan, None)
 
     def drop(self, plan: Plan) -> None:
-        """Drop an undelivered plan; if draws depend on each other, take back all undelivered draws (see `rewind`)."""
+        """Drop an undelivered plan, or all undelivered plans if each draw depends on earlier draws; see `rewind`."""
         if not self.rewind():
             self._replace(plan, None)
             self.target.active.forget(self.target.population, plan.draw)
@@ -403,7 +403,7 @@ class Planner:
     def rewind(self) -> bool:
         """Drop all undelivered plans, so that their ids are drawn again, if each draw depends on earlier draws.
 
-        Return whether this is the case.
+        Return True if each draw depends on earlier draws, as for rollouts.
         """
         if not self.target.active.rewind():
             return False
@@ -428,7 +428,7 @@ class Planner:
         raise SegmentGone(f"segments were evicted faster than their times could be read, {ATTEMPTS} times")
 
     def _follow_store(self, refresh: bool) -> Snapshot:
-        """Refresh the population with the store's snapshot, after taking a new one if `refresh`."""
+        """Refresh the population with the store's snapshot; with `refresh`, take a new snapshot first."""
         if refresh:
             self._store.refresh()
         return self._refresh_population()

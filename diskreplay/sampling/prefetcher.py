@@ -25,7 +25,7 @@ LEAST_FOR_A_THREAD = 256 << 10
 
 
 class Prefetcher:
-    """Makes the batches of plans in threads. Not thread-safe: a sampler calls it under its lock.
+    """Makes planned batches in threads. Not thread-safe: a sampler calls it under its lock.
 
     Batches are made in the order of their plans, at most one for each plan. Two threads are started with the first
     plan. One thread requests each plan's pages from disk at once. The other thread waits for the pages and copies the

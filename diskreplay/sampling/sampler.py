@@ -179,7 +179,7 @@ class Sampler(IterableDataset[Batch]):
     distribution : Distribution
         Draws the ids; None is `Uniform()`.
     batch_size : int
-        Items of a batch.
+        Number of items in a batch.
     device : torch.device or str or None
         The device of the delivered batches; None is the CPU.
     prefetch : int
@@ -276,7 +276,7 @@ class Sampler(IterableDataset[Batch]):
         transform: TransformLike | Sequence[TransformLike] | None = None,
     ) -> None:
         self._batch_size = int_argument("batch_size", batch_size)
-        self._sizes: tuple[int, ...] = (self._batch_size,)  # of the next batches; all but the first are made ahead
+        self._sizes: tuple[int, ...] = (self._batch_size,)  # of the next batches; all after the first are made ahead
         self._prefetch = int_argument("prefetch", prefetch, 0)
         drawing = drawing_arguments(where, rank, world_size, max_times_sampled, max_size, remover)
         self._view, distribution = view_argument(view), distribution_argument(distribution)
@@ -422,8 +422,9 @@ class Sampler(IterableDataset[Batch]):
         NotEnoughData
             No step is sampleable, or `max_times_sampled` allows fewer items than the batch needs. Nothing is drawn.
         RateLimited
-            The limiter's timeout passed. Nothing was drawn, or the drawn batch is the next one of this size. A batch of
-            `Episodes` with too many steps for the limiter's `error_buffer` is dropped, and the message says so.
+            The limiter's timeout passed. Nothing was drawn, or the drawn batch is kept and is the next batch of this
+            size. A batch of `Episodes` with too many steps for the limiter's `error_buffer` is dropped, and the message
+            says so.
         StopIteration
             A `Sweep` has ended, which also ends `for batch in sampler`.
         ValueError
@@ -595,8 +596,8 @@ class Sampler(IterableDataset[Batch]):
         """Continue from a state. With the same arguments and steps in the store, the next batches are the same.
 
         Ids that are gone are dropped, and new ids get the largest priority so far. The first batch drawn ahead that
-        has lost an id, and all batches after it, are drawn again. In earlier batches, `age`, and fields that depend on
-        later steps of open episodes, have their current values.
+        has lost an id, and all batches after it, are drawn again. In the batches before it, `age`, and fields that
+        depend on later steps of open episodes, have their current values.
 
         Raises
         ------
@@ -730,7 +731,7 @@ class Sampler(IterableDataset[Batch]):
             }
 
     def close(self) -> None:
-        """End the threads and release memory. Batches stay valid. A store opened by its path is closed."""
+        """End the threads and release memory. Batches stay valid. A store that the sampler opened is closed."""
         if isinstance(self._lock, _ForeignLock):
             return  # a forked child has no threads to end
         with self._lock:

@@ -45,7 +45,7 @@ def nstep_targets(
         `Sequences`, these are the values of ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``. None if
         `next_values` is given.
     n : int
-        Steps of a sum.
+        Number of steps in a sum.
     gamma : float or Tensor
         Discount per step, 0 to 1. Or (batch, length), a discount after each step, such as gamma times the environment's
         discounts. Then ``gamma**i`` is the product of the discounts of the i steps from t on.

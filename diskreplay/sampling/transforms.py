@@ -46,7 +46,7 @@ class Transform(ABC):
         """Return the new batch, or a dict of the new fields. `entropy` seeds a `random` transform."""
 
     def prepare(self, snapshot: Snapshot) -> Arrays:
-        """Return the arrays that a batch drawn from this snapshot depends on; called in the order of the draws."""
+        """Return the arrays that `apply` needs for a batch of this snapshot; called in the order of the draws."""
         return {}
 
     def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
@@ -141,7 +141,7 @@ def load_transforms(transforms: Sequence[Transform], states: Any) -> None:
 
 
 class Rollback:
-    """Restores the states that a distribution and transforms had when this object was made, if a load fails."""
+    """The states of a distribution and of transforms, to be restored by `go_back` if loading other states fails."""
 
     def __init__(self, distribution: Distribution, transforms: Sequence[Transform]) -> None:
         self._distribution, self._place = distribution, distribution.place()
@@ -322,7 +322,7 @@ class RandomShift(Transform):
         return found
 
     def _shifted(self, frames: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Return frames, with one leading axis or more for items, each item shifted by its own `down` and `right`."""
+        """Return `frames`, whose leading axes are the items, with each item shifted by its own `down` and `right`."""
         if self._last:
             frames = frames.movedim(-1, -3)
         height, width = frames.shape[-2:]

@@ -102,10 +102,10 @@ class CrossingStarts:
 
 
 class _Lanes:
-    """Episodes in the order of writer, lane and id. The attributes have a value for each episode.
+    """Episodes in the order of writer, lane and id.
 
-    `counts` is True for admitted episodes. `steps` is the number of steps of each episode that windows can hold.
-    `runs_on` is True if windows continue from an episode into the next one.
+    `counts`, `steps` and `runs_on` have a value for each episode. `counts` is True for admitted episodes. `steps` is
+    the number of steps that windows can hold. `runs_on` is True if windows continue from the episode into the next one.
     """
 
     def __init__(self, episodes: EpisodeTable, counts: Bools, key: Ints) -> None:
@@ -181,7 +181,7 @@ class LaneWalk:
         """Return `length` steps from each id on; raises the error `refused(id)` for the first id with too few steps."""
         at = self._successors.find(snapshot, ids, refused)
         self._lanes.update(snapshot)
-        places = np.zeros((3, len(ids), self._length), np.int64)  # slot, lane and row of each step
+        places = np.zeros((3, len(ids), self._length), np.int64)  # slot (segment index in the snapshot), lane, row
         # Four values per step: its flags, `ends`, whether it has a next observation, and whether these are final.
         step_flags = np.zeros((4, len(ids), self._length), np.uint8)
         items, filled = np.arange(len(ids)), np.zeros(len(ids), np.int64)

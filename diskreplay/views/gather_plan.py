@@ -35,7 +35,7 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 class EarlierParts:
-    """Completes frame stacks at the start of an episode that continues another one, cut for its length.
+    """Completes frame stacks at the start of an episode that continues an episode cut for its length.
 
     Both episodes are parts of one stream of frames, and the earlier part may be in an earlier segment. The kernel reads
     only one segment for each window, and repeats the first frame of the newest part instead. `copies` are the copies

@@ -67,8 +67,8 @@ class Hindsight:
 
     Notes
     -----
-    The rule is from section 3.3 of Andrychowicz et al. 2017, "Hindsight Experience Replay", the strategies from section
-    4.5. "future" includes the item's own step, so the new goal may be the goal that this step reaches.
+    The rule is from section 3.3 of Andrychowicz et al. 2017, "Hindsight Experience Replay", and the strategies are from
+    section 4.5. "future" includes the item's own step, so the new goal may be the goal that this step reaches.
 
     An item is not relabelled if its window reaches the end of an episode that terminated without a final observation:
     the goal achieved by the last step is not known.

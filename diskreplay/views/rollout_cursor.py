@@ -58,7 +58,7 @@ class LaneEpisodes(NamedTuple):
         return LaneEpisodes(self.key[which], self.episodes.select(which))
 
     def with_others(self, others: "LaneEpisodes") -> "LaneEpisodes":
-        """Return these and other episodes, unsorted."""
+        """Return these episodes followed by the others, not sorted."""
         episodes = EpisodeTable.concatenate([self.episodes, others.episodes])
         return LaneEpisodes(np.append(self.key, others.key), episodes)
 

@@ -111,7 +111,7 @@ class Rollouts(View):
     frame_stack : int or dict
         Number of frames in each observation; see `Transitions`.
     reward : dict or None
-        Weights of a sum, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
+        Weights of the fields whose sum is the reward, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
     discount : str or None
         A scalar extra field with the environment's discount of each step. It multiplies `gamma` step by step.
 

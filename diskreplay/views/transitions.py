@@ -67,7 +67,7 @@ class Transitions(View):
         episode instead, while its segment exists. An int applies to every observation leaf; a dict has a number for
         each named leaf ("image", "camera/left"). 1 adds no axis.
     reward : dict or None
-        Weights of a sum, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
+        Weights of the fields whose sum is the reward, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
     next_fields : sequence of str
         Step fields that a batch also holds n steps later, as next_<name>: ("action",) for SARSA. A window that ends
         with its episode has no such step: the values are zeros, and `next_mask`, (batch,) bool, is False.
@@ -229,7 +229,7 @@ class TransitionsReader(ReturnsReader):
 
 
 def _steps_argument(name: str, value: Any) -> int | tuple[int, int] | None:
-    """Return a number of steps, None, or the least and the most; a pair of equal numbers becomes one."""
+    """Return `value` as a number of steps, None, or (least, most); a pair of equal numbers becomes one number."""
     if not isinstance(value, tuple | list):
         return int_or_none(name, value, none="the return to the end, or (least, most)")
     if len(value) != 2:
