@@ -51,7 +51,7 @@ class Recorder:
         makes a writer for the first step, and for the first step after a failure.
         """
         self._forget_parents()
-        if self._host_copy is None:  # made here, because a tensor's device has a number, such as "cuda:0"
+        if self._host_copy is None:  # made here, from a tensor's device, which has a number: "cuda:0"
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()

@@ -289,7 +289,7 @@ class RolloutBuffer(Backed):
         self._batch = self._estimates = None
 
     def _flags(self, value: Any, name: str, reward: Any) -> torch.Tensor:
-        """Return flags, (num_envs,), as 0 and 1 in any dtype. Values of a tensor on a device are checked later."""
+        """Return flags, (num_envs,), as 0 and 1 in any dtype; `_estimated` checks the values of tensors on a device."""
         if (
             isinstance(value, torch.Tensor)
             and "cpu" not in (value.device.type, self._device.type)

@@ -33,8 +33,8 @@ class Batch(Mapping[str, Tree]):
     Dict spaces give nested dicts. Tuple spaces give tuples that also have the keys "0", "1", ...: `batch.action[0]` and
     `batch.action["0"]` are the same. A path names a leaf, as in `fields`: `batch["obs/image"]`.
 
-    The memory of a batch is not reused while the batch, any of its tensors, or any view of them is alive. The names of
-    a batch are immutable; you may change its tensors.
+    The memory of a batch is not reused while the batch, any of its tensors, or any view of them is alive. A field
+    cannot be replaced, but you may change its tensors in place.
 
     Parameters
     ----------

@@ -251,7 +251,7 @@ WARM_BATCHES = 32
 
 
 class Readahead:
-    """Requests the wide rows of batches from disk ahead of their use, as long as batches read from disk.
+    """Requests the rows of batches in wide leaves from disk ahead of their use, as long as batches read from disk.
 
     ``wide`` is whether a field of the schema has wide rows, of at least `WIDE_ROW` bytes; if not, no method needs to be
     called.
@@ -393,7 +393,7 @@ class Gatherer:
         SegmentGone
             A segment was evicted since the snapshot.
         """
-        if self._threads is not None and self._threads.jobs:  # after an interrupt
+        if self._threads is not None and self._threads.jobs:  # left by an interrupt
             self._threads.settle()
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()

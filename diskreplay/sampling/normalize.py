@@ -81,7 +81,7 @@ class _Runs(NamedTuple):
     before: Floats
 
     def select(self, which: Ints) -> "_Runs":
-        """Return the runs at these places."""
+        """Return the runs at these positions."""
         return _Runs(self.place[which], self.first[which], self.stride[which], self.steps[which], self.before[which])
 
     @property

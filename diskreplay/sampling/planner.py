@@ -116,7 +116,7 @@ class Target:
 
     @property
     def kind(self) -> str:
-        """A text that is equal for views whose samplers can load each other's states."""
+        """A text that is equal for two targets if their samplers can load each other's states."""
         return json.dumps(self.view.kind) + (self.own.key if self.own is not None else "")
 
     def ids(self) -> Ints:

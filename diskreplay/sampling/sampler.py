@@ -69,7 +69,8 @@ class Statistics:
     planning, elsewhere : float
         Seconds spent on planning batches, and in the trainer between the calls of the sampler.
     first, last : float
-        Times by `perf_counter`: of the request for the first batch, and of the delivery of the last batch; 0 before.
+        Times by `perf_counter`: of the request for the first batch, and of the delivery of the last one; 0 if no batch
+        was delivered.
     ids : ndarray of int64 or None
         The ids of the last batch.
     """
@@ -226,8 +227,8 @@ class Sampler(IterableDataset[Batch]):
     remover : {"oldest", "lowest_priority", "random"}
         The id to remove for a new one, as in Reverb (Fifo, MinHeap, Uniform). "oldest" is by the time of publication.
         "lowest_priority" removes the oldest of several ids with the lowest priority. "random" is a reservoir: every id
-        that ever came remains with the same probability (Vitter 1985, algorithm R). The latter two may remove the new
-        id itself.
+        so far remains with the same probability (Vitter 1985, algorithm R). The latter two may remove the new id
+        itself.
     transform : callable or sequence of callables, or None
         Changes each batch before its delivery; several are applied in their order. A transform is a `Normalize`,
         `RandomShift` or `ToFloat`, or a function of a batch that returns a batch or a dict of new fields. Transforms

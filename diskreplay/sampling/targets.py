@@ -271,7 +271,7 @@ class _Steps(NamedTuple):
     ) -> "_Steps":
         """Return the checked arguments as a `_Steps`, with 0 in place of unused values.
 
-        These are replaced by `torch.where`, because a product with 0 would keep a NaN.
+        Unused values are replaced by `torch.where`, because a product with 0 would keep a NaN.
         """
         discounts = gamma if isinstance(gamma, torch.Tensor) else None
         shaped = {"terminated": terminated, "mask": mask, "truncated": truncated, "gamma": discounts, **others}

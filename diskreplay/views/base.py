@@ -168,7 +168,7 @@ class CopyThreads:
 def copying(held: tuple[Any, ...], kernel: Kernel, *arguments: Any) -> Callable[[int, int], int]:
     """Return the function ``work(first, stop)`` for `CopyThreads.copy` that calls ``kernel(*arguments, first, stop)``.
 
-    The function keeps `held`, the owners of the memory that the kernel reads and writes, alive: after an interrupt, a
+    The function keeps `held` alive, which owns the memory that the kernel reads and writes: after an interrupt, a
     thread may still be copying.
     """
     return partial(_call, held, kernel, *arguments)

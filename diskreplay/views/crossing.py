@@ -247,7 +247,7 @@ class LaneWalk:
     ) -> tuple[Ints, Windows]:
         """Return the items that lack steps and have more rows, and windows of their next rows.
 
-        These are in the lane, or in the writer's next segment, where the lane has the place `following`.
+        The next rows are in the same segment, or in the writer's next one, where the lane has the place `following`.
         """
         behind = at.row + self._width - 1
         inside = behind < at.after

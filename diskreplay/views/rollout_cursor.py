@@ -68,7 +68,7 @@ class LaneEpisodes(NamedTuple):
 
 
 class Bootstrap(NamedTuple):
-    """The sources of values: the names of fields, and whether `value_fn` is called.
+    """The sources of bootstrap values: the names of fields, and whether `value_fn` is called.
 
     `value` names the field with V of each step's observation. `next_value` names the field with V of each step's next
     observation; None: no field has it.
@@ -148,7 +148,10 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
 
 
 class _SnapshotLanes(NamedTuple):
-    """The lanes of a rank's share in one snapshot: `lanes` has all keys, `growing` the keys of growing lanes."""
+    """The lanes of a rank's share in one snapshot, and in `by_lane` their episodes in the order of (lane, id).
+
+    `lanes` has the keys of all these lanes, and `growing` the keys of growing lanes.
+    """
 
     snapshot: Snapshot
     by_lane: LaneEpisodes

@@ -61,7 +61,7 @@ class Sequences(View):
     length : int
         Number of steps in a window.
     overlap : int or None
-        Number of steps that a window shares with the next one, 0 to length - 1. None: length - stride if `stride` is
+        Number of steps that a window shares with the next window, 0 to length - 1. None: length - stride if `stride` is
         given, else 40.
     burn_in : int
         Number of steps at a window's start that only warm up a recurrent state, 0 to `overlap`. This limit keeps each
