@@ -1,4 +1,4 @@
-"""Buffers with the interfaces of well-known buffers. A replay is in a store; rollouts and pairs are in tensors."""
+"""Buffers with well-known interfaces. A replay buffer keeps its steps in a store, the others keep them in tensors."""
 
 from diskreplay.errors import MissingExtra
 

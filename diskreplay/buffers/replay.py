@@ -164,7 +164,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._mark = 0  # steps with lower ids were cleared
         self._sampler: Sampler | None = None
         self._saved_at = monotonic()
-        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # (snapshot, view) and their ids
+        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # (snapshot, view), and the sampleable ids
         super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:

@@ -62,7 +62,7 @@ class RolloutBuffer(Backed):
 
     With a `path`, a thread also appends the steps to a store there, for later runs and other processes. Reading a field
     or `store` waits for that thread. An error of the store is raised by the next call. The store then lacks the steps
-    that were waiting, and the buffer has all of them.
+    that were waiting, and the buffer still has all steps.
 
     On a CUDA device, `add` copies tensors of that device on the current stream and does not wait, unless it has final
     observations. With a `path`, the thread copies the steps to the CPU, on its own stream.
@@ -192,8 +192,8 @@ class RolloutBuffer(Backed):
         observations, actions, rewards : (num_envs, ...)
             The observations, the actions taken on them, and the rewards of these actions.
         dones : (num_envs,)
-            Whether the step terminated each environment's episode, so that it is not bootstrapped. Without
-            `truncated`, whether the episode ended in any way. Numbers are 0 or 1.
+            Whether the step terminated each environment's episode, so that it is not bootstrapped. If `truncated` is
+            None: whether the episode ended in any way. Numbers are 0 or 1.
         values, log_probs : (num_envs,) or (num_envs, 1)
             The critic's value of the observation, and the logarithm of the action's probability.
         privileged_observations : (num_envs, num_privileged_obs) or None

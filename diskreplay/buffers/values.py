@@ -196,7 +196,7 @@ class Given:
 def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
     """Return the dtype of a field from its first value: float32 for float64, int64 for Python's bool, else unchanged.
 
-    Networks compute in float32. float64 is the default of Python and numpy, and seldom a choice.
+    Networks compute in float32. float64 is the default of Python and numpy, and seldom chosen on purpose.
     """
     if type(value) is bool:
         return np.dtype("int64")

@@ -305,7 +305,7 @@ class Readahead:
             self._asks = max(self._asks - 1, 0)
 
     def _count(self, before: int) -> bool:
-        """Return whether this thread has read from disk since `blocks_read()` returned `before`; if so, be `cold`."""
+        """Return whether this thread has read from disk since `blocks_read()` returned `before`; if so, set `cold`."""
         if blocks_read() == before:
             return False
         self._asks = WARM_BATCHES

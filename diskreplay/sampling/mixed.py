@@ -1,4 +1,4 @@
-"""Batches from several samplers, such as demonstrations and own experience."""
+"""Batches from several samplers, for example of demonstrations and of the agent's own experience."""
 
 import json
 from collections import deque
@@ -174,7 +174,7 @@ class MixedSampler(IterableDataset[Batch]):
         states = [sampler.state_dict() for sampler in self._samplers]
         planned = np.array(self._planned, np.int64).reshape(-1, len(states))
         rng = json.dumps(self._rng.bit_generator.state)
-        # Tensors, because arrays lack some dtypes, and because `torch.load` reads tensors without unpickling others.
+        # Tensors, because arrays lack some dtypes, and `torch.load` reads tensors without unpickling other types.
         parts = {str(source): part for source, part in self._drawn.items()}
         drawn = mapped(parts, torch.Tensor, lambda tensor: tensor.detach().cpu())
         return {"rng": rng, "planned": as_tensors(planned), "drawn": drawn, "samplers": states}
@@ -239,7 +239,7 @@ class MixedSampler(IterableDataset[Batch]):
 
 
 def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
-    """Return the samplers and an array of their shares; ValueError if `samplers` is not a sequence of such pairs."""
+    """Return the samplers and an array of their shares; ValueError if `samplers` is invalid."""
     if isinstance(samplers, str) or not isinstance(samplers, Sequence) or not samplers or len(samplers) > MOST_SOURCES:
         raise ValueError(f"samplers must be 1 to {MOST_SOURCES} pairs of a Sampler and its share, not {samplers!r}")
     for pair in samplers:

@@ -68,7 +68,7 @@ class Moments(NamedTuple):
 
 
 class _Runs(NamedTuple):
-    """Runs of new steps within episodes: lane by lane, in order.
+    """Runs of successive new steps within episodes, in the order of lanes and steps.
 
     `place` is the lane's place among all lanes. `before` is the return at the last counted step of the same episode, or
     0 if no step before the run was counted.
@@ -348,8 +348,9 @@ class Normalize(OneOwner, Transform):
     reads the whole store. A batch is normalised by the statistics as of its draw. The statistics are part of the
     sampler's saved state. Stored values never change. Padding and missing observations are zeros before normalisation.
 
-    A step with NaN, an infinity or a number beyond 1e140 is left out of the statistics of that leaf, or of returns.
-    The first such step causes a warning, and `Sampler.stats` counts all of them in `steps_not_finite`. A few values
+    A step with NaN, an infinity or a number beyond 1e140 in a leaf or in its reward is left out of the statistics of
+    that leaf, or of returns. The first of these steps causes a warning, and `Sampler.stats` has their number as
+    `steps_not_finite`. A few values
     that are a million times larger than the others make the standard deviation useless; this causes a warning, too.
 
     A `Normalize` belongs to one sampler. ``copy.deepcopy`` makes a copy with the same statistics for another sampler.

@@ -203,8 +203,8 @@ class Sampler(IterableDataset[Batch]):
     where : callable or None
         A predicate over episodes, which selects the episodes whose steps are drawn. It is called once for an ended
         episode, and for an open one at every refresh that changes the store. Its result for an ended episode must
-        depend on the episode alone. If it depends on `hidden_steps` or on the time, a resumed sampler draws other
-        batches.
+        depend on the episode alone. If the result depends on `hidden_steps` or on the time, a resumed sampler
+        draws other batches.
     rank, world_size : int
         This trainer's share of the ids, by a hash of each id. Shares are even and complete, and do not overlap. An id
         never changes its share. With `Rollouts`, a share has whole lanes.
@@ -316,7 +316,7 @@ class Sampler(IterableDataset[Batch]):
         _logger.info("%s", self)
 
     def _makers_of(self, view: View) -> Makers:
-        """Return the makers of a view's batches."""
+        """Return new makers of the batches of a view."""
         arguments = self._fields, self._destination, self._transforms, self._prefetch, self._sizes[0]
         return Makers(view, self._store.schema, *arguments)
 
@@ -325,7 +325,7 @@ class Sampler(IterableDataset[Batch]):
         self._sizes = self._sizes[:1] * makers.planned
 
     def _expect(self, size: int) -> None:
-        """Make batches of this size ahead, instead of the sampler's own size."""
+        """Make batches of this size ahead, instead of batches of the sampler's own size."""
         if self._prefetch:
             with self._lock:
                 self._sizes = (size,)
@@ -392,7 +392,7 @@ class Sampler(IterableDataset[Batch]):
 
     @property
     def sampleable(self) -> int:
-        """The number of ids that can be drawn now: the view's ids in this rank's share and the episodes of `where`.
+        """The number of ids that can be drawn now: the view's ids in this rank's share and in episodes of `where`.
 
         It excludes ids that were sampled `max_times_sampled` times or removed for `max_size`. For rollouts it is the
         number of steps that were not drawn yet. The store is refreshed first, as by `sample`.
@@ -469,7 +469,8 @@ class Sampler(IterableDataset[Batch]):
                     steps = makers.gatherer.reader.count_steps(plan.snapshot, ids)
                 else:
                     steps = item_steps * len(ids)
-                if payments.limiter is not None and (item_steps is None or not active.sized):  # else `sample` has paid
+                # In the other cases, `sample` has already reported the steps to the limiter.
+                if payments.limiter is not None and (item_steps is None or not active.sized):
                     is_refused = True
                     payments.pay_for(plan, steps, planner)
                     is_refused = False

@@ -210,7 +210,7 @@ def vtrace_targets(
     lambda_ : float
         Factor of the traces, 0 to 1.
     rho_bar, c_bar : float
-        Limits of the importance weights, at least 0; infinity: no limit. The paper assumes c_bar <= rho_bar.
+        Upper limits of the importance weights, at least 0; infinity: no limit. The paper assumes c_bar <= rho_bar.
 
     Returns
     -------

@@ -24,7 +24,7 @@ TransformLike = Union["Transform", Callable[[Batch], Result]]
 
 
 class Transform(ABC):
-    """Changes each batch. Only `apply` must be defined; several threads may call it at once.
+    """Changes each batch of a sampler. Only `apply` must be defined; several threads may call it at once.
 
     The result of `apply` may depend only on its arguments and the transform's parameters, so that it is independent of
     the thread and the time. `random` transforms get `entropy`. Transforms that keep a state (`keeps_state`) get the

@@ -117,7 +117,7 @@ On a server with 16 processors, one thread copies 8 GB/s, two threads 13 GB/s, f
 
 
 class CopyThreads:
-    """`count` threads that copy parts of a batch next to the calling thread. They start with the first copy.
+    """`count` threads that copy parts of a batch next to the calling thread. The first copy starts the threads.
 
     Callers use them for batches of at least `least` bytes. Between calls, `jobs` is empty, unless an interrupt ended
     `copy` early. Only one thread may call the methods.

@@ -54,7 +54,7 @@ class LaneEpisodes(NamedTuple):
     episodes: EpisodeTable
 
     def select(self, which: NDArray[Any]) -> "LaneEpisodes":
-        """Return the episodes at a mask or positions."""
+        """Return the episodes that `which`, a mask or positions, selects."""
         return LaneEpisodes(self.key[which], self.episodes.select(which))
 
     def with_others(self, others: "LaneEpisodes") -> "LaneEpisodes":

@@ -351,7 +351,7 @@ class RolloutsReader(Reader):
         refuse_evicted(snapshot, ids)
 
     def _grid(self, ids: Ints) -> Ints:
-        """Return ids, (num_steps * columns,), as (num_steps, columns); raises InvalidIndex if a column is short."""
+        """Return ids as (num_steps, columns); raises InvalidIndex if their number is 0 or no multiple of num_steps."""
         steps = self._view.num_steps
         if not len(ids) or len(ids) % steps:
             raise InvalidIndex(

@@ -296,7 +296,7 @@ class _StepsReader(Reader):
         return self._layouts[length]
 
     def _copies(self, length: int) -> list[Copy]:
-        """Return the copies for windows of this length."""
+        """Return the copies of the gather plan for windows of `length` steps."""
         found = []
         for target, kind in enumerate(self._kinds):
             if kind.source is None:
