@@ -1,13 +1,14 @@
 """Data sets of D4RL: one HDF5 file of flat arrays, with flags at the ends of episodes.
 
-``observations`` and ``actions`` have N rows, or are groups of arrays with N rows. ``rewards``, ``terminals`` and
-``timeouts`` have N rows, too. The last ``next_observations`` of an episode is its final observation. Every other array
-of N rows, such as an array in ``infos``, is an extra field of the step. ``metadata`` goes to the store's notes.
+A file has the N steps of all episodes, one row a step. ``observations`` and ``actions`` are arrays of N rows, or groups
+of such arrays. ``rewards``, ``terminals``, ``timeouts`` and ``next_observations`` have N rows, too. The last row of an
+episode in ``next_observations`` is its final observation. Every other array of N rows, such as an array in ``infos``,
+is an extra field of the step. Arrays of other lengths, and the arrays in ``metadata``, go to the store's notes.
 
-The episodes are the trajectories of D4RL's ``sequence_dataset``. Their transitions are the transitions of
-``qlearning_dataset``. An export writes ``metadata`` back from the notes. An episode without a final observation repeats
-its last observation in ``next_observations``. An episode that was cut is marked as timed out, unless it is the last
-episode of the file.
+An import finds the same episodes as D4RL's ``sequence_dataset``, and the same transitions as ``qlearning_dataset``. An
+export writes the arrays in the notes back to the file. For an episode without a final observation, the last row of
+``next_observations`` repeats the last observation. The last step of a cut episode has the flag ``timeouts``, unless the
+episode is the last one of the file.
 """
 
 import base64
@@ -78,12 +79,12 @@ RESERVED = (
 )
 _ARRAYS = {OBS: OBSERVATIONS, ACTION: ACTIONS, REWARD: REWARDS}
 _PARTS = {array: part for part, array in _ARRAYS.items()}
-# The bytes to read at once, and the most bytes of observations and next observations that stay in memory after they
-# were compared.
+# The number of bytes to read at once, and the most bytes of observations and next observations that stay in memory
+# after the search for cuts has compared them.
 _BLOCK_BYTES, _KEPT_BYTES = 64 << 20, 1 << 30
 _METADATA_BYTES = 32 << 20
 _NEEDED = ("observations", "actions", REWARDS, TERMINALS)
-_BUFFER_BYTES = 1 << 20  # of each array
+_BUFFER_BYTES = 1 << 20  # the rows of an array that are written at once
 _COMPRESSIONS = "gzip", "lzf", None
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and episode fields",
@@ -105,11 +106,11 @@ def import_dataset(
 ) -> Imported:
     """Import a file of D4RL into a new store, or resume an interrupted import.
 
-    Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last flag are an episode that was cut,
-    without a final observation. An episode is also cut after a row whose ``next_observations`` is not the
-    observation of the next row. Values are compared, so the two arrays may differ in dtype, and one of them may be
-    rounded to float32. The result counts these cuts as ``cut``. A warning is issued if there is more than one
-    cut in ten steps.
+    Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last flag are an episode that was cut.
+    An episode is also cut after a row whose ``next_observations`` is not the observation of the next row. Values are
+    compared, so the two arrays may differ in dtype, and one of them may be rounded to float32. The attribute ``cut`` of
+    the result is the number of these cuts. A warning is issued if there is more than one cut in ten steps. Episodes
+    have a final observation if the file has ``next_observations``.
 
     Parameters
     ----------
@@ -190,7 +191,7 @@ def export_dataset(
     StoreExists
         Something is at ``path``.
     SchemaError
-        ``hdf5_compression`` is not one of these values.
+        ``hdf5_compression`` is not one of the values above.
     """
     check_option("hdf5_compression", hdf5_compression, _COMPRESSIONS)
     made = partial(_format, hdf5_compression)
@@ -215,14 +216,14 @@ def _format(
 
 
 def _reason(path: str) -> str | None:
-    """Return the reason why a file cannot hold a leaf; None if it can."""
+    """Return the reason why a file cannot hold the leaf at ``path``; None if it can."""
     if array_of(path) is not None:
         return None
     return "there are no values of episodes" if is_part(path, FIELDS) else "the name is one of D4RL's own"
 
 
 def _own_schema(schema: Schema) -> Schema | None:
-    """Return the schema of a store that is imported from the exported file; None if no store can have it."""
+    """Return the schema that a store imported from the exported file has; None if no store can have this schema."""
     plain = {path: Field(leaf.shape, leaf.dtype) for path, leaf in schema.step_leaves.items()}
     try:
         return schema_of((array, leaf) for path, leaf in plain.items() if (array := array_of(path)) is not None)
@@ -234,7 +235,7 @@ def _own_schema(schema: Schema) -> Schema | None:
 
 
 def array_of(path: str) -> str | None:
-    """Return the name of the array that holds a leaf; None if a file cannot hold the leaf."""
+    """Return the name of the array that holds the leaf at ``path``; None if a file cannot hold this leaf."""
     part, _, below = path.partition("/")
     if part == EXTRA:
         return None if below.split("/")[0] in RESERVED else below
@@ -248,12 +249,12 @@ def leaf_of(array: str) -> str:
 
 
 def next_of(path: str) -> str:
-    """Return the name of the array with the next observations for a leaf of the observation."""
+    """Return the name of the array with the next observations of a leaf, whose path begins with ``obs``."""
     return f"{NEXT_OBSERVATIONS}{path.removeprefix(OBS)}"
 
 
 def schema_of(fields: Iterable[tuple[str, Field]]) -> Schema:
-    """Return the schema of arrays of steps, given by name and field; SchemaError if no store can have it."""
+    """Return the schema for pairs of an array's name and its field; SchemaError if no store can have this schema."""
     return schema_of_leaves({leaf_of(array): field for array, field in fields})
 
 
@@ -322,7 +323,7 @@ class Reader:
                 except OSError:
                     if stop == first + 1:
                         raise
-                    rows = 1  # from here on one episode at a time: the damage may be after the first ones
+                    rows = 1  # from here on, one episode at a time: episodes before the damage can be read
                     continue
                 yield from episodes
                 first = stop
@@ -369,7 +370,7 @@ class Reader:
                 )
 
     def _is_step(self, name: str) -> bool:
-        """Tell whether an array holds steps: D4RL's own arrays, ``infos``, and others with one row a step."""
+        """Tell whether an array has a row for each step: D4RL's own arrays, ``infos``, and all others of N rows."""
         first = name.split("/")[0]
         if first in RESERVED or first == "infos":
             return first not in (METADATA_GROUP, CHUNKS_GROUP)
@@ -393,7 +394,7 @@ class Reader:
             raise FormatError(f"{self._path}: {name!r}: {error}") from None
 
     def _find_columns(self) -> dict[str, str]:
-        """Return the array's name for each leaf; FormatError if next observations differ from observations in shape."""
+        """Return each leaf's array name by path; FormatError if next observations have another shape, or no numbers."""
         columns = {path: array for path in self.schema.step_leaves if (array := array_of(path)) is not None}
         for path in filter(is_obs, columns):
             following = self._arrays.get(next_of(path))
@@ -430,7 +431,7 @@ class Reader:
         return flags
 
     def _broken(self, file: h5py.File) -> Bools:
-        """Return a mask of the rows to cut after: their next observation is not the next row's observation."""
+        """Return a mask, ``(N,)``, of the rows whose next observation is not the observation of the next row."""
         broken = np.zeros(self.steps, np.bool_)
         pairs = {self.names[path]: next_of(path) for path in filter(is_obs, self.names)}
         pairs = {array: following for array, following in pairs.items() if following in self._arrays}
@@ -453,7 +454,7 @@ class Reader:
         return rows
 
     def _chunk_rows(self) -> int:
-        """Return the number of rows in the largest chunk: a part of a chunk takes as long to read as all of it."""
+        """Return the most rows of any chunk: reading a part of a chunk takes as long as reading the whole chunk."""
         return max((chunks[0] for array in self._arrays.values() if (chunks := array.chunks)), default=1)
 
     def _read_metadata(self, file: h5py.File) -> dict[str, Json]:
@@ -462,7 +463,7 @@ class Reader:
         if (nbytes := sum(array.nbytes for array in others.values())) > _METADATA_BYTES:
             raise FormatError(
                 f"{self._path} has {nbytes} bytes of metadata, and a store's notes take at most {_METADATA_BYTES}; "
-                f"delete some in a copy of the file: {', '.join(others)}"
+                f"delete some of these arrays in a copy of the file: {', '.join(others)}"
             )
         return {name: self._as_json(name, file[name]) for name in others}
 
@@ -526,9 +527,9 @@ def _as_texts(value: Any) -> Json:
 def write(
     plan: Plan, episodes: Iterable[EpisodeData], has_next: bool, metadata: Mapping[str, Json], compression: str | None
 ) -> None:
-    """Write a file, with `next_observations` if ``has_next``.
+    """Write episodes to the file of a plan, with `next_observations` if ``has_next``.
 
-    An episode that was cut is flagged in `timeouts`, except the last episode of the file.
+    The last step of a cut episode has the flag `timeouts`, unless the episode is the last one of the file.
     """
     layout = _layout(plan, has_next)
     columns = {path: array for path in plan.schema.step_leaves if (array := array_of(path)) is not None}
@@ -560,7 +561,7 @@ def _column(file: h5py.File, name: str, shape: tuple[int, ...], dtype: Any, comp
 
 
 def _layout(plan: Plan, has_next: bool) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return the shape and dtype of each array of steps."""
+    """Return the shape and dtype of each array with a row for each step, by its name."""
     layout: dict[str, tuple[tuple[int, ...], Any]] = {}
     for path, field in plan.schema.step_leaves.items():
         if (array := array_of(path)) is not None:

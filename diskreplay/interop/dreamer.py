@@ -1,17 +1,17 @@
 """Replay folders of Dreamer: compressed NumPy files of rows.
 
-There are two kinds. DreamerV1 and V2, and ports of them, write one file an episode, ``TIME-ID-LENGTH.npz``. A row
-holds an observation, and the action and the reward that led to it. The first row has zeros for action and reward.
-DreamerV3 writes chunks of the rows of each environment, ``TIME-ID-NEXT-LENGTH.npz``. NEXT is the id of the next chunk.
-A row holds an observation, the reward that led to it, and the action that was taken in it.
+There are two kinds of folders. DreamerV1 and V2, and ports of them, write one file an episode, ``TIME-ID-LENGTH.npz``.
+A row holds an observation, and the action and the reward that led to it. The first row has zeros for action and reward.
+DreamerV3 writes the rows of each environment in chunks, each a file ``TIME-ID-NEXT-LENGTH.npz``. NEXT is the ID of the
+file that continues the rows. A row holds an observation, the reward that led to it, and the action that followed it.
 
 An import follows these rules:
 
 - If some discounts are neither 0 nor 1, the discounts are the extra field ``step_discount``.
 - One-hot actions stay vectors. If a file has no key ``action`` but keys such as ``action/move``, the action is a dict.
 
-In an export, an episode that was cut becomes truncated. An episode without a final observation repeats its last
-observation.
+In an export, an episode that was cut becomes truncated. If an episode has no final observation, its last observation is
+written a second time in its place.
 """
 
 import re
@@ -54,7 +54,7 @@ __all__ = ["export_dataset", "import_dataset"]
 NAME = "dreamer"
 _DISCOUNT, _FIRST, _LAST, _TERMINAL, _LOG = "discount", "is_first", "is_last", "is_terminal", "log_"
 _FLAGS = (_DISCOUNT, _FIRST, _LAST, _TERMINAL)
-_BOOKKEEPING = ("reset", "stepid", "id")  # of DreamerV3's driver and buffer; nothing else uses them
+_BOOKKEEPING = ("reset", "stepid", "id")  # only DreamerV3's own driver and buffer use these keys
 _STEP_DISCOUNT = f"{EXTRA}/step_discount"
 _CHUNK = re.compile(r"[^-]+-(?P<id>[0-9A-Za-z]+)-(?P<next>[0-9A-Za-z]+)-\d+")
 
@@ -62,7 +62,7 @@ Rows = dict[str, NDArray[Any]]
 
 
 class _Part(NamedTuple):
-    """Rows of a file from ``start`` to before ``stop``."""
+    """The rows of a file from ``start`` up to, but not including, ``stop``."""
 
     file: Path
     start: int
@@ -78,13 +78,13 @@ def import_dataset(
 ) -> Imported:
     """Import a replay folder of Dreamer into a new store, or resume an interrupted import.
 
-    A step is the observation of a row, the action that was taken in it, and the reward of the next row. An episode is
+    A step is the observation of a row, the action that followed it, and the reward of the next row. An episode is
     terminated if ``is_terminal`` is true in its last row or, in a folder without ``is_terminal``, if that row has the
-    discount 0. Otherwise it is truncated. An episode of DreamerV3 is cut if its chunks end before a row with
-    ``is_last``.
+    discount 0. Otherwise it is truncated, except that an episode of DreamerV3 is cut if its files end before a
+    row with ``is_last``.
 
-    Keys are observations, except ``action``, ``reward`` and the flags. Keys ``log_...``, and keys that the option
-    ``extra`` names, are extra fields. A step takes their values from the row of its reward.
+    Keys are observations, except ``action``, ``reward`` and the flags. Keys ``log_...``, and the keys in the option
+    ``extra``, are extra fields. A step takes the values of extra fields from the row of its reward.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def import_dataset(
     StoreNotFound
         There is no such folder, or no episode in it.
     FormatError
-        A file is damaged, or has other keys than the first file; the message names the file.
+        A file is damaged, or lacks a key that another file has; the message names the file.
     SchemaError
         Values of a key cannot be stored, or differ in shape or dtype.
     StoreExists
@@ -196,7 +196,7 @@ class _Replay:
             raise StoreNotFound(f"{folder} has no episodes of Dreamer: no .npz file with two rows or more")
 
     def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
-        """Yield the episodes of a chain of files. Each file of the chain continues the file before."""
+        """Yield the parts of each episode in a chain of files, where each file continues the rows of the last one."""
         parts: list[_Part] = []
         for file in chain:
             flags = _arrays(file, (REWARD, *_FLAGS))
@@ -219,7 +219,7 @@ class _Replay:
         yield from _if_steps(parts)
 
     def paths(self, actions: Sequence[str], extra: Sequence[str]) -> dict[str, str]:
-        """Return the key of each leaf by the leaf's default path.
+        """Return a dict from the default path of each leaf to the leaf's key in the files.
 
         ``actions`` and ``extra`` are the keys that the caller chose for actions and extra fields. The role of a key
         decides from which row a step takes its value.
@@ -242,14 +242,14 @@ class _Replay:
         return found
 
     def leaves(self, names: Mapping[str, str]) -> dict[str, Field]:
-        """Return the fields of the first episode's steps, by default path."""
+        """Return the field of each key in ``names`` by its path, from the arrays of the first episode."""
         file = self.episodes[0][0].file
         values = {path: self._open(file)[key] for path, key in names.items()}
         values[REWARD] = values[REWARD].reshape(len(values[REWARD]))
         return leaves_of(values, file)
 
     def read(self, parts: Sequence[_Part], names: Mapping[str, str], wanted: Collection[str]) -> EpisodeData:
-        """Return an episode with the wanted leaves."""
+        """Return the episode that has these parts, with the leaves at the paths in ``wanted``."""
         paths = {path: key for path, key in names.items() if path in wanted}
         rows, where = self._rows(parts, paths.values()), parts[0].file
         steps: Rows = {}
@@ -268,7 +268,7 @@ class _Replay:
         return EpisodeData(steps, bool(terminal), bool(is_last and not terminal))
 
     def _rows(self, parts: Sequence[_Part], keys: Collection[str]) -> Rows:
-        """Return the rows of an episode by key; FormatError if ``keys`` are missing or differ in length."""
+        """Return the rows of an episode by key; FormatError if one of ``keys`` is missing or has another length."""
         pieces = [{key: rows[p.start : p.stop] for key, rows in self._open(p.file).items()} for p in parts]
         where = parts[0].file
         if any(piece.keys() != pieces[0].keys() for piece in pieces):
@@ -285,7 +285,7 @@ class _Replay:
 
 
 def _chains(files: Sequence[Path]) -> list[list[Path]]:
-    """Return the files in chains. Each file of a chain continues the file before."""
+    """Group the files into chains, and return these. Each file of a chain continues the rows of the file before."""
     chunks = {match["id"]: (file, match["next"]) for file in files if (match := _CHUNK.fullmatch(file.stem))}
     followed = {after for _, after in chunks.values()}
     chains = [[file] for file in files if not _CHUNK.fullmatch(file.stem)]
@@ -295,7 +295,7 @@ def _chains(files: Sequence[Path]) -> list[list[Path]]:
             file, name = chunks.pop(name)
             chain.append(file)
         chains.append(chain)
-    return chains + [[file] for file, _ in chunks.values()]  # chunks that name each other in a circle
+    return chains + [[file] for file, _ in chunks.values()]  # files whose NEXT ids form a circle
 
 
 def _if_steps(parts: list[_Part]) -> Iterator[list[_Part]]:
@@ -320,7 +320,7 @@ def _extra_name(key: str) -> str:
     try:
         Schema(Field((), "float32"), Field((), "float32"), extra={name: Field((), "float32")})
     except SchemaError:
-        return f"{_LOG}{name}"  # the store uses this name for something else
+        return f"{_LOG}{name}"  # a store refuses an extra field of this name
     return name
 
 
@@ -328,7 +328,7 @@ def _extra_name(key: str) -> str:
 
 
 def _keys(schema: Schema) -> dict[str, str]:
-    """Return the key of each leaf of steps by path; SchemaError if two leaves have the same key or one a flag's."""
+    """Return the key of each leaf of steps, by path; SchemaError if two leaves have one key, or one a flag's key."""
     found: dict[str, str] = {}
     for path, field in schema.step_leaves.items():
         part, _, name = path.partition("/")
@@ -378,7 +378,7 @@ def _write(one_hot: bool, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
 
 
 def _one_hot(values: NDArray[Any], field: Field) -> NDArray[Any]:
-    """Return discrete actions as one-hot vectors, others unchanged."""
+    """Return discrete actions as one-hot vectors, and other actions unchanged."""
     space = field.space or {}
     if space.get("type") != "Discrete" or values.ndim != 1:
         return values
@@ -387,5 +387,5 @@ def _one_hot(values: NDArray[Any], field: Field) -> NDArray[Any]:
 
 
 def _stem(number: int) -> str:
-    # These names sort before the files of a later training run, which begin with the time.
+    # These names sort before the names of files from a later training run, which begin with the time.
     return f"00000000T000000-{number:032x}"

@@ -34,8 +34,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
     Each step is appended with its next observation, so it can be sampled at once. ``reset`` in the middle of an episode
     and ``close`` cut the episode at its last observation. After an error of the environment, ``discard_episode`` drops
-    the episode, and ``reset`` keeps its steps. Observations are copied: an environment may use its arrays again. With
-    ``gymnasium.wrappers.Autoreset`` inside or around, the step that only resets is not recorded.
+    the episode, and ``reset`` keeps its steps. Observations are copied: an environment may reuse its arrays. With
+    ``gymnasium.wrappers.Autoreset`` inside or around this wrapper, the step that only resets is not recorded.
 
     Concurrency: as the environment, one thread at a time. A copy, by pickle or ``copy.deepcopy``, has its own writer.
 
@@ -86,12 +86,12 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._store, self._durability = store, durability
         self._resets_itself = _has_autoreset(env)
         self._obs: dict[str, np.ndarray] | None = None  # the last observation; None: unknown, and step() raises
-        self._idle = False  # the next step only resets
+        self._idle = False  # whether the next step only resets
         self._writer: Writer | None = None
         self._open_writer()
 
     def set_extra(self, **fields: Any) -> None:
-        """Set extra fields of the next step only.
+        """Set extra fields, by name, of the next step only.
 
         Raises
         ------
@@ -144,8 +144,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         Raises
         ------
         SchemaError
-            If a value does not fit the schema, or an extra field is missing. The action and missing fields are checked
-            before the environment is stepped. After any other error, the next call must be ``reset``.
+            If a value does not fit the schema, or an extra field is missing. An action that does not fit and a missing
+            field raise before the environment is stepped. After any other error, the next call must be ``reset``.
         gymnasium.error.ResetNeeded
             Before the first reset, and after the end of an episode or an error.
         """
@@ -177,7 +177,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             super().close()
 
     def _cut(self, writer: "Writer") -> None:
-        """End an open episode and store its values. Values for an episode that has not begun are kept."""
+        """End the open episode and store its episode fields. Fields that were set for the next episode are kept."""
         running = self._values.running.copy()
         for _, episode in self._values.of_episodes(running):
             writer.end_episode(episode=episode or None)
@@ -225,18 +225,21 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 class RecordVectorEpisodes(AnyVectorWrapper):
     """Append every step of a vector of environments to a store.
 
-    Every autoreset mode is recorded exactly, as if each environment were recorded alone. NEXT_STEP, which is also
-    assumed if the metadata name no mode: the call after an episode's end only resets that lane and is not recorded for
-    it. SAME_STEP: the final observation and the ended lanes' info fields are taken from info. DISABLED: a lane that
-    ended is left out until it is reset; ``reset(options={"reset_mask": mask})`` resets only the lanes of the mask.
+    Every autoreset mode is recorded exactly, as if each environment were recorded alone:
+
+    - NEXT_STEP, also if the metadata name no mode: the call after an episode's end only resets that lane, and records
+      no step of it.
+    - SAME_STEP: the final observation and the info fields of a lane that ended are taken from info.
+    - DISABLED: no step of a lane is recorded from its episode's end until the lane is reset.
+      ``reset(options={"reset_mask": mask})`` resets only the lanes of the mask.
 
     A SAME_STEP environment that returns the same arrays at every step overwrites its final observation. Info then has
     the bytes of the next episode's first observation. Such an episode is recorded without a final observation, and
-    a warning is issued for the first such episode.
+    a warning is issued once.
 
     ``reset`` in the middle of an episode and ``close`` cut open episodes at their last observation. After an error of
     the environments, ``discard_episode`` drops open episodes, and ``reset`` keeps their steps. Observations are copied:
-    the environments may use their arrays again.
+    the environments may reuse their arrays.
 
     Concurrency: as the environments, one thread at a time. A copy, by pickle or ``copy.deepcopy``, has its own writer.
 
@@ -288,14 +291,14 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # the last observations; None: unknown, and step() raises
-        self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step is not recorded: it resets or follows an end
+        self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step only resets or follows an end
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
-        # Called last: before gymnasium 1.3 a garbage wrapper closes its environments, and __init__ may fail above.
+        # Last, since the lines above may raise: before gymnasium 1.3, a discarded wrapper closes its environments.
         super().__init__(env)
 
     def set_extra(self, **fields: Any) -> None:
-        """Set extra fields of the next step only; each value has a leading axis of num_envs.
+        """Set extra fields, by name, of the next step only; each value has a leading axis of num_envs.
 
         Raises
         ------
@@ -305,7 +308,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._values.set(fields)
 
     def set_episode(self, **values: Any) -> None:
-        """Set episode fields, by name, of each lane's running episode, or of its next one if none is running.
+        """Set episode fields, by name, of each lane's running episode, or of its next episode if no episode is running.
 
         Each value has a leading axis of num_envs. See `RecordEpisodes.set_episode`.
 
@@ -322,8 +325,9 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         """Reset the environments, or only those where ``options["reset_mask"]`` is True; cut their open episodes.
 
         If the schema has an episode field ``seed`` or ``options``, the argument of the same name is stored in it for
-        the next episodes. A list has a seed for each environment. An integer gives environment i ``seed + i``, as in
-        Gymnasium. None and an empty dict are not stored. An episode that begins by autoreset has neither value.
+        the next episodes. A list has a seed for each environment. An integer gives environment i the seed
+        ``seed + i``, as in Gymnasium. None and an empty dict are not stored. An episode that begins by autoreset has
+        no value in these fields.
 
         Raises
         ------
@@ -356,8 +360,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         Raises
         ------
         SchemaError
-            If a value does not fit the schema, or an extra field is missing. The actions and missing fields are checked
-            before the environments are stepped. After any other error, the next call must be ``reset``.
+            If a value does not fit the schema, or an extra field is missing. Actions that do not fit and a missing
+            field raise before the environments are stepped. After any other error, the next call must be ``reset``.
         gymnasium.error.ResetNeeded
             Before the first reset, and after an error.
         """
@@ -375,7 +379,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         return result
 
     def discard_episode(self, mask: Any = None) -> None:
-        """Discard the open episodes, or those where ``mask`` is True; see `VectorWriter.discard_episode`."""
+        """Discard the open episodes of all lanes, or of the lanes in ``mask``; see `VectorWriter.discard_episode`."""
         self._open_writer().discard_episode(mask)
         running = self._values.running
         self._values.forget(running if mask is None else running & as_numpy(mask).astype(bool))
@@ -390,7 +394,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             super().close(**kwargs)
 
     def _cut(self, writer: "VectorWriter", lanes: np.ndarray) -> None:
-        """End the open episodes of lanes and store their values. Values for episodes that have not begun are kept."""
+        """End the open episodes of lanes and store their episode fields. Fields set for the next episodes are kept."""
         running = self._values.running & lanes
         for some, episode in self._values.of_episodes(running):
             writer.end_episode(mask=some, episode=episode or None)
@@ -417,7 +421,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         ended = terminated.astype(bool) | truncated.astype(bool)  # the writer refuses values that are not flags
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
-        # With NEXT_STEP the call resets the idle lanes; a live lane may begin an episode after a discarded one.
+        # With NEXT_STEP the call resets the idle lanes. A live lane begins an episode if its last one was discarded.
         values.running |= live | (self._mode is AutoresetMode.NEXT_STEP)
         if live.any():
             next_obs, unknown, infos, episode = self._ends(after, info, live, ended & live)
@@ -454,7 +458,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     def _ends(
         self, after: dict[str, np.ndarray], info: dict[str, Any], live: np.ndarray, ended: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, Any], dict[str, Any] | None]:
-        """Return the next observations, a mask of lanes where they are unknown, and the extra and episode fields."""
+        """Return next observations, a mask of lanes where they are unknown, and extra and episode fields from info."""
         lanes, ends = np.flatnonzero(live), np.flatnonzero(ended)
         if self._mode is not AutoresetMode.SAME_STEP or not ends.size:
             return after, np.zeros_like(live), *self._values.from_infos([(info, lanes)], [(info, ends)])
@@ -493,5 +497,5 @@ def _check_recorded_once(env: object, store: "Store") -> None:
     """Raise ValueError if an inner wrapper already records into the store: each step would be stored twice."""
     while isinstance(env, gym.Wrapper | VectorWrapper):
         if isinstance(env, RecordEpisodes | RecordVectorEpisodes) and env._store.path == store.path:
-            raise ValueError(f"this environment is recorded into {store.path} already: wrap env.env, or a new one")
+            raise ValueError(f"this environment is recorded into {store.path} already: wrap env.env, or another one")
         env = env.env

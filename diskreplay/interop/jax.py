@@ -1,4 +1,4 @@
-"""Conversion of batches to JAX arrays that share memory with the batch."""
+"""Conversion of a batch to JAX arrays that share memory with it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +14,8 @@ with dr.MissingExtra.raised_for("a batch of JAX arrays", "jax"):
 def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a batch as JAX arrays on the batch's device, a pytree for `jax.jit`.
 
-    Dicts and tuples of fields stay dicts and tuples. The arrays share memory with the batch's tensors, and the memory
-    is kept until the last array or computation that uses it is gone. Do not change a shared tensor, since JAX assumes
+    Dicts and tuples of fields stay dicts and tuples. The arrays share memory with the batch's tensors. The memory is
+    freed when no array and no computation uses it any longer. Do not change a shared tensor, since JAX assumes
     that arrays are constant. Fields that are not contiguous are copied, such as `obs` and `next_obs` of `Sequences`,
     which are views of one array.
 
@@ -39,11 +39,11 @@ def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
 def _to_jax(path: str, tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: _to_jax(f"{path}/{name}", below) for name, below in tree.items()}
-    if isinstance(tree, tuple):  # a plain tuple is made: JAX treats instances of a subclass as leaves
+    if isinstance(tree, tuple):  # return a plain tuple: JAX treats an instance of a subclass of tuple as a leaf
         return tuple(_to_jax(f"{path}/{number}", below) for number, below in enumerate(tree))
     try:
         array = jax.dlpack.from_dlpack(tree.detach().contiguous())
-    except Exception as error:  # each version of JAX raises its own
+    except Exception as error:  # the class of the error depends on the version of JAX
         what = f"{str(tree.dtype).removeprefix('torch.')}{list(tree.shape)} on {tree.device}"
         raise ValueError(f"JAX cannot take the field {path!r}, {what}: {type(error).__name__}: {error}") from error
     if array.dtype.itemsize < tree.itemsize and array.dtype.kind in "iu":

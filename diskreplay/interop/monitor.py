@@ -1,7 +1,7 @@
 """Monitor a store or a sampler in TensorBoard, Weights & Biases or Prometheus.
 
-One table of measures names the numbers of `Store.info` and `Sampler.stats` for all three. Importing this module
-imports none of these libraries: each function takes a writer that the caller made.
+The tables `STORE` and `SAMPLER` define the names of the numbers in `Store.info` and `Sampler.stats`, for all three
+libraries. Importing this module imports none of them: each function takes a writer that the caller made.
 """
 
 import math
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from diskreplay.interop.ray import ShardedSampler
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
-# Bounds of buckets: 0, 1, 2, 5, 10, ... for steps and versions, and 0.0001, 0.0002, ... for priorities.
+# Upper bounds of histogram buckets: 0, 1, 2, 5, 10, ... for steps and versions, 0.0001, 0.0002, ... for priorities.
 COUNTS = (0.0, *(float(digit * 10**power) for power in range(10) for digit in (1, 2, 5)))
 PRIORITIES = tuple(float(f"{digit}e{power}") for power in range(-4, 4) for digit in (1, 2, 5))
-# All states in `Store.info`. A state that no segment or writer has is reported as 0. If it were left out, its chart
-# would keep the last number.
+# All states in `Store.info`. A state that no segment or writer has is reported as 0. If the state were left out, its
+# chart would keep the last number.
 STATES = {
     "segments": ("sealed", "writing", "dead", "foreign", "unknown", "damaged"),
     "writers": ("alive", "dead", "closed", "unknown"),
@@ -35,9 +35,11 @@ STATES = {
 
 
 class Measure(NamedTuple):
-    """A number, or a histogram of numbers: its path in nested dicts, and the parts of its name for Prometheus.
+    """The description of a number, or of a histogram of numbers, in `Store.info` or `Sampler.stats`.
 
-    If the path leads to a dict, ``label`` names its keys. ``bounds`` are the bounds of the buckets of a histogram.
+    ``key`` is the path in the nested dicts. ``name`` and ``unit`` are parts of the name for Prometheus. If the path
+    leads to a dict, ``label`` is the Prometheus label whose values are the keys of this dict. ``bounds`` are the upper
+    bounds of the buckets of a histogram.
     """
 
     key: str
@@ -49,7 +51,7 @@ class Measure(NamedTuple):
     bounds: Sequence[float] = ()
 
     def metric(self, group: str) -> str:
-        """Return the name of the measure for Prometheus: with the unit, and "total" if it is a counter."""
+        """Return the name for Prometheus, with the group ("store" or "sampler"), the unit, and "total" for counters."""
         parts = ("diskreplay", group, self.name, self.unit, "total" if self.kind == COUNTER else "")
         return "_".join(filter(None, parts))
 
@@ -84,16 +86,16 @@ STALENESS = Measure(
 PRIORITY = Measure("priority", "batch_priority", "", HISTOGRAM, "Priority of an item", bounds=PRIORITIES)
 SAMPLER = (
     Measure("batches", "", "batches", COUNTER, "Batches delivered"),
-    Measure("batches_per_second", "batches_per_second", "", GAUGE, "Batches per second since the first was asked for"),
-    Measure("steps", "", "steps", COUNTER, "Steps of the environment delivered"),
-    Measure("steps_per_second", "steps_per_second", "", GAUGE, "Steps per second since the first batch was asked for"),
+    Measure("batches_per_second", "batches_per_second", "", GAUGE, "Batches per second since the first was requested"),
+    Measure("steps", "", "steps", COUNTER, "Environment steps delivered"),
+    Measure("steps_per_second", "steps_per_second", "", GAUGE, "Steps per second since the first batch was requested"),
     Measure("replay_ratio", "replay_ratio", "", GAUGE, "Steps delivered per step that is in the store now"),
     Measure("seconds_planning", "planning", "seconds", COUNTER, "Time to draw ids, and to wait for a limiter"),
     Measure("seconds_waiting", "waiting", "seconds", COUNTER, "Time to wait for batches that are made ahead"),
-    Measure("seconds_elsewhere", "elsewhere", "seconds", COUNTER, "Time between the calls, the trainer's own"),
+    Measure("seconds_elsewhere", "elsewhere", "seconds", COUNTER, "Time between the calls, spent by the trainer"),
     Measure("seconds_reading", "reading", "seconds", COUNTER, "Time to wait for the disk, of all threads"),
     Measure("seconds_gathering", "gathering", "seconds", COUNTER, "Time to copy rows, of all threads"),
-    Measure("seconds_copying", "copying", "seconds", COUNTER, "Time to copy batches to a device without CUDA"),
+    Measure("seconds_copying", "copying", "seconds", COUNTER, "Time to copy batches to devices other than CUDA"),
     Measure("seconds_transforming", "transforming", "seconds", COUNTER, "Time of transforms, of all threads"),
     Measure("population", "population", "ids", GAUGE, "Ids that can be drawn"),
     Measure("priority_sum", "priority_sum", "", GAUGE, "Sum of the priorities"),
@@ -105,7 +107,7 @@ SAMPLER = (
     Measure("updates_sent", "updates_sent", "ids", COUNTER, "Priorities sent to shards"),
     Measure("updates_lost", "updates_lost", "ids", COUNTER, "Priorities for shards that did not answer"),
     Measure("updates_skipped", "updates_skipped", "ids", COUNTER, "Priorities that shards skipped"),
-    Measure("oldest_update_s", "oldest_update", "seconds", GAUGE, "Longest time that a priority waited here"),
+    Measure("oldest_update_s", "oldest_update", "seconds", GAUGE, "Longest time that a priority waited to be sent"),
     Measure("missing", "missing", "shards", GAUGE, "Shards that do not answer"),
     Measure("shards/population", "shard_population", "ids", GAUGE, "Ids of a shard that can be drawn", "shard"),
     Measure("shards/mass", "shard_mass", "", GAUGE, "Sum of the priorities of a shard", "shard"),
@@ -116,7 +118,7 @@ SAMPLER = (
 
 
 class TensorBoardWriter(Protocol):
-    """The methods of `torch.utils.tensorboard.SummaryWriter`, or of tensorboardX's, that are called."""
+    """The called methods of a `SummaryWriter`, from `torch.utils.tensorboard` or tensorboardX."""
 
     def add_scalar(self, tag: str, value: Any, step: int, /) -> object:
         """Write a number."""
@@ -126,7 +128,7 @@ class TensorBoardWriter(Protocol):
 
 
 class WandbRun(Protocol):
-    """The method of a run of Weights & Biases that is called."""
+    """The called method of a run of Weights & Biases."""
 
     def log(self, data: dict[str, Any], step: int | None = None) -> object:
         """Log numbers and histograms by name."""
@@ -142,8 +144,9 @@ class TextFile(Protocol):
 class Observed(NamedTuple):
     """The numbers of a store or a sampler at one time.
 
-    ``step`` is the number of steps inserted into a store, or of batches delivered by a sampler. ``path`` is the path of
-    the store. ``values`` has a measure, the value of its label ("" for a measure without label) and the number.
+    ``group`` is "store" or "sampler". ``step`` is the number of steps inserted into a store, or of batches delivered by
+    a sampler. ``path`` is the path of the store. Each entry of ``values`` is a measure, the value of its label ("" for
+    a measure without label), and the number, or the array of a histogram.
     """
 
     group: str
@@ -152,7 +155,10 @@ class Observed(NamedTuple):
     values: list[tuple[Measure, str, Any]]
 
     def by_tag(self, prefix: str | None) -> Iterator[tuple[Measure, str, Any]]:
-        """Yield each measure, its tag such as ``sampler/age``, and its number."""
+        """Yield each measure, its tag, such as ``sampler/age``, and its number.
+
+        Tags begin with ``prefix``, or with the group if ``prefix`` is None.
+        """
         prefix = self.group if prefix is None else prefix.rstrip("/")
         for measure, label, value in self.values:
             yield measure, "/".join(filter(None, (prefix, measure.key, label))), value
@@ -169,7 +175,7 @@ def to_tensorboard(
     """Write the numbers of a store or a sampler to TensorBoard.
 
     Each number of `Store.info` or `Sampler.stats` is a scalar, such as ``store/steps_hidden`` and
-    ``sampler/replay_ratio``. None and NaN are left out; segments and writers are counted by their state.
+    ``sampler/replay_ratio``. Values of None and NaN are left out. Segments and writers are counted by state.
 
     A `Sampler` also has histograms of the last batch that it delivered:
 
@@ -177,8 +183,8 @@ def to_tensorboard(
     - ``sampler/priority``: the priorities, if ids are drawn by priorities.
     - ``sampler/staleness/NAME``: see `staleness`.
 
-    Only the first step of a sequence counts. The histograms draw nothing and change no count. They are left out before
-    the first batch, and if a step of the batch was evicted meanwhile.
+    Only the first step of a sequence counts. Making a histogram draws no ids and changes no counts of the sampler.
+    Histograms are left out before the first batch, and if a step of the batch was evicted meanwhile.
 
     A call for a sampler takes milliseconds, and a call for a store looks at all its files: call this every few
     seconds, not for each batch.
@@ -190,20 +196,20 @@ def to_tensorboard(
     writer : SummaryWriter
         The writer of `torch.utils.tensorboard` or of tensorboardX, or any other with their methods.
     step : int or None
-        The step of TensorBoard. None: the number of batches that the sampler delivered, or of steps that were inserted
-        into the store.
+        The step that TensorBoard shows for the numbers. None: the number of batches that the sampler delivered, or of
+        steps that were inserted into the store.
     staleness : str or sequence of str
-        Extra fields, such as the version of the policy that acted. The histogram ``sampler/staleness/NAME`` has, for
-        each step of the batch, the newest value minus the step's value. The newest value is in the last step of the
-        youngest episode; if the batch has a larger value, that value counts.
+        Names of extra fields, such as the version of the policy that acted. The histogram ``sampler/staleness/NAME``
+        has, for each step of the batch, the newest value minus the step's value. The newest value is the value in the
+        last step of the episode that began last, or the largest value of the batch if this is larger.
     prefix : str or None
-        The first part of each name, which tells sources of a run apart; None is "store" or "sampler".
+        The first part of each name, to tell several stores or samplers of a run apart. None: "store" or "sampler".
 
     Raises
     ------
     ValueError
-        The source is neither a store nor a sampler, or `staleness` names no extra field with one number a step. Or
-        `staleness` is given, and the source is not a `Sampler`.
+        The source is neither a store nor a sampler, or a name in `staleness` is not an extra field with one number a
+        step. Or `staleness` is given, and the source is not a `Sampler`.
     """
     observed = observe(source, staleness)
     at = observed.step if step is None else step
@@ -225,7 +231,7 @@ def to_wandb(
     """Log the numbers of a store or a sampler to a run of Weights & Biases, with one call of `run.log`.
 
     Names, histograms, parameters and errors are the same as for `to_tensorboard`, except that `step` is passed to
-    `run.log`: None is the run's own step.
+    `run.log`. With None, Weights & Biases counts the steps.
 
     Raises
     ------
@@ -253,16 +259,16 @@ def to_prometheus(
 ) -> None:
     """Write the numbers of a store or a sampler in Prometheus' text format, version 0.0.4.
 
-    Names are ``diskreplay_store_visible_steps``, ``diskreplay_sampler_planning_seconds_total`` and the like. The label
-    ``store`` is the store's path. Histograms, `staleness` and errors are as for `to_tensorboard`. A histogram describes
-    the last batch only, not all batches so far: query it without ``rate()``.
+    Names are, for example, ``diskreplay_store_visible_steps`` and ``diskreplay_sampler_planning_seconds_total``. The
+    label ``store`` is the store's path. Histograms, `staleness` and errors are as for `to_tensorboard`. A histogram
+    describes the last batch only, not all batches so far: query it without ``rate()``.
 
     Parameters
     ----------
     writer : file or path
         A file that is open for text, or a path. The file at a path is replaced by one rename, as the textfile collector
-        of node_exporter needs it. An open file takes the numbers of one store and one sampler, since Prometheus
-        allows each name once in a file.
+        of node_exporter needs it. Write at most one store and one sampler to an open file, since Prometheus allows each
+        name once in a file.
     labels : mapping of str to str, or None
         Labels for every number, such as the name of the run.
 
@@ -281,7 +287,7 @@ def to_prometheus(
 
 
 def observe(source: Any, staleness: str | Sequence[str] = ()) -> Observed:
-    """Return the measures of a source; for `staleness` see `to_tensorboard`."""
+    """Return the current numbers of a store or a sampler; for `staleness` see `to_tensorboard`."""
     names = (staleness,) if isinstance(staleness, str) else tuple(staleness)
     path, histograms = None, dict[str, Any]()
     table: Sequence[Measure]
@@ -303,7 +309,7 @@ def observe(source: Any, staleness: str | Sequence[str] = ()) -> Observed:
 
 
 def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of `Store.info`: segments and writers counted by state, and no totals of other numbers."""
+    """Return `Store.info` with segments and writers counted by state, and without sums that the other numbers imply."""
     counted = {
         name: {**dict.fromkeys(states, 0), **Counter(entry["state"] for entry in info[name])}
         for name, states in STATES.items()
@@ -316,7 +322,7 @@ def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of `Sampler.stats` or `ShardedSampler.stats`; numbers of shards are dicts by shard number."""
+    """Return `Sampler.stats`, or `ShardedSampler.stats` with each measure of the shards as a dict by shard number."""
     if "shards" not in stats:
         return dict(stats)
     by_shard = {key: {str(n): shard[key] for n, shard in enumerate(stats["shards"])} for key in ("population", "mass")}
@@ -324,7 +330,7 @@ def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the paths and values of numbers and histograms of nested dicts, without NaN."""
+    """Yield the path and the value of each number or array in nested dicts, except NaN."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{key}/")
@@ -333,7 +339,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _places(measure: Measure, flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the label's value and the path of each number of a measure; the value is "" if it has no label."""
+    """Yield, for each number of a measure, the label's value ("" if there is no label) and the key in ``flat``."""
     if not measure.label:
         if measure.key in flat:
             yield "", measure.key
@@ -352,7 +358,7 @@ def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> 
         if not isinstance(field, dr.Field) or field.shape or field.dtype.kind not in "biuf":
             known = [key for key, one in extra.items() if isinstance(one, dr.Field) and not one.shape]
             raise ValueError(f"staleness must name an extra field with one number a step, of {known}, not {name!r}")
-    # An extra field of the store may have one of these names; the batch then has its values instead.
+    # If an extra field has one of these names, the batch has the values of that field, so the histogram is left out.
     wanted = [("age",), ("probability", "priority_sum")][: 1 + weighted]
     requested = [name for group in wanted if extra.keys().isdisjoint(group) for name in group]
     try:
@@ -368,11 +374,11 @@ def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> 
 
 def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> NDArray[np.float64]:
     values: NDArray[np.float64] = batch[name].astype(np.float64)
-    if values.ndim > batch["index"].ndim:  # the first step counts for a window
+    if values.ndim > batch["index"].ndim:  # of a window, only the first step counts
         values = values[:, 0]
     snapshot = sampler.store.snapshot  # other threads may refresh the store
     first, steps = snapshot.episodes.first, snapshot.episodes.steps
-    # Ids give no order between writers: the last episode may be an old one of the writer that began last.
+    # Ids do not order episodes of different writers, so the episode with the largest ids may be an old one.
     youngest = int(np.argmax(snapshot.times(first)))
     newest = float(snapshot.rows(f"extra/{name}", int(first[youngest]), int(steps[youngest]))[-1])
     return float(np.max(values, initial=newest)) - values.ravel()
@@ -388,7 +394,7 @@ def _check_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _exposition(observed: Observed, common: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of the text format."""
+    """Yield the lines of Prometheus' text format; each number has the labels in ``common``."""
     described = ""
     for measure, label, value in observed.values:
         metric = measure.metric(observed.group)
@@ -421,7 +427,7 @@ def _number(value: Any) -> str:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    """Write a file by one rename. A collector that reads ``*.prom`` never sees the temporary file."""
+    """Replace the file at ``path`` by one rename. A collector that reads ``*.prom`` does not see the temporary file."""
     other = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         other.write_text(text, encoding="utf-8")

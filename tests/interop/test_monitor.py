@@ -321,10 +321,10 @@ def test_weights_and_biases_gets_all_in_one_log(store: dr.Store, monkeypatch: py
 SHARDED_TEXT = r"""# HELP diskreplay_sampler_batches_total Batches delivered.
 # TYPE diskreplay_sampler_batches_total counter
 diskreplay_sampler_batches_total{run="a\\b\n\"c\""} 7
-# HELP diskreplay_sampler_batches_per_second Batches per second since the first was asked for.
+# HELP diskreplay_sampler_batches_per_second Batches per second since the first was requested.
 # TYPE diskreplay_sampler_batches_per_second gauge
 diskreplay_sampler_batches_per_second{run="a\\b\n\"c\""} 2.5
-# HELP diskreplay_sampler_oldest_update_seconds Longest time that a priority waited here.
+# HELP diskreplay_sampler_oldest_update_seconds Longest time that a priority waited to be sent.
 # TYPE diskreplay_sampler_oldest_update_seconds gauge
 diskreplay_sampler_oldest_update_seconds{run="a\\b\n\"c\""} +Inf
 # HELP diskreplay_sampler_shard_mass Sum of the priorities of a shard.
