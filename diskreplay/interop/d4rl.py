@@ -1,9 +1,10 @@
 """Data sets of D4RL: one HDF5 file of flat arrays, with flags at the ends of episodes.
 
 A file has the N steps of all episodes, one row a step. ``observations`` and ``actions`` are arrays of N rows, or groups
-of such arrays. ``rewards``, ``terminals``, ``timeouts`` and ``next_observations`` have N rows, too. The last row of an
-episode in ``next_observations`` is its final observation. Every other array of N rows, such as an array in ``infos``,
-is an extra field of the step. Arrays of other lengths, and the arrays in ``metadata``, go to the store's notes.
+of such arrays. ``rewards``, ``terminals``, ``timeouts`` and ``next_observations`` have N rows, too. In
+``next_observations``, the last row of an episode is the episode's final observation. Every other array of N rows, such
+as an array in ``infos``, is an extra field of the step. Arrays of other lengths, and the arrays in ``metadata``, go to
+the store's notes.
 
 An import finds the same episodes as D4RL's ``sequence_dataset``, and the same transitions as ``qlearning_dataset``. An
 export writes the arrays in the notes back to the file. For an episode without a final observation, the last row of
@@ -84,7 +85,7 @@ _PARTS = {array: part for part, array in _ARRAYS.items()}
 _BLOCK_BYTES, _KEPT_BYTES = 64 << 20, 1 << 30
 _METADATA_BYTES = 32 << 20
 _NEEDED = ("observations", "actions", REWARDS, TERMINALS)
-_BUFFER_BYTES = 1 << 20  # the rows of an array that are written at once
+_BUFFER_BYTES = 1 << 20  # of rows that are collected for an array before they are written
 _COMPRESSIONS = "gzip", "lzf", None
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and episode fields",
@@ -394,7 +395,10 @@ class Reader:
             raise FormatError(f"{self._path}: {name!r}: {error}") from None
 
     def _find_columns(self) -> dict[str, str]:
-        """Return each leaf's array name by path; FormatError if next observations have another shape, or no numbers."""
+        """Return a dict from the path of each leaf of steps to the name of its array.
+
+        Raises FormatError if next observations are not numbers, or differ from observations in shape.
+        """
         columns = {path: array for path in self.schema.step_leaves if (array := array_of(path)) is not None}
         for path in filter(is_obs, columns):
             following = self._arrays.get(next_of(path))

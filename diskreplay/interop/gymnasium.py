@@ -144,8 +144,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         Raises
         ------
         SchemaError
-            If a value does not fit the schema, or an extra field is missing. An action that does not fit and a missing
-            field raise before the environment is stepped. After any other error, the next call must be ``reset``.
+            If a value does not fit the schema, or an extra field is missing. An action that does not fit, or a missing
+            field, raises before the environment is stepped. After any other error, the next call must be ``reset``.
         gymnasium.error.ResetNeeded
             Before the first reset, and after the end of an episode or an error.
         """
@@ -227,8 +227,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
 
     Every autoreset mode is recorded exactly, as if each environment were recorded alone:
 
-    - NEXT_STEP, also if the metadata name no mode: the call after an episode's end only resets that lane, and records
-      no step of it.
+    - NEXT_STEP, also if the metadata name no mode: the call after the end of a lane's episode only resets the lane. No
+      step of the lane is recorded then.
     - SAME_STEP: the final observation and the info fields of a lane that ended are taken from info.
     - DISABLED: no step of a lane is recorded from its episode's end until the lane is reset.
       ``reset(options={"reset_mask": mask})`` resets only the lanes of the mask.
@@ -291,7 +291,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # the last observations; None: unknown, and step() raises
-        self._idle = np.zeros(env.num_envs, bool)  # lanes whose next step only resets or follows an end
+        self._idle = np.zeros(env.num_envs, bool)  # lanes without an episode: the next step is not recorded
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
         # Last, since the lines above may raise: before gymnasium 1.3, a discarded wrapper closes its environments.
@@ -360,8 +360,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         Raises
         ------
         SchemaError
-            If a value does not fit the schema, or an extra field is missing. Actions that do not fit and a missing
-            field raise before the environments are stepped. After any other error, the next call must be ``reset``.
+            If a value does not fit the schema, or an extra field is missing. An action that does not fit, or a missing
+            field, raises before the environments are stepped. After any other error, the next call must be ``reset``.
         gymnasium.error.ResetNeeded
             Before the first reset, and after an error.
         """

@@ -1,4 +1,4 @@
-"""Conversion of a batch to JAX arrays that share memory with it."""
+"""Conversion of a batch to JAX arrays that share the memory of the batch."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -231,7 +231,7 @@ def to_wandb(
     """Log the numbers of a store or a sampler to a run of Weights & Biases, with one call of `run.log`.
 
     Names, histograms, parameters and errors are the same as for `to_tensorboard`, except that `step` is passed to
-    `run.log`. With None, Weights & Biases counts the steps.
+    `run.log`. If it is None, the run counts its own steps.
 
     Raises
     ------

@@ -4,7 +4,7 @@
 ``episode-NNNNNNNN.npz`` has the arrays of one episode by the paths of the schema, such as ``obs`` or ``obs/image``,
 ``action``, ``reward``, ``extra/log_prob`` and ``episode/seed``. Observations have one more row if there is a final
 observation. The scalars ``terminated`` and ``truncated`` are both false if the episode was cut. ``priority`` is there
-if steps were appended with priorities. ``notes``, if there are any, is UTF-8 text in JSON.
+if steps were appended with priorities. ``notes`` is there if the episode has notes: JSON text in UTF-8, as bytes.
 
 An export marks hidden steps in the array ``hidden``. An import does not read this array.
 
@@ -84,13 +84,13 @@ def import_dataset(
         usual meaning. Arrays with one row an episode are episode fields, and other arrays are extra fields. For other
         names see the options.
     starts : str, optional
-        In a file of all episodes, the array that is true in the first row of each episode. The default is
+        In a file of all episodes, the name of the array that is true in the first row of each episode. The default is
         "episode_starts".
     indices : str, optional
-        In a file of all episodes, the array with the number of the first row of each episode, or of the row after its
-        last one.
+        In a file of all episodes, the name of the array that has a row number for each episode. Either all are numbers
+        of an episode's first row, or all are numbers of the row after an episode's last row.
     ended : {"truncated", "terminated", "cut"}
-        How episodes ended, if there is no array of ends, such as "dones" or "terminals".
+        How episodes ended, if the data set has no array of ends, such as "dones" or "terminals".
     terminated, truncated : str, optional
         The names of the arrays that are true at the last step of an episode: for episodes that terminated, and for
         episodes that a limit truncated. The default is the first usual name that the data set has.
@@ -108,14 +108,16 @@ def import_dataset(
     FormatError
         The data set cannot be read.
     SchemaError
-        An option names an array that does not exist, or does not apply to this data set.
+        An option has the name of an array that does not exist, or the option does not apply to this data set.
     StoreExists
         Something else is at ``path``.
     """
     check_option("ended", ended, get_args(Ended))
     choice, folder = Choice(**options), Path(source).absolute()
     if folder.is_dir() and (starts is not None or indices is not None):
-        raise SchemaError(f"starts and indices are for one file with the rows of all episodes, and {folder} is not one")
+        raise SchemaError(
+            f"starts and indices are for one file with the rows of all episodes, and {folder} is a folder"
+        )
     if folder.is_file() or _has_foreign_files(folder):
         flags = _Flags(ended, terminated, truncated)
         with foreign(folder):
@@ -222,7 +224,7 @@ _STARTS = "episode_starts"
 
 
 def _has_foreign_files(folder: Path) -> bool:
-    """Tell whether a folder has NumPy files of other programs, and not an export, even an incomplete one."""
+    """Tell whether a folder has NumPy files of other programs; False for an export, even if it is incomplete."""
     files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
     return bool(files) and not Description.is_in(folder) and not any(_OWN.fullmatch(file.name) for file in files)
 
@@ -237,7 +239,7 @@ def _raise_not_found(folder: Path) -> NoReturn:
 
 
 class _Flags(NamedTuple):
-    """How episodes ended by default, and the names of the arrays of ends; None: the usual names."""
+    """How episodes end without an array of ends, and the names of the arrays of ends. None means the usual names."""
 
     ended: Ended
     terminated: str | None
@@ -251,12 +253,12 @@ class _Flags(NamedTuple):
 
 
 class _Arrays:
-    """Arrays of other programs: the role of each array, and the division of its rows into episodes.
+    """The arrays in files of other programs, with the role of each array in a step or an episode.
 
     Attributes
     ----------
     names : dict of str to str
-        The name of the array for the default path of each leaf of steps.
+        The name of the array of each leaf of steps, by the leaf's default path.
     """
 
     def __init__(self, place: Path, choice: Choice, flags: _Flags) -> None:
@@ -268,7 +270,7 @@ class _Arrays:
         self.skipped = list[Skipped]()
 
     def _load(self, file: Path) -> Rows:
-        """Return the arrays of a file, without skipped arrays unless they are flags."""
+        """Return the arrays of a file without skipped arrays; flags and next observations are read even if skipped."""
         self._left_out = []
 
         def is_read(name: str) -> bool:
@@ -280,7 +282,7 @@ class _Arrays:
         return read_npz(file, is_read)
 
     def _action_in(self, arrays: Arrays) -> str:
-        """Return the name of an array of actions, whose length is the number of steps."""
+        """Return the name of the first array of actions. The length of this array is the number of steps."""
         wanted = self._choice.named(ACTION) or [name for name, role in _ROLES.items() if role == ACTION]
         found = [name for name, rows in arrays.items() if any(is_in(name, each) for each in wanted) and rows.ndim]
         if not found:
@@ -291,7 +293,10 @@ class _Arrays:
         return found[0]
 
     def _sort(self, arrays: Arrays, count: int, episodes: int) -> dict[str, NDArray[Any]]:
-        """Set the role of each array in ``names``, and return the arrays with one value an episode by path."""
+        """Set ``names`` for arrays with a row for each step, and return arrays with a row for each episode, by path.
+
+        ``count`` is the number of steps, and ``episodes`` the number of episodes, in ``arrays``.
+        """
         fields: dict[str, NDArray[Any]] = {}
         steps = list[str]()
         for name, rows in arrays.items():
@@ -313,7 +318,7 @@ class _Arrays:
         return fields
 
     def _flag(self, arrays: Arrays, names: Iterable[str], count: int) -> NDArray[np.bool_] | None:
-        """Return one flag a step from the first of the named arrays that exists; None if none exists."""
+        """Return a flag for each step from the first array of these names; None if no array has such a name."""
         found = next((name for name in names if name in arrays), None)
         if found is None:
             return None
@@ -329,7 +334,7 @@ class _Arrays:
                 raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
 
     def _flags(self, arrays: Arrays, count: int) -> Ends:
-        """Return a mask of the steps that end an episode, and a mask of the steps that a limit truncated."""
+        """Return masks of steps that end an episode, and of steps that a limit truncated; None for a missing array."""
         return self._flag(arrays, self._told.ends(), count), self._flag(arrays, self._told.limits(), count)
 
     def _episode(
@@ -341,7 +346,7 @@ class _Arrays:
         count: int,
         fields: Mapping[str, Any],
     ) -> EpisodeData:
-        """Return the episode in a part of the rows; ``names`` has the name of the array for each path."""
+        """Return the episode in ``part`` of the ``count`` rows; ``names`` has the array's name for each leaf's path."""
         last, steps = part.stop - 1, dict[str, NDArray[Any]]()
         for path, name in names.items():
             if name not in arrays:
@@ -365,7 +370,7 @@ class _Arrays:
         rows = {path: first[name] for path, name in self.names.items()}
         if REWARD in rows:
             rows[REWARD] = rows[REWARD].reshape(-1)
-        leaves = leaves_of({**rows, **fields}, self._place, "; skip leaves arrays out")
+        leaves = leaves_of({**rows, **fields}, self._place, "; leave out an array by skip= (--skip NAME)")
         names = self.names | {path: path.removeprefix(f"{FIELDS}/") for path in fields}
         return Source(
             NAME,
@@ -446,7 +451,7 @@ class _Files(_Arrays):
         self._first = first
         self._action = self._action_in(first)
         self._fields = self._sort(first, len(first[self._action]), 1)
-        self.skipped.clear()  # the next lines read all files again
+        self.skipped.clear()  # the next lines read all files again, and add the same files
         lengths = [self._or_skip(self._length, file) for file in files]
         self._numbers = [number for number, length in enumerate(lengths) if length is not None]
         self._files = [files[number] for number in self._numbers]
@@ -458,13 +463,13 @@ class _Files(_Arrays):
             return read(file)
         except (FormatError, SchemaError) as error:
             if self._choice.on_error == "raise":
-                advice = "skip= (--skip NAME) leaves out an array, and on_error='skip' (--on-error skip) such files"
+                advice = "skip= (--skip NAME) omits an array, and on_error='skip' (--on-error skip) omits such files"
                 raise type(error)(f"{error}; {advice}") from error
             self.skipped.append(Skipped(file.name, str(error)))
             return None
 
     def _length(self, file: Path) -> int:
-        """Return the number of steps in a file; only its actions are read."""
+        """Return the number of steps in a file, from its array of actions; other arrays are not read if possible."""
         arrays = read_npz(file, self._action.__eq__) or read_npz(file)
         return len(arrays[self._action_in(arrays)])
 

@@ -1,9 +1,9 @@
 """Data sets of Parquet files: a table of steps and a table of episodes, which hold all data of a store.
 
-``steps/`` has files with one row a step: ``episode`` and ``step``, numbers from 0, and a column for each leaf of the
-schema by its path, such as ``obs/image`` or ``extra/log_prob``. A field with a shape is a nested list of fixed size. A
-field of more than 256 numbers is bytes of fixed size, in C order, which are read several times as fast as lists.
-``priority`` is there if steps were appended with priorities.
+``steps/`` has files with one row a step. The columns ``episode`` and ``step`` are numbers from 0. Each leaf of a step
+has a column with the name of its path in the schema, such as ``obs/image`` or ``extra/log_prob``. A field with a shape
+is a nested list of fixed size. A field of more than 256 numbers is bytes of fixed size, in C order, which are read
+several times as fast as lists. The column ``priority`` is there if steps were appended with priorities.
 
 ``episodes/`` has files with one row an episode. Their columns are ``episode``, ``length``, ``terminated``,
 ``truncated``, the observation after the last step by the paths of observations, episode fields such as
@@ -63,7 +63,7 @@ _EPISODE, _STEP, _LENGTH, _TERMINATED, _TRUNCATED, _NOTES = (
     *("episode", "step", "length"),
     *("terminated", "truncated", "notes"),
 )
-# Fields of more numbers are written as bytes of fixed size.
+# Fields of more numbers than this are written as bytes of fixed size.
 _MOST_LISTED = 256
 # A file is written when its episodes take this number of bytes.
 _FILE_BYTES = 16 << 20
@@ -148,7 +148,7 @@ def export_dataset(
     StoreExists
         Something is at ``path``.
     SchemaError
-        ``compression`` is not one of these values.
+        ``compression`` is not one of the values above.
     """
     kind = "none" if compression is None else compression
     check_option("compression", kind, _COMPRESSIONS)
@@ -229,19 +229,19 @@ def _column(leaf: Field, rows: NDArray[Any]) -> "Array":
 
 
 class _Wanted(NamedTuple):
-    """The leaves that the options keep; only these are read."""
+    """The schema of a data set, and the paths of the leaves that the options keep. Only these leaves are read."""
 
     schema: Schema
     paths: Collection[str]
 
     @property
     def steps(self) -> dict[str, Field]:
-        """Leaves of the table of steps."""
+        """The wanted leaves that are in the table of steps, by path."""
         return {path: leaf for path, leaf in self.schema.step_leaves.items() if path in self.paths}
 
     @property
     def episodes(self) -> dict[str, Field]:
-        """Leaves of the table of episodes: final observations, and episode fields."""
+        """The wanted leaves that are in the table of episodes, by path: final observations, and episode fields."""
         of_episodes = {path: leaf for path, leaf in self.schema.leaves.items() if path in self.paths}
         return {path: leaf for path, leaf in of_episodes.items() if is_obs(path) or path not in self.steps}
 
@@ -252,7 +252,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path, wanted: _Wanted, first: int, total: int) -> Iterator[EpisodeData]:
-    """Yield episodes file by file; a thread reads the next file meanwhile."""
+    """Yield the episodes from number ``first`` on, file by file; a thread reads the next file meanwhile."""
     files = _files(folder)  # the name of a file is the number of its first episode
     starts = [int(file.stem) for file in files]
     spans = [span for span in zip(files, starts, [*starts[1:], total], strict=True) if span[2] > first]
@@ -261,7 +261,7 @@ def _read(folder: Path, wanted: _Wanted, first: int, total: int) -> Iterator[Epi
     tables = read_ahead(partial(_tables, folder, file.name, wanted) for file, _, _ in spans)
     for (file, start, stop), (steps, ends) in zip(spans, tables, strict=True):
         if ends.num_rows > stop - start:
-            raise FormatError(f"{file} has {ends.num_rows} episodes, and its name allows {stop - start} at most")
+            raise FormatError(f"{file} has {ends.num_rows} episodes, more than the expected {stop - start}")
         yield from _episodes(folder / _STEPS / file.name, steps, ends, wanted, max(first - start, 0))
         if ends.num_rows < stop - start:
             raise FormatError(f"{folder} has no file of episode {start + ends.num_rows}")
@@ -306,10 +306,10 @@ def _episodes(path: Path, steps: "Table", ends: "Table", wanted: _Wanted, skippe
 
 
 def _lengths(path: Path, steps: "Table", ends: "Table") -> NDArray[Any]:
-    """Return the number of steps of each episode; FormatError if the rows of steps belong to other episodes."""
+    """Return the number of steps of each episode; FormatError if the table of steps has other rows or another order."""
     lengths = from_arrow(ends.column(_LENGTH), _LENGTH)
     if lengths.dtype.kind not in "iu" or (lengths < 1).any() or int(lengths.sum()) != steps.num_rows:
-        raise FormatError(f"{path} has {steps.num_rows} rows, and its episodes the lengths {lengths[:8].tolist()}")
+        raise FormatError(f"{path} has {steps.num_rows} rows, and its episodes have the lengths {lengths[:8].tolist()}")
     if {_EPISODE, _STEP} <= {*steps.column_names} and _EPISODE in ends.column_names:
         numbers, at = (from_arrow(steps.column(name), name) for name in (_EPISODE, _STEP))
         wrong = numbers != np.repeat(from_arrow(ends.column(_EPISODE), _EPISODE), lengths)

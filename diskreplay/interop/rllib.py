@@ -46,7 +46,7 @@ class NamedInConfigs(ABCMeta):
 
 
 class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[misc]
-    """The part of the buffers below that keeps steps in a store. It must come before RLlib's class in the bases."""
+    """The base class that keeps the steps of the buffers below in a store. It must come before RLlib's base class."""
 
     def __init__(
         self,
@@ -67,27 +67,27 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         self._close = closes(self, self._kept)
         self._writers = TrajectoryWriters(self._kept, durability)
         with suppress(dr.StoreNotFound):
-            dr.open(self._path).close()  # checks an existing store; a new one is made with the first step
+            dr.open(self._path).close()  # checks an existing store; a new store is made with the first step
             self._open(dr.open(self._path, "a"))
             self._restore()
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def _open(self, store: dr.Store) -> None:
-        """Use an open store and close it with the buffer; StoreExists if it does not fit the buffer."""
+        """Use ``store``, and close it with the buffer; StoreExists if its capacity or its fields do not suffice."""
         self._kept.append(store)
         if store.capacity is not None and store.capacity < self.capacity:
             self.close()
             raise dr.StoreExists(
                 f"the store at {self._path} keeps {store.capacity} steps, fewer than the buffer's capacity of "
-                f'{self.capacity}: give it a new path, or change it with diskreplay.open(path, "a").resize(capacity='
+                f'{self.capacity}: use a new path, or call diskreplay.open(path, "a").resize(capacity='
                 f"{2 * self.capacity})"
             )
         missing = sorted(set(self._info_fields) - store.schema.extra.keys())
         if missing:
             self.close()
             raise dr.StoreExists(
-                f"the store at {self._path} has no fields for the infos {', '.join(missing)}: give it a new path"
+                f"the store at {self._path} has no fields for the infos {', '.join(missing)}: use a new path"
             )
         self._store, self._reader = store, StepReader(store, self._info_fields, self._kept)
 
@@ -105,7 +105,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         if not chosen:
             return
         ids = [episode.ids for episode in chosen]
-        # The last step of an episode may lack its next observation.
+        # The last step of an episode cannot be read if the next observation is not in the store.
         there = np.split(np.isin(np.concatenate(ids), self._reader.ids()), np.cumsum([len(each) for each in ids])[:-1])
         super().add(
             [
@@ -150,7 +150,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             The disk is full; the buffer did not change.
         """
         check_open(self, self._close)
-        # Before the first step there is no schema, so episodes without steps are left out.
+        # Before the first step there is no schema, and no store, so episodes without steps are left out.
         given = [] if episodes is None else episodes
         given = given if isinstance(given, list | tuple | set | deque) else [given]
         episodes = [each for each in given if self._store is not None or len(each)]
@@ -173,12 +173,12 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
                 t, done = last[name]
                 raise ValueError(
                     f"a chunk of the episode {name} begins at step {episode.t_started}, and the buffer has "
-                    f"{'all of it' if done else f'it up to step {t}'}"
+                    f"{'the whole episode' if done else f'the episode up to step {t}'}"
                 )
             last[name] = episode.t, episode.is_done
 
     def _chunk(self, episode: Any) -> Chunk | None:
-        """Return the part of an episode to append, or None if it has no steps."""
+        """Return the steps of ``episode`` as a `Chunk` to append, or None if it has no steps."""
         count = len(episode)
         if not count:
             return None
@@ -197,7 +197,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         return Chunk(cast("obs", obs, count + 1), cast("action", action, count), rewards, cast("extra", named, count))
 
     def _opened(self, obs: Any, action: Any, extra: dict[str, Any]) -> dr.Store:
-        """Return the store; the first step makes it, with a schema of the step's fields."""
+        """Return the store. The first call makes the store, with a schema of these observations, actions and extra fields."""
         if self._store is None:
             step = dr.Schema.from_example(row_of(obs, 0), row_of(action, 0), extra=row_of(extra, 0))
             schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"), extra=step.extra)
@@ -207,7 +207,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         return self._store
 
     def _append(self, episode: Any, chunk: Chunk | None) -> StoredEpisode:
-        """Append a chunk to its episode in the store, and return it as a `StoredEpisode`."""
+        """Append a chunk of ``episode`` to the store, and return the chunk as a `StoredEpisode`."""
         assert self._store is not None
         ids: list[int] = []
         if chunk is not None:
@@ -293,12 +293,12 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
                     "without a state, with the newest steps"
                 )
             episodes.extend(StoredEpisode(self._reader, **each) for each in state["episodes"])
-        self.episodes = episodes  # set first: RLlib makes a default if the attribute is missing
+        self.episodes = episodes  # set first, since RLlib replaces a missing attribute by a default
         super().set_state(state)
 
 
 def _arrays(values: Any) -> Any:
-    """Return the values of an episode as arrays, nested like a single value."""
+    """Return values, a list with one value a step, as arrays with a leading axis of steps, nested like one value."""
     if not isinstance(values, list):
         return values
     if isinstance(values[0], dict):
@@ -309,7 +309,7 @@ def _arrays(values: Any) -> Any:
 
 
 def _info_field(episode: Any, name: str) -> Array:
-    """Return the values of a name in the infos of the steps, ``(T, ...)``."""
+    """Return the value of ``name`` in the info of each step, ``(T, ...)``."""
     infos = episode.get_infos()[1:]
     lacking = [i for i, info in enumerate(infos) if name not in info]
     if lacking:
@@ -321,9 +321,9 @@ class DiskEpisodeReplayBuffer(InStore):
     """An `EpisodeReplayBuffer` of RLlib whose steps are in a store.
 
     Give it to DQN, SAC and others by ``config.training(replay_buffer_config={"type": DiskEpisodeReplayBuffer, "path":
-    "run.replay"})``. RLlib's own code draws the samples. With equal seeds, samples and networks equal the ones with
-    RLlib's own buffer, bit for bit. The id and the reward of each step, and RLlib's bookkeeping, are in memory: 100 to
-    160 bytes a step.
+    "run.replay"})``. RLlib's own code draws the samples. With equal seeds, samples and trained networks are the same
+    as with RLlib's own buffer, bit for bit. The id and the reward of each step, and RLlib's bookkeeping, are in memory:
+    100 to 160 bytes a step.
 
     An existing store is continued: the buffer begins with its newest episodes. A step in the store has its observation,
     action and reward, and the other outputs of the module, such as ``action_logp``, by their names. Up to 256 episodes
@@ -334,11 +334,12 @@ class DiskEpisodeReplayBuffer(InStore):
     Parameters
     ----------
     capacity : int
-        Number of steps in the buffer; the oldest episodes leave the buffer. A new store has twice this capacity.
+        The most steps in the buffer. If there are more, the oldest episodes leave the buffer. A new store has twice
+        this capacity.
     path : path or Store
-        The store, or the path of a new store, which is made with the first step. The buffer opens a Store again by its
-        path. The first step defines the schema of a new store. An existing store takes only the module's outputs that
-        are in its schema.
+        The store, or its path. The buffer opens the store for itself, even if a Store is given. If the path does not
+        exist, the first step makes the store and defines its schema. An existing store takes only the module's outputs
+        that are in its schema.
     durability : float or str
         As for `Store.writer`.
     info_fields : sequence of str

@@ -26,8 +26,8 @@ Ids = array  # of int64
 class StepReader:
     """Reads steps by their ids.
 
-    A window is consecutive steps of an episode with all their fields. The reader keeps the last two windows, since the
-    columns of an episode read the same window one after the other.
+    A window is consecutive steps of an episode with all their fields. The reader keeps the last two windows, since
+    RLlib reads the fields of an episode one after the other, each for the same steps.
     """
 
     def __init__(self, store: dr.Store, info_fields: tuple[str, ...], kept: Kept) -> None:
@@ -36,7 +36,7 @@ class StepReader:
         trees = {"obs": self.schema.obs, "next_obs": self.schema.obs, "action": self.schema.action, **self.schema.extra}
         self._paths = [path for name, tree in trees.items() for path in _paths(tree, (name,))]
         self._store = store
-        # `read` and `ids` refresh the store, and only after steps were added.
+        # The sampler does not refresh the store: `read` and `ids` do, if steps were added.
         self._sampler = dr.Sampler(store, dr.Transitions(n_step=1), fields=tuple(trees), seed=0, refresh=False)
         kept.append(self._sampler)
         self._windows: deque[tuple[bytes, dict[Path, Array]]] = deque(maxlen=2)
@@ -45,7 +45,10 @@ class StepReader:
 
     @contextmanager
     def at_most(self, steps: int | None) -> Iterator[None]:
-        """Limit slices to `steps` steps, if given: RLlib reads an episode to its end, and then drops most of it."""
+        """Limit slices of columns to `steps` steps in the block; None: no limit.
+
+        Without a limit, RLlib reads an episode to its end, and then drops most of it.
+        """
         self.longest = steps
         try:
             yield
@@ -68,14 +71,14 @@ class StepReader:
         return any(known == ids.tobytes() for known, _ in self._windows)
 
     def read(self, path: Path, ids: "Ids[int]") -> Array:
-        """Return a field of the steps with these ids, ``(len(ids), *shape)``."""
+        """Return the field at ``path`` of the steps with these ids, ``(len(ids), *shape)``."""
         key = ids.tobytes()
         for known, window in self._windows:
             if known == key:
                 return window[path]
         self.refresh()
         batch = self._sampler.gather(np.asarray(ids, np.int64))
-        # Copies, since RLlib keeps samples for long, and the memory of a batch is reused when nothing holds it.
+        # Copies, since RLlib keeps samples for long, and the memory of a batch is reused for later batches.
         window = {each: _below(batch, each).numpy().copy() for each in self._paths}
         self._windows.append((key, window))
         return window[path]
@@ -112,7 +115,7 @@ class Column:
     """A field of an episode's steps. RLlib uses it like an array; indexing reads the rows."""
 
     __slots__ = ("_field", "_path", "_steps")
-    more = 0  # rows in addition to one a step
+    more = 0  # the number of rows, minus the number of steps
 
     def __init__(self, steps: Steps, field: dr.Field | None = None, path: Path = ()) -> None:
         self._steps, self._field, self._path = steps, field, path
@@ -141,7 +144,7 @@ class Column:
 
 
 class Observations(Column):
-    """Observations: one more than steps."""
+    """The observations of an episode, which are one more than its steps."""
 
     __slots__ = ()
     more = 1
@@ -161,7 +164,7 @@ class Observations(Column):
 
 
 class Rewards(Column):
-    """Rewards, which are in memory."""
+    """The rewards of an episode's steps, which are in memory."""
 
     __slots__ = ()
 
@@ -170,7 +173,7 @@ class Rewards(Column):
 
 
 class Infos(Column):
-    """Infos with the stored fields, one dict per observation; the first one is empty."""
+    """Infos with the stored fields: one dict per observation. The first dict is empty."""
 
     __slots__ = ()
     more = 1
@@ -186,7 +189,7 @@ class Infos(Column):
 
 
 def _columns(kind: Callable[..., Column], steps: Steps, tree: Any, path: Path) -> Any:
-    """Return columns, nested like a part of the schema."""
+    """Return a column of class ``kind`` for each field in ``tree``, nested like ``tree``."""
     if isinstance(tree, dr.Field):
         return kind(steps, tree, path)
     parts = {name: _columns(kind, steps, part, (*path, name)) for name, part in _parts(tree)}
@@ -203,7 +206,7 @@ class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
     ids, rewards : sequence
         Ids and rewards of the steps, ``(T,)``.
     **kwargs
-        Arguments of `SingleAgentEpisode`, without the data.
+        Other arguments of `SingleAgentEpisode`, without the data of steps.
     """
 
     t: int
@@ -231,7 +234,7 @@ class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
         return np.array(self._steps.ids, np.int64)
 
     def concat_episode(self, other: Self) -> None:
-        """Append the steps of the next chunk."""
+        """Append the steps of ``other``, the next chunk of the same episode."""
         self._steps.ids.extend(other._steps.ids)
         self._steps.rewards.extend(other._steps.rewards)
         self.t, self.is_terminated, self.is_truncated = other.t, other.is_terminated, other.is_truncated

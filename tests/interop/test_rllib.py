@@ -343,9 +343,9 @@ def test_a_store_that_exists_is_continued_with_what_it_names(made, tmp_path):
 
 def test_a_store_that_does_not_fit_the_buffer_is_refused(made, tmp_path):
     made(DiskEpisodeReplayBuffer).add(Stream().chunks(5))
-    with pytest.raises(dr.StoreExists, match="keeps 400 steps, fewer than the buffer's capacity of 401: give it a new"):
+    with pytest.raises(dr.StoreExists, match="keeps 400 steps, fewer than the buffer's capacity of 401: use a new path"):
         made(DiskEpisodeReplayBuffer, 401)
-    with pytest.raises(dr.StoreExists, match="has no fields for the infos frames, lives: give it a new path"):
+    with pytest.raises(dr.StoreExists, match="has no fields for the infos frames, lives: use a new path"):
         made(DiskEpisodeReplayBuffer, info_fields=("lives", "frames"))
     with pytest.raises(ValueError, match="info_fields must be a sequence of names, such as .* not 'lives'"):
         made(DiskEpisodeReplayBuffer, info_fields="lives")
@@ -360,9 +360,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_added(made):
     ours.add(first)
     with pytest.raises(dr.SchemaError, match="the buffer takes episodes of single agents, not MultiAgentEpisode"):
         ours.add([second, MultiAgentEpisode()])
-    with pytest.raises(ValueError, match="begins at step 8, and the buffer has it up to step 4"):
+    with pytest.raises(ValueError, match="begins at step 8, and the buffer has the episode up to step 4"):
         ours.add(third)
-    with pytest.raises(ValueError, match="begins at step 4, and the buffer has it up to step 8"):
+    with pytest.raises(ValueError, match="begins at step 4, and the buffer has the episode up to step 8"):
         ours.add([second, second])
     with pytest.raises(dr.SchemaError, match="obs"):
         ours.add([second, *other.chunks(4)])
