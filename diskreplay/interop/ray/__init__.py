@@ -1,6 +1,6 @@
 """One replay over the stores of many machines, on Ray.
 
-A shard is an actor that opens the store of one machine. A sampler draws batches from all shards.
+A shard is a Ray actor that opens the store of one machine. A `ShardedSampler` draws batches from all shards.
 """
 
 from importlib import import_module

@@ -1,8 +1,9 @@
 """Batches from all shards that answer.
 
-A batch is divided among the shards by their masses: their numbers of drawable ids, or the sums of the ids' priorities.
-A round is several batches that are requested together, in one message to each shard. If a shard does not answer, other
-shards complete its part of a batch.
+The mass of a shard is its number of drawable ids or, if ids are drawn by priorities, the sum of their priorities. A
+batch is divided among the shards in proportion to their masses, and each shard draws its part. A round is one or more
+batches that are requested together, in one message to each shard. If a shard does not answer, other shards draw its
+part.
 """
 
 from collections.abc import Sequence
@@ -35,8 +36,8 @@ def chances(within: Floats, mass: float, total: float) -> Floats:
     """Return the probability of each item of one shard among the items of all shards, (n,).
 
     `within` is the probability of each item in its shard: its priority divided by the shard's mass at the draw. `mass`
-    / `total` is the probability of the shard, by the masses that the trainer divided the batch with. So the result is
-    exact, even if these masses are old.
+    / `total` is the probability of the shard, from the masses that divided the batch. The result is exact even if these
+    masses are old, since the shards of the items were drawn by them.
     """
     found: Floats = within * (mass / total)
     return found
@@ -45,7 +46,7 @@ def chances(within: Floats, mass: float, total: float) -> Floats:
 def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
     """Return (N · P(i)) ** -beta, divided by the largest weight of the batch (Schaul et al. 2016, section 3.4).
 
-    N, the number of ids, cancels out. `drawn` are the P(i), all above 0.
+    `drawn` has P(i), the probability of each item, (n,), above 0. N, the number of ids, cancels out.
     """
     if not len(drawn):
         return np.zeros(0, np.float32)
@@ -53,14 +54,14 @@ def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
     return found
 
 
-# In seconds. A shard's mass is requested again when it is older, unless an answer with a batch has reported it.
+# In seconds. A shard's mass is requested again when the last report of it is older. Each answer reports the mass.
 MASS_AGE_S = 0.1
 _PAUSE_S = 0.01
 _ATTEMPTS = 100  # each failure means that a shard was lost or emptied during the draw
 
 
 class Given(NamedTuple):
-    """One shard's part of a batch; `mass` is the mass of the shard when the batch was divided."""
+    """One shard's part of a batch; `mass` is the shard's mass that the division of the batch used."""
 
     shard: int
     mass: float
@@ -68,7 +69,7 @@ class Given(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A batch of all shards; `total` is the sum of the masses when the batch was divided."""
+    """The parts of one batch from all shards; `total` is the sum of the masses that the division of the batch used."""
 
     given: list[Given]
     total: float
@@ -76,10 +77,11 @@ class Drawn(NamedTuple):
 
 @dataclass(eq=False)
 class Round:
-    """Some batches, requested from each shard in one message.
+    """One or more batches, requested from each shard in one message.
 
-    `counts`, (batches, shards), are the numbers of items, drawn by `masses`. `asked` has the open requests by shard,
-    and `parts` the answers. `next` is the number of the next batch to deliver.
+    `counts`, (batches, shards), is the number of items of each batch that each shard draws, divided by `masses`,
+    (shards,). `asked` has the requests without an answer, by shard number. `parts` has the answers, by shard number:
+    the parts of all batches as one part. `next` is the position of the next batch to deliver.
     """
 
     masses: NDArray[np.float64]
@@ -90,11 +92,11 @@ class Round:
 
 
 class DrawRounds:
-    """Draws batches of a target from shards. Not thread-safe: a sampler uses it under its lock.
+    """Draws batches of a `Target` from shards. Not thread-safe: a sampler uses it under its lock.
 
-    A shard that does not answer in `deadline_s` is left out until it answers again. The other shards complete its part
-    of a batch, by the same masses. So their items have the probabilities of a batch without that shard. If no shard
-    answers, a draw waits `patience_s` for one.
+    A shard that does not answer within `deadline_s` is left out until it answers again. Its part of a batch is divided
+    among the other shards by the same masses, so the items have the probabilities of a batch that was divided without
+    this shard. If no shard answers, a draw waits up to `patience_s` for an answer.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class DrawRounds:
                 link.ask_mass()
 
     def refresh(self) -> None:
-        """Request the masses of all shards, and wait for the answers, `deadline_s` at most."""
+        """Request the masses of all shards, and wait for the answers, at most `deadline_s`."""
         self.poll()
         for link in self.links:
             if link.lost is None:
@@ -127,7 +129,7 @@ class DrawRounds:
                 link.poll(self.target, self._deadline_s)
 
     def begin(self, sizes: Sequence[int]) -> Round:
-        """Divide batches of these sizes among the shards, request their parts, and return the round."""
+        """Divide batches of these sizes among the shards, request the parts, and return the round."""
         masses = self._masses()
         found = Round(masses, np.stack([split_batch(self.rng, size, masses) for size in sizes]))
         self._ask(found)
@@ -165,16 +167,16 @@ class DrawRounds:
                 found.asked[shard] = link.ask(found.counts[:, shard].tolist())
 
     def drop(self, found: Round) -> None:
-        """Take the answers to a round whose batches are not needed."""
+        """Wait for the answers to a round whose batches are not needed, and discard its batches."""
         self._collect(found)
 
     def _collect(self, found: Round) -> None:
-        """Wait for the answers of a round. Shards that are silent for too long are left out."""
+        """Wait for the answers to a round, and keep them in its `parts`. Shards that do not answer in time are lost."""
         if not found.asked:
             return
         started = monotonic()
         refs = {asked.ref: shard for shard, asked in found.asked.items()}
-        # Wait only once for a silent shard, whatever else was requested from it.
+        # Do not wait again for a shard that an earlier request already waited for.
         lost = [ref for ref, shard in refs.items() if self.links[shard].lost is not None]
         ready = self._calls.wait(lost, 0.0) if lost else []
         if len(lost) < len(refs):
@@ -208,9 +210,9 @@ class DrawRounds:
         raise dr.ReplayError(f"shards were lost faster than a batch could be drawn, {_ATTEMPTS} times")
 
     def _completed(self, found: Round, at: int) -> Drawn | None:
-        """Return batch number `at` of a round, with the parts of silent shards drawn from other shards.
+        """Return batch number `at` of a round, with the parts of lost shards drawn from other shards.
 
-        None: the other shards could not complete it, so the whole batch must be drawn again.
+        None: the other shards could not complete the batch, so all of it must be drawn again.
         """
         given = self._given(found, at)
         gave = {one.shard for one in given}
@@ -258,7 +260,7 @@ class DrawRounds:
         return whole.cut(start, start + int(found.counts[at, shard]))
 
     def _read(self, shard: int, part: Part | None) -> Part | None:
-        """Return a part with its fields, which are read here if the shard gave only ids; None if an id was evicted."""
+        """Return a part with its fields, read from the local store if the shard sent only ids; None if one is gone."""
         local = self.links[shard].local
         if part is None or part.leaves is not None or local is None:
             return part
@@ -269,7 +271,7 @@ class DrawRounds:
         return part._replace(form=form, leaves=leaves)
 
     def to_batch(self, drawn: Drawn, beta: float | None, told: Sequence[str], *, pinned: bool) -> dr.Batch:
-        """Return a batch of the shards' parts, with importance weights for `beta`, and the fields `told` of `TOLD`."""
+        """Return the batch of these parts, with importance weights for `beta`, and the fields of `TOLD` in `told`."""
         given, sizes = drawn.given, [len(one.part.ids) for one in drawn.given]
         probability = np.concatenate(
             [

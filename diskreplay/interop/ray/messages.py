@@ -18,8 +18,9 @@ _DRAWN = ("index", "weight")
 class Form(NamedTuple):
     """The structure of a batch's fields. `numbered` has the nested fields, with a number in the place of each array.
 
-    `later`, {later: earlier}, has the numbers of pairs of arrays whose windows differ by one step, such as next_obs and
-    obs. A pair is sent as one array with windows of one more step, under the number of the earlier array.
+    In some pairs of arrays, such as obs and next_obs, the windows of the later array begin one step after the windows
+    of the earlier array. `later` maps the later array's number to the earlier array's number. A pair is sent as one
+    array with windows of one more step, under the number of the earlier array.
     """
 
     numbered: dict[str, Any]
@@ -27,9 +28,9 @@ class Form(NamedTuple):
 
 
 def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tuple[Form, list[Array]]:
-    """Return the form and the arrays of a batch on the CPU, except index, weights and the fields in `without`.
+    """Return the form and the arrays of a batch on the CPU, without index, weight and the fields in `without`.
 
-    `windows`: items are windows of steps, and next_obs is obs one step later.
+    `windows` is true if items are windows of steps, where next_obs is obs one step later.
     """
     fields = {name: batch[name] for name in batch if name not in _DRAWN and name not in without}
     tensors, numbers = leaves_of(fields), count()
@@ -44,7 +45,7 @@ def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tupl
 
 
 def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
-    """Return windows and the same windows one step later as one array, without a copy if they share memory."""
+    """Return one array with windows that are a step longer; without a copy if the two arrays share memory."""
     if earlier.data_ptr() + earlier.stride(1) * earlier.element_size() == later.data_ptr():
         size = (earlier.shape[0], earlier.shape[1] + 1, *earlier.shape[2:])
         return earlier.as_strided(size, earlier.stride()).numpy()
@@ -52,9 +53,9 @@ def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
 
 
 def put_together(form: Form, parts: Sequence[Sequence[Array]], pinned: bool) -> dict[str, Any]:
-    """Return the fields of a batch that joins these parts in order. Each array is copied once.
+    """Return the fields of a batch that joins the arrays of several parts in order. Each array is copied once.
 
-    `pinned`: copy into pinned memory, the fastest source for a CUDA device. torch caches freed pinned memory.
+    `pinned` copies into pinned memory, the fastest source for a CUDA device. torch caches freed pinned memory.
     """
     values: dict[int, Any] = {}
     arrays = (_joined([part[at] for part in parts], pinned) for at in range(len(parts[0])))
@@ -80,11 +81,11 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 TOLD = ("probability", "population", "priority_sum")
-"""Fields of a batch that describe its draw. The trainer computes them from the values of all shards."""
+"""Names of batch fields that describe the draw. The trainer computes them from the values of all shards."""
 
 
 class Target(NamedTuple):
-    """View, distribution and fields of the sampler of one name; for `fields` and `where` see `Sampler`.
+    """The arguments that all trainers of one sampler name share: see `Sampler`.
 
     `view` and `distribution` are Any, since views and distributions have no common public class.
     """
@@ -96,7 +97,10 @@ class Target(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A shard's answer to a join: its store and node, and the run and version of its sampler; see `SharedSampler`."""
+    """The result of `Shard.join`: UUID and schema of the store, and the shard's node and mass.
+
+    `run` and `version` are attributes of the shard's `SharedSampler`. `population` is its number of drawable ids.
+    """
 
     uuid: str
     schema: dr.Schema
@@ -108,7 +112,7 @@ class Joined(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Ids of one kind in one shard, and their TD errors, (n,) or (n, length)."""
+    """Ids of one shard and one kind, (n,), and their TD errors, (n,), or (n, length) for sequences."""
 
     ids: Ints
     errors: Floats
@@ -126,9 +130,10 @@ def joined_updates(updates: Sequence[Update]) -> list[Update]:
 
 
 class Request(NamedTuple):
-    """A trainer's request to a shard: take these updates, then draw parts of batches of these sizes.
+    """A trainer's request to a shard: apply `updates`, then draw a part of each batch, with `sizes` items.
 
-    `ids_only`: the trainer reads the store itself. `version` is the expected version of the sampler.
+    `name` is the name of the sampler, and `version` its expected version. `ids_only` is true if the trainer reads the
+    store itself.
     """
 
     name: str
@@ -139,10 +144,10 @@ class Request(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A shard's part of a batch. `within` is the probability of each id in the shard, None if all are equal.
+    """A shard's part of a batch. `within` is each id's probability in the shard, or None if all are equal.
 
     At the draw, `population` is the shard's number of drawable ids, and `mass` is the same number or the sum of the
-    ids' priorities. `leaves` are the arrays of the fields without index and weight, and `form` is their structure. Both
+    ids' priorities. `leaves` has the arrays of the fields without index and weight, and `form` is their structure. Both
     are None for a request of ids only.
     """
 
@@ -169,9 +174,10 @@ class Part(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A shard's answer to a request: the parts of all batches, one after the other, and its mass and population.
+    """A shard's answer to a request. `part` has the parts of all batches, one after the other, joined as one part.
 
-    `part` is None if no id was requested or could be drawn. `skipped` is the number of updated ids that were skipped.
+    `part` is None if no id was requested or could be drawn. `mass` and `population` are the shard's, as in `Part`.
+    `skipped` is the number of ids in the updates that were skipped.
     """
 
     part: Part | None

@@ -1,6 +1,6 @@
 """One shard: a store on the disk of its node, and the samplers over it that all trainers share.
 
-Its priorities are saved in the store, in the background.
+The priorities of these samplers are saved in the store, in the background.
 """
 
 import logging
@@ -20,7 +20,7 @@ _logger = logging.getLogger("diskreplay")
 
 
 class PrioritySaver:
-    """Saves updated priorities every `every_s` seconds, in a thread that the first sampler starts.
+    """Saves updated priorities every `every_s` seconds, in a thread that the first call of `follow` starts.
 
     Other threads use the samplers and the store meanwhile. A failure does not stop draws: it is logged, and raised by
     the next call of `follow` or `close`.
@@ -36,8 +36,8 @@ class PrioritySaver:
     def follow(self, store: dr.Store, saved: str, shared: SharedSampler) -> None:
         """Begin to save the priorities of a sampler in the store, under the name ``saved``.
 
-        If priorities are saved under this name already, they are loaded if they belong to the sampler's run, and
-        deleted otherwise. A note in the store has the run.
+        Priorities that are already saved under this name are loaded if they are from the same run of training, and
+        deleted otherwise. A note in the store has the run that saved them.
         """
         self._raise()
         if saved in self._followed:
@@ -64,7 +64,7 @@ class PrioritySaver:
             try:
                 self.save()
             except Exception as error:
-                _logger.error("priorities were not saved, and would be lost with this shard: %s", error)
+                _logger.error("priorities were not saved, and would be lost if this shard died: %s", error)
                 self._failed = error
 
     def save(self) -> None:
@@ -115,10 +115,10 @@ class Shard:
         self._saver = PrioritySaver(save_s)
 
     def join(self, name: str, target: Target, run: str, seed: int) -> Joined:
-        """Open the store and make the sampler of this name, if that was not done before.
+        """Open the store and make the sampler of this name, unless an earlier call has done both.
 
-        A sampler of the same `run` resumes with its saved priorities; another run starts afresh. ValueError if a
-        sampler of this name has another target.
+        A new sampler continues with the priorities that the same `run` has saved under this name. Saved priorities of
+        another run are deleted. ValueError if a sampler of this name has another target.
         """
         store = self._opened()
         shared = self._shared.get(name)
@@ -144,7 +144,7 @@ class Shard:
         return self._store
 
     def draw(self, request: Request) -> Reply:
-        """Apply the request's updates, then draw and return its parts."""
+        """Apply the request's updates, then draw the requested items; return them as one part."""
         shared = self._of(request.name, request.version)
         skipped = sum(shared.update(update) for update in request.updates)
         try:
@@ -155,11 +155,11 @@ class Shard:
         return Reply(part, mass, population, skipped)
 
     def gather(self, name: str, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
-        """Return the fields of exactly these ids; InvalidIndex as `Sampler.gather` does."""
+        """Return the fields of exactly these ids; raises InvalidIndex in the same cases as `Sampler.gather`."""
         return self._of(name).gather(ids)
 
     def set_target(self, name: str, target: Target) -> int:
-        """Change the view or distribution for all trainers; return the sampler's new version."""
+        """Change the view or distribution of a sampler for all its trainers; return the sampler's new version."""
         shared = self._of(name)
         version = shared.set_target(target)
         self._follow(self._opened(), name, shared)
