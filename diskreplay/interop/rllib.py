@@ -197,7 +197,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         return Chunk(cast("obs", obs, count + 1), cast("action", action, count), rewards, cast("extra", named, count))
 
     def _opened(self, obs: Any, action: Any, extra: dict[str, Any]) -> dr.Store:
-        """Return the store. The first step makes it, with a schema of the step's observation, action and extras."""
+        """Return the store. The first step makes the store, with a schema of the fields of this step."""
         if self._store is None:
             step = dr.Schema.from_example(row_of(obs, 0), row_of(action, 0), extra=row_of(extra, 0))
             schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"), extra=step.extra)

@@ -5,7 +5,7 @@ from typing import Any, Protocol, Self
 
 import diskreplay as dr
 
-_START_S = 120.0  # to wait for an answer: a new process first imports torch
+_START_S = 120.0  # seconds to wait for an answer, since a new process first imports torch
 
 
 class Lost(Exception):
@@ -13,14 +13,14 @@ class Lost(Exception):
 
 
 class Calls(Protocol):
-    """The transport of calls to shards: `actor.method.remote(...)` returns a reference at once."""
+    """Waits for the results of calls to shards. A call, `actor.method.remote(...)`, returns a reference at once."""
 
     def wait(self, refs: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Return the references that are answered within `timeout_s`."""
+        """Return the references whose results arrive within `timeout_s`."""
         ...
 
     def answer(self, ref: Any, timeout_s: float) -> Any:
-        """Return the result of a call, or raise its error; Lost if no answer comes within `timeout_s`."""
+        """Return the result of a call, or raise its error; Lost if no result arrives within `timeout_s`."""
         ...
 
     def node(self) -> str:
@@ -29,7 +29,7 @@ class Calls(Protocol):
 
 
 class ShardGroup:
-    """The shards by number, each with a path, the address of its node, and an actor."""
+    """The shards, numbered from 0: the path of each store, the address of its node, and its actor."""
 
     calls: Calls
 
@@ -51,13 +51,13 @@ class ShardGroup:
     def renew(self, shard: int) -> None:
         """Get the actor of a shard again; the old one may be dead."""
         found = self.make_actor(shard)
-        # Keep the first handle of the same actor: Ray ends the actor when this handle is gone, even if others exist.
+        # Keep the first handle of the same actor: Ray ends an actor when its first handle is gone, despite others.
         if found != self._actors[shard]:
             self._actors[shard] = found
 
     @property
     def places(self) -> list[tuple[str, str]]:
-        """Path and address of each shard, in the order of their numbers."""
+        """The path and the node address of each shard, by shard number."""
         return list(self._places)
 
     @property
@@ -67,7 +67,7 @@ class ShardGroup:
 
     @property
     def schema(self) -> dr.Schema:
-        """The schema of the stores; a shard is called for it once."""
+        """The schema of the stores. The first use calls a shard."""
         if self._schema is None:
             (self._schema,) = self._asked(lambda store: store.schema, [0])
         return self._schema
@@ -85,7 +85,7 @@ class ShardGroup:
         return self._asked(lambda store: store.info(), range(self.num_shards))
 
     def _asked(self, function: Any, shards: Sequence[int]) -> list[Any]:
-        """Return ``function(store)`` for the store of each given shard; ReplayError if one does not answer."""
+        """Return ``function(store)`` for the store of each given shard; ReplayError if a shard does not answer."""
         refs = [self.actor(shard).with_store.remote(function) for shard in shards]
         try:
             return [self.calls.answer(ref, _START_S) for ref in refs]

@@ -38,7 +38,7 @@ class LocalShard:
         return cls(store, target, seed)
 
     def set_target(self, target: Target) -> None:
-        """Read by another view, or draw by another distribution."""
+        """Use the view and the distribution of another target."""
         self._reading.close()
         self.draws, self._reading = self._read_by(target)
 
@@ -48,11 +48,11 @@ class LocalShard:
         return draws, SharedSampler(self._store, uniform, run="", seed=self._seed)
 
     def mass(self) -> tuple[float, int]:
-        """Return the number of drawable ids, as mass and as population."""
+        """Return the number of drawable ids twice: as the mass and as the population of a uniform draw."""
         return self._reading.mass()
 
     def draw(self, size: int) -> Part:
-        """Draw a part; NotEnoughData if no id can be drawn."""
+        """Draw and return a part of ``size`` items; NotEnoughData if no id can be drawn."""
         return self._reading.draw([size], ids_only=False)
 
     def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
@@ -65,15 +65,15 @@ class LocalShard:
         self._store.close()
 
 
-_RETRY_S = 0.25  # between two attempts to join a shard again
-_CALL_S = 120.0  # for saving or loading in a shard
-_FETCH_S = 10.0  # for fetching an answer from another node
+_RETRY_S = 0.25  # seconds between two attempts to join a shard again
+_CALL_S = 120.0  # seconds to wait for a shard that saves, loads or gathers
+_FETCH_S = 10.0  # seconds to wait until an answer is copied from another node
 
 _Found = TypeVar("_Found")
 
 
 class Asked(NamedTuple):
-    """A request to a shard: the reference to its answer, its time, and the number of ids whose errors it updates."""
+    """A request to a shard: the reference to its answer, the time of sending, and the number of ids in its updates."""
 
     ref: Any
     sent: float
@@ -83,9 +83,10 @@ class Asked(NamedTuple):
 class ShardLink:
     """One trainer's link to one shard. Not thread-safe: a sampler uses it under its lock.
 
-    `mass` and `population` are the shard's last report, 0 while it is missing. `local` reads its store directly on the
-    trainer's node. `lost` is the reason why the shard is missing, None while it answers. A ping is a request for no
-    items, which sends updates and reports the mass.
+    `mass` and `population` are the last values that the shard reported, and 0 while it is missing. `heard` is the time
+    of this report. `local` reads the shard's store directly if it is on the trainer's node, otherwise None. `lost` is
+    the reason why the shard is missing, and None while it answers. A ping is a request without items: it sends the
+    waiting updates of priorities, and its answer reports the mass.
     """
 
     def __init__(self, group: ShardGroup, shard: int, name: str, run: str, seed: int, direct: bool) -> None:
@@ -108,12 +109,12 @@ class ShardLink:
     # --- joining -----------------------------------------------------------------------------------------------------
 
     def begin_join(self, target: Target) -> None:
-        """Send a join to the shard; `end_join` takes the answer."""
+        """Call `Shard.join`, without waiting; `end_join` takes the answer."""
         self._joining = self._actor.join.remote(self._name, target, self._run, self._seed)
         self.messages += 1
 
     def end_join(self, target: Target, timeout_s: float) -> None:
-        """Wait for the answer to a join; raises the shard's error, or Lost if no answer comes in time."""
+        """Wait for the answer to `begin_join`; raises the shard's error, or Lost if no answer comes in time."""
         joining, self._joining = self._joining, None
         joined: Joined = self._calls.answer(joining, timeout_s)
         if self.joined is not None and self.joined.uuid != joined.uuid:
@@ -143,7 +144,7 @@ class ShardLink:
             self.begin_join(target)
 
     def lose(self, reason: str) -> None:
-        """Leave the shard out of draws until it is joined again."""
+        """Leave the shard out of draws until it is joined again. Waiting updates are counted as lost."""
         if self.lost is None:
             self.lost, self.since = reason, monotonic()
             self.mass, self.population = 0.0, 0
@@ -156,7 +157,7 @@ class ShardLink:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, sizes: list[int]) -> Asked:
-        """Request parts of these sizes, and send the waiting updates; return the open request."""
+        """Request a part of each of these sizes, and send the waiting updates; return the request."""
         assert self.joined is not None
         updates, self._pending = joined_updates(self._pending), []
         now = monotonic()
@@ -168,7 +169,7 @@ class ShardLink:
         return Asked(self._actor.draw.remote(request), now, updated)
 
     def ask_mass(self) -> None:
-        """Send a ping for the mass, unless one is open; `poll` takes the answer."""
+        """Get the mass from `local`, or by a ping whose answer `poll` takes. An unanswered ping is not repeated."""
         if self.local is not None and self.local.draws:
             self.hear(*self.local.mass())
         elif not self._pings:
@@ -188,7 +189,7 @@ class ShardLink:
         return bool(self._pings)
 
     def take(self, asked: Asked) -> Reply | None:
-        """Return the answer to a request, and record the shard's mass; None if the shard is lost."""
+        """Return the answer to a request, and record the mass in it; None if the shard does not answer."""
         try:
             reply: Reply = self._calls.answer(asked.ref, _FETCH_S)
         except Lost as error:
@@ -209,7 +210,7 @@ class ShardLink:
         return found
 
     def set_target(self, target: Target) -> None:
-        """Change the view or distribution. A missing shard gets the new target when it joins."""
+        """Change the view or distribution in the shard. A missing shard gets the new target when it is joined again."""
         if self.local is not None:
             self.local.set_target(target)
         if self.lost is None and self.joined is not None:
@@ -241,7 +242,7 @@ class ShardLink:
             ) from None
 
     def stats(self) -> dict[str, Any]:
-        """Return path, address, mass and population, and for a missing shard the reason and the seconds since then."""
+        """Return path, address, mass and population; for a missing shard also the reason, and the seconds since then."""
         path, address = self.place
         found = {
             "path": path,
@@ -268,12 +269,12 @@ class ShardLink:
         return monotonic() - self._pending_since if self._pending else 0.0
 
     def close(self) -> None:
-        """Send the waiting updates, and close the store of `local`."""
+        """Send the waiting updates, wait for the shard's answer, and close the store of `local`."""
         if self._pending and self.lost is None:
             try:
                 self._waited(self.ask([]).ref)
             except dr.ReplayError:
-                pass  # they are lost with the shard
+                pass  # the updates are lost with the shard
         if self.local is not None:
             self.local.close()
             self.local = None

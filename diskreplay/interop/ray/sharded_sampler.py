@@ -23,17 +23,18 @@ from diskreplay.interop.ray.shard_group import Lost, ShardGroup
 from diskreplay.interop.ray.shard_link import ShardLink
 from diskreplay.interop.ray.supported import check_together
 
-_START_S = 120.0  # for importing torch, opening the store and loading kernels
-_PATIENCE_S = 60.0  # an actor that died is back in a few seconds, a machine in a minute or never
+_START_S = 120.0  # seconds for a shard to import torch, open the store and load kernels
+_PATIENCE_S = 60.0  # Ray restarts an actor within seconds, and a machine that can restart needs about a minute
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 class ShardedSampler(IterableDataset[dr.Batch]):
     """Draws batches from the stores of many nodes, as `Sampler` does from one.
 
-    A batch is divided among the shards by one multinomial draw with their masses: their numbers of ids, or the sums of
-    the ids' priorities. Each shard reports the probability of each item at the draw, so importance weights are exact
-    even if the masses are old. The index of a batch is (B, 2) int64: the number of the shard and the id.
+    A batch is divided among the shards by one multinomial draw with their masses. The mass of a shard is its number of
+    ids or, with `Prioritized`, the sum of their priorities. Each shard reports the probability of each item at the
+    draw, so importance weights are exact even if the masses are old. The index of a batch is (B, 2) int64: the number
+    of the shard and the id.
 
     All trainers with the same `name`, such as ranks of DDP or several learners, share one set of priorities, which the
     shards keep. Each trainer draws from all ids, independently of the others.
@@ -42,8 +43,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     come from the actor.
 
     A shard that does not answer within `deadline_s` is left out, and training continues with the other shards. The
-    shard is drawn from again when it answers, with its store and its saved priorities. `stats()["missing"]` names
-    missing shards.
+    shard is drawn from again when it answers, with its store and its saved priorities. `stats()["missing"]` has the
+    numbers of the missing shards.
 
     Any thread may call any method; calls run one after the other.
 
@@ -60,20 +61,21 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     device : torch.device or str or None
         Device of batches; None: CPU.
     prefetch : int
-        Number of batches in one message to each shard, sent while earlier batches are delivered. So a batch is drawn
-        `prefetch` to 2 · prefetch - 1 batches before its delivery. 0: each batch is drawn when it is requested.
+        Number of batches that one message requests from each shard. The message is sent while earlier batches are
+        delivered, so a batch is drawn `prefetch` to 2 · prefetch - 1 batches before its delivery. 0: each batch is
+        drawn when it is requested.
     seed : int or None
         Makes the draws of a single trainer a function of the seed, the calls and the answers of the shards.
     fields, where
-        As for `Sampler`. "age" counts the newer steps of the item's shard. `where` runs in the shards.
+        As for `Sampler`. The field "age" counts the newer steps of the item's shard. `where` runs in the shards.
     name : str
-        Name of the priorities: letters, digits, dots, dashes and underscores.
+        Name under which trainers share priorities: letters, digits, dots, dashes and underscores.
     direct : bool
         Whether to read a store on this node directly, without the shard's actor.
     deadline_s : float
         Seconds that a shard may take to answer.
     update_age_s : float
-        Seconds after which updates are sent without a request for a batch.
+        Seconds after which updates of priorities are sent even without a request for a batch.
 
     Raises
     ------
@@ -85,16 +87,16 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     Notes
     -----
-    The mass of a shard is the number of its ids or, with `Prioritized`, the sum of their priorities. A trainer uses the
-    mass in each shard's last answer, and requests a new one when that is older than 0.1 s. Each shard reports the
-    probability p of an item and its mass at the draw. The probability of the item is p times the shard's share of the
-    masses that the trainer drew with. Weights are computed from it, so they are exact. Uniform draws have weights of 1;
-    until the next answer, a shard that grew is drawn from as often as before.
+    A trainer divides batches by the mass in each shard's last answer, and requests the mass when this answer is older
+    than 0.1 s. Each shard reports the probability p of an item among its own ids at the draw. The probability of the
+    item among all ids is p times the shard's mass, divided by the sum of the masses that divided the batch. Weights
+    are computed from this probability, so they are exact. Uniform draws have weights of 1; a shard that has grown is
+    drawn from as often as before until its next answer.
 
     New ids begin with the largest priority of their shard. Updates are sent with the next request for a batch, or alone
-    after `update_age_s`. `sample` sends nothing while it waits, so no update waits longer than `update_age_s` +
-    `deadline_s`; `stats()["oldest_update_s"]` is the longest wait. `update_priorities` returns how many ids earlier
-    calls skipped.
+    after `update_age_s`. A call of `sample` that waits for a shard delays them by up to `deadline_s` more.
+    `stats()["oldest_update_s"]` is the longest time that an update has waited. `update_priorities` returns the number
+    of ids that were skipped in earlier calls.
     """
 
     def __init__(
@@ -215,7 +217,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return batch
 
     def _next(self) -> Drawn:
-        """Request the following batches, then return the next one."""
+        """Request batches ahead, then return the next batch of the oldest round."""
         while len(self._queue) < self._most_rounds:
             try:
                 self._queue.append(self._rounds.begin([self._batch_size] * self._per_round))
@@ -227,7 +229,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         try:
             drawn = self._rounds.next(found)
         except BaseException:
-            self._queue.popleft()  # its other batches are dropped, as after any failed batch
+            self._queue.popleft()  # the other batches of the round are dropped, too
             raise
         if found.next == len(found.counts):
             self._queue.popleft()
@@ -269,7 +271,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         return dr.Batch(dict(batch), ("sharded", *self._target.view.kind)).to(self._device)
 
     def _index(self, index: Any) -> NDArray[np.int64]:
-        """Return shards and ids, (n, 2), or raise InvalidIndex."""
+        """Return an index as int64, (n, 2), shard numbers and ids; InvalidIndex for another shape or an unknown shard."""
         given = index.detach().cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
         if given.ndim != 2 or given.shape[1] != 2 or (given.size and given.dtype.kind not in "iu"):
             raise dr.InvalidIndex(
@@ -289,8 +291,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         Returns
         -------
         int
-            Number of ids of earlier updates that shards reported as skipped since the last call: evicted meanwhile,
-            unknown to the view, or of a missing shard.
+            Number of skipped ids in earlier updates that became known since the last call. An id is skipped if it was
+            evicted meanwhile, if the view does not have it, or if its shard is missing.
         """
         ids, errors = fetched(index, td_error)
         ids, errors = self._index(ids), _errors(errors)
@@ -361,7 +363,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the trainer and of each shard, for `torch.save`; see `Sampler.state_dict`.
 
-        Batches that were drawn ahead are not in it: they are drawn again.
+        Batches that were drawn ahead are not in the state. They are drawn again after the state is loaded.
         """
         with self._lock:
             self._check_open()
@@ -413,7 +415,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             raise
 
     def _send_updates(self, waiting_s: float = 0.0) -> None:
-        """Send the updates that waited longer than `waiting_s`: a shard takes them before its next call."""
+        """Send the updates that waited longer than `waiting_s`. A shard applies them before its next call."""
         for link in self._links:
             if link.lost is None and link.update_age() > waiting_s:
                 link.send_updates()
@@ -438,7 +440,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         - `bytes`, `messages`: the numbers of bytes and messages between shards and this trainer.
         - `redrawn`: the number of items that other shards gave in place of shards that did not answer.
         - `updates_sent`, `updates_lost`, `updates_skipped`: the numbers of ids whose priorities were sent, were lost
-          because a shard did not answer, and were skipped by a shard. `oldest_update_s`: the longest wait of an update.
+          because a shard did not answer, and were skipped by a shard. `oldest_update_s`: the longest time that an
+          update waited before it was sent.
         - `population`, `priority_sum`: sums over the shards that answer.
         - `missing`: the numbers of the shards that do not answer.
         - `shards`: path, address, mass and population of each shard, and for a missing shard also the reason and the
@@ -464,7 +467,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             }
 
     def close(self) -> None:
-        """Send the waiting updates, and close local stores. The shards continue."""
+        """Send the waiting updates, and close the stores that this process reads directly. The shards continue."""
         self._end.set()
         if self._flusher is not None:
             self._flusher.join()
@@ -514,7 +517,7 @@ def _load_state(sampler: dr.Sampler, state: Mapping[str, Any]) -> None:
 
 
 def _errors(td_error: Any) -> NDArray[np.float64]:
-    """Return errors as float64, (n,) or (n, length)."""
+    """Return TD errors as float64, (n,), or (n, length) for sequences; ValueError for another shape."""
     if isinstance(td_error, torch.Tensor):
         td_error = td_error.detach().cpu().double().numpy()
     errors = np.asarray(td_error, np.float64)

@@ -12,15 +12,15 @@ from diskreplay.interop.ray.shard_group import Lost, ShardGroup
 
 
 class RayCalls:
-    """The transport of calls by Ray; see `Calls`."""
+    """`Calls` of Ray: waits for the results of calls to Ray actors."""
 
     def wait(self, refs: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Return the references that are answered within `timeout_s`."""
+        """Return the references whose results arrive within `timeout_s`."""
         ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
         return list(ready)
 
     def answer(self, ref: Any, timeout_s: float) -> Any:
-        """Return the result of a call, or raise its error; Lost if no answer comes within `timeout_s`."""
+        """Return the result of a call, or raise its error; Lost if no result arrives within `timeout_s`."""
         try:
             return ray.get(ref, timeout=timeout_s)
         except RayTaskError as error:
@@ -39,7 +39,7 @@ class RayCalls:
 
 
 NAMESPACE = "diskreplay"
-_SLICE = 0.001  # the part of a node's resource that an actor takes: small enough for any number of actors
+_SLICE = 0.001  # the part of a node's Ray resource that an actor takes: small, so that many actors fit
 
 
 class ShardActor(Shard):
@@ -52,8 +52,8 @@ class ShardActor(Shard):
 def shard_actor(path: str, address: str, save_s: float) -> Any:
     """Return the actor of a store on a node; make it if it does not exist.
 
-    The actor is pinned to the address of the node, not to its id: a machine that comes back has another id. When the
-    actor dies, Ray restarts it as soon as a node has this address. The actor ends with the process that made it.
+    The actor is pinned to the address of the node, not to its id, since a machine gets another id after a restart. When
+    the actor dies, Ray restarts it as soon as a node has this address. The actor ends with the process that made it.
     """
     made = ray.remote(ShardActor).options(
         name=f"shard {address} {path}",
@@ -74,7 +74,7 @@ def start_ray() -> None:
 
 
 def addresses(alive: bool = True) -> list[str]:
-    """Return the sorted addresses of the living nodes, or with ``alive=False`` also of nodes that have died."""
+    """Return the sorted addresses of the living nodes; with ``alive=False``, also the addresses of dead nodes."""
     return sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] or not alive})
 
 
@@ -101,14 +101,14 @@ class ShardedStore(ShardGroup):
     Parameters
     ----------
     path : path or sequence of paths
-        One path: the path of a store on each node. Several paths: one shard for each, on the node at the same
-        position in `nodes`, or all on this process' node.
+        One path: each node has a store at this path. Several paths: each is a store on the node at the same position in
+        `nodes`.
     nodes : sequence of str or None
-        Addresses of nodes, "NodeManagerAddress" in `ray.nodes()`. None: all living nodes for one path, this process'
-        node for several paths.
+        Addresses of nodes, "NodeManagerAddress" in `ray.nodes()`. None: all living nodes for one path, and this
+        process' node for several paths.
     save_s : float
-        Seconds between an update of priorities and their saving in the store of the shard. A shard that dies resumes
-        with the last saved priorities.
+        The most seconds, about, from an update of priorities until they are saved in the store of the shard. A shard
+        that dies resumes with the last saved priorities.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def _rebuilt(paths: list[str], nodes: list[str], save_s: float) -> ShardedStore:
 
 
 def _places(path: Any, nodes: Sequence[str] | None) -> list[tuple[str, str]]:
-    """Return path and address of each shard, or raise ValueError."""
+    """Return the path and the node address of each shard; ValueError if `path` and `nodes` do not fit together."""
     if isinstance(path, str | os.PathLike):
         nodes = addresses() if nodes is None else list(nodes)
         paths = [path] * len(nodes)

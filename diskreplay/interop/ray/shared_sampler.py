@@ -11,18 +11,19 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.interop.ray.messages import TOLD, Form, Part, Target, Update, take_apart
 
-_ATTEMPTS = 100  # each failed one means that an id was evicted between its draw and its gathering
+_ATTEMPTS = 100  # an attempt fails if an id is evicted after it was drawn and before it is gathered
 _SKIPPED_DRAWS = 256
 
 
 class SharedSampler:
-    """Draws ids, and reports mass and population at the draw. Only `prioritized` is thread-safe.
+    """Draws items, and reports mass and population at the draw. Only `prioritized` is thread-safe.
 
-    One `Sampler` gathers, and draws uniformly. `prioritized` draws ids by priorities and gathers nothing, since
-    trainers on the same node need only ids. It is None until a target has priorities, and then keeps them.
+    A private `Sampler` gathers, and draws uniformly. `prioritized` is a second `Sampler`, which draws ids by priorities
+    and gathers nothing, since trainers on the same node need only ids. It is None until a target has priorities. From
+    then on it keeps the priorities, even if a later target draws uniformly.
 
-    `run` is a random text of the first trainer, so that a later run does not continue with the saved priorities of an
-    earlier one. `version` counts changes of view and distribution, and `updates` counts updates of priorities.
+    `run` is a random text from the first trainer of a run, so that a later run does not load the priorities that an
+    earlier run saved. `version` counts changes of view and distribution, and `updates` counts updates of priorities.
     """
 
     def __init__(self, store: dr.Store, target: Target, run: str, seed: int) -> None:
@@ -52,7 +53,7 @@ class SharedSampler:
         return bool(self._target.distribution.weighted)
 
     def difference(self, target: Target) -> str | None:
-        """Return the name and value of the first field that a trainer's target does not share, or None."""
+        """Return name and own value of the first field that differs in another target; None if all are equal."""
         for field in ("view", "distribution", "fields"):
             own = getattr(self._target, field)
             if _described(own) != _described(getattr(target, field)):
@@ -71,11 +72,11 @@ class SharedSampler:
         return self.version
 
     def load(self, saved: str) -> None:
-        """Load the priorities that were saved under a name; StoreNotFound if the store has no such name."""
+        """Load the priorities that were saved under a name; StoreNotFound if the store has no state of this name."""
         if self.prioritized is None:
             return
         self.prioritized.load(saved)
-        # Trainers already had batches from the saved random state: skip a random number of draws.
+        # The draws after the saved random state were delivered already, so skip a random number of draws.
         if self.prioritized.sampleable:
             for _ in range(1 + secrets.randbelow(_SKIPPED_DRAWS)):
                 self.prioritized.sample(1)
@@ -86,18 +87,18 @@ class SharedSampler:
             self.prioritized.save(saved)
 
     def update(self, update: Update) -> int:
-        """Set priorities; return how many ids were skipped."""
+        """Set priorities, and return the number of skipped ids, such as evicted ids."""
         self.updates += 1
         sampler = self.sampler if self.prioritized is None else self.prioritized
         return sampler.update_priorities(update.ids, update.errors, update.kind)
 
     def mass(self) -> tuple[float, int]:
-        """Return the mass and the number of the drawable ids."""
+        """Return the mass, and the number of drawable ids."""
         count = self.sampler.sampleable
         return (self.sampler.stats()["priority_sum"] if self._weighted and count else float(count)), count
 
     def draw(self, sizes: Sequence[int], ids_only: bool) -> Part:
-        """Draw parts of these sizes for several batches, joined as one part; NotEnoughData if no id can be drawn."""
+        """Draw a part of each of these sizes, and return all joined as one; NotEnoughData if no id can be drawn."""
         for _ in range(_ATTEMPTS):
             batch = self.sampler.sample(sum(sizes))
             try:
@@ -113,8 +114,8 @@ class SharedSampler:
             return Part(ids, None, float(population), population, leaves, form)
         within, mass = batch["probability"].numpy(), float(batch["priority_sum"][0])
         if several:
-            # A stratified draw is in order, so its ids are shuffled before they are divided among batches. The ids seed
-            # the shuffle, so that a loaded state continues with the same batches.
+            # The items of a stratified draw are sorted, so they are shuffled before they are divided among batches. The
+            # ids seed the shuffle, so that a loaded state continues with the same batches.
             order = np.random.Generator(np.random.PCG64(int(np.bitwise_xor.reduce(ids)))).permutation(len(ids))
             ids, within = ids[order], within[order]
         part = Part(ids, within, mass, population)
@@ -138,5 +139,5 @@ class SharedSampler:
 
 
 def _described(value: object) -> str:
-    """Return a repr without addresses: functions of two trainers are equal if their names are."""
+    """Return the repr without memory addresses, so that functions of two trainers are equal if their names are."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
