@@ -242,7 +242,7 @@ class ShardLink:
             ) from None
 
     def stats(self) -> dict[str, Any]:
-        """Return path, address, mass and population; for a missing shard also the reason, and the seconds since then."""
+        """Return path, address, mass and population; for a missing shard also the reason and its age in seconds."""
         path, address = self.place
         found = {
             "path": path,

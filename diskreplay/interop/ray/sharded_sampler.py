@@ -271,7 +271,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         return dr.Batch(dict(batch), ("sharded", *self._target.view.kind)).to(self._device)
 
     def _index(self, index: Any) -> NDArray[np.int64]:
-        """Return an index as int64, (n, 2), shard numbers and ids; InvalidIndex for another shape or an unknown shard."""
+        """Return an index as int64, (n, 2), shard numbers and ids; InvalidIndex for another shape or unknown shard."""
         given = index.detach().cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
         if given.ndim != 2 or given.shape[1] != 2 or (given.size and given.dtype.kind not in "iu"):
             raise dr.InvalidIndex(
