@@ -196,7 +196,7 @@ class _Replay:
             raise StoreNotFound(f"{folder} has no episodes of Dreamer: no .npz file with two rows or more")
 
     def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
-        """Yield the parts of each episode in a chain of files, where each file continues the rows of the last one."""
+        """Yield the parts of each episode in a chain of files: each file continues the rows of the file before."""
         parts: list[_Part] = []
         for file in chain:
             flags = _arrays(file, (REWARD, *_FLAGS))
@@ -268,7 +268,10 @@ class _Replay:
         return EpisodeData(steps, bool(terminal), bool(is_last and not terminal))
 
     def _rows(self, parts: Sequence[_Part], keys: Collection[str]) -> Rows:
-        """Return the rows of an episode by key; FormatError if one of ``keys`` is missing or has another length."""
+        """Return the rows of the episode in ``parts``, by key.
+
+        Raises FormatError if one of ``keys`` is missing, or has another number of rows than the reward.
+        """
         pieces = [{key: rows[p.start : p.stop] for key, rows in self._open(p.file).items()} for p in parts]
         where = parts[0].file
         if any(piece.keys() != pieces[0].keys() for piece in pieces):
@@ -328,7 +331,7 @@ def _extra_name(key: str) -> str:
 
 
 def _keys(schema: Schema) -> dict[str, str]:
-    """Return the key of each leaf of steps, by path; SchemaError if two leaves have one key, or one a flag's key."""
+    """Return the key of each leaf of steps, by path; SchemaError if a key is used twice, or is a flag's."""
     found: dict[str, str] = {}
     for path, field in schema.step_leaves.items():
         part, _, name = path.partition("/")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     AnyVectorWrapper = VectorWrapper[Any, Any, Any, Any, Any]
 else:
-    AnyVectorWrapper = VectorWrapper  # no generic class before gymnasium 1.4
+    AnyVectorWrapper = VectorWrapper  # not a generic class before gymnasium 1.4
 
 __all__ = ["RecordEpisodes", "RecordVectorEpisodes"]
 
@@ -46,7 +46,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     store : Store
         The store; opened with mode "a". It stays open when the environment is closed.
     info_fields : iterable of str
-        Names to copy from info: extra fields at each step, episode fields at the last step of an episode.
+        Names of fields to copy from info: extra fields at each step, episode fields at the last step of an episode.
     durability : str or float
         As in ``Store.writer``.
 
@@ -96,7 +96,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         Raises
         ------
         SchemaError
-            If the schema has no such extra field, or it is copied from info.
+            If the schema has no such extra field, or the field is copied from info.
         """
         self._values.set(fields)
 
@@ -110,7 +110,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         Raises
         ------
         SchemaError
-            If the schema has no such episode field, it is copied from info, or a value does not fit; nothing is set.
+            If the schema has no such episode field, the field is copied from info, or a value does not fit. Nothing is
+            set.
         """
         self._values.set_episode(values)
 
@@ -171,7 +172,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         """Cut an open episode, close the writer, and close the environment."""
         try:
             if self._writer is not None:
-                with self._writer, suppress(WriterClosed):  # closed with its store
+                with self._writer, suppress(WriterClosed):  # raised if the store was closed before
                     self._cut(self._writer)
         finally:
             super().close()
@@ -250,7 +251,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     store : Store
         The store; opened with mode "a". It stays open when the environments are closed.
     info_fields : iterable of str
-        Names to copy from info: extra fields at each step, episode fields at the last step of an episode.
+        Names of fields to copy from info: extra fields at each step, episode fields at the last step of an episode.
     durability : str or float
         As in ``Store.writer``.
 
@@ -259,8 +260,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     SchemaError
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
-        If ``store`` is not a Store, ``env`` is not a vector or is recorded into the store already, or its metadata name
-        an autoreset mode that gymnasium does not know.
+        If ``store`` is not a Store, ``env`` is not a vector environment, ``env`` is already recorded into ``store``, or
+        its metadata name an autoreset mode that gymnasium does not have.
 
     Examples
     --------
@@ -303,7 +304,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         Raises
         ------
         SchemaError
-            If the schema has no such extra field, or it is copied from info.
+            If the schema has no such extra field, or the field is copied from info.
         """
         self._values.set(fields)
 
@@ -315,7 +316,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         Raises
         ------
         SchemaError
-            If the schema has no such episode field, it is copied from info, or a value does not fit; nothing is set.
+            If the schema has no such episode field, the field is copied from info, or a value does not fit. Nothing is
+            set.
         """
         self._values.set_episode(values)
 
@@ -388,7 +390,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         """Cut open episodes, close the writer, and close the environments."""
         try:
             if self._writer is not None:
-                with self._writer, suppress(WriterClosed):  # closed with its store
+                with self._writer, suppress(WriterClosed):  # raised if the store was closed before
                     self._cut(self._writer, np.ones(self.num_envs, bool))
         finally:
             super().close(**kwargs)

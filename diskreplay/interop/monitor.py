@@ -100,7 +100,7 @@ SAMPLER = (
     Measure("population", "population", "ids", GAUGE, "Ids that can be drawn"),
     Measure("priority_sum", "priority_sum", "", GAUGE, "Sum of the priorities"),
     Measure("steps_not_finite", "not_finite", "steps", GAUGE, "Steps that Normalize leaves out: NaN or infinite"),
-    # A sampler of a store over many machines.
+    # Only in `ShardedSampler.stats`:
     Measure("bytes", "exchanged", "bytes", COUNTER, "Bytes between shards and this trainer"),
     Measure("messages", "exchanged", "messages", COUNTER, "Messages between shards and this trainer"),
     Measure("redrawn", "redrawn", "ids", COUNTER, "Items redrawn from other shards for a shard that did not answer"),
@@ -118,7 +118,7 @@ SAMPLER = (
 
 
 class TensorBoardWriter(Protocol):
-    """The called methods of a `SummaryWriter`, from `torch.utils.tensorboard` or tensorboardX."""
+    """A `SummaryWriter` of `torch.utils.tensorboard` or tensorboardX, with the methods that this module calls."""
 
     def add_scalar(self, tag: str, value: Any, step: int, /) -> object:
         """Write a number."""
@@ -128,7 +128,7 @@ class TensorBoardWriter(Protocol):
 
 
 class WandbRun(Protocol):
-    """The called method of a run of Weights & Biases."""
+    """A run of Weights & Biases, with the method that this module calls."""
 
     def log(self, data: dict[str, Any], step: int | None = None) -> object:
         """Log numbers and histograms by name."""
@@ -339,7 +339,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _places(measure: Measure, flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield, for each number of a measure, the label's value ("" if there is no label) and the key in ``flat``."""
+    """Yield, for each number of a measure, the label's value ("" if there is no label) and its key in ``flat``."""
     if not measure.label:
         if measure.key in flat:
             yield "", measure.key

@@ -87,8 +87,8 @@ def import_dataset(
         In a file of all episodes, the name of the array that is true in the first row of each episode. The default is
         "episode_starts".
     indices : str, optional
-        In a file of all episodes, the name of the array that has a row number for each episode. Either all are numbers
-        of an episode's first row, or all are numbers of the row after an episode's last row.
+        In a file of all episodes, the name of the array with one row number for each episode. It is the number of the
+        episode's first row, or of the row after its last row.
     ended : {"truncated", "terminated", "cut"}
         How episodes ended, if the data set has no array of ends, such as "dones" or "terminals".
     terminated, truncated : str, optional
@@ -288,7 +288,7 @@ class _Arrays:
         if not found:
             names = {_ROLES.get(name, f"{EXTRA}/{name}"): name for name, rows in arrays.items() if rows.ndim}
             leaves = leaves_of({path: arrays[name] for path, name in names.items()}, self._place)
-            lay_out(str(self._place), leaves, names, None, self._choice)  # raises an error that says how to name them
+            lay_out(str(self._place), leaves, names, None, self._choice)  # raises an error that lists the names
             raise FormatError(f"{self._place} has no actions; it has {', '.join(arrays)}")
         return found[0]
 
@@ -451,7 +451,7 @@ class _Files(_Arrays):
         self._first = first
         self._action = self._action_in(first)
         self._fields = self._sort(first, len(first[self._action]), 1)
-        self.skipped.clear()  # the next lines read all files again, and add the same files
+        self.skipped.clear()  # the next lines read all files again, and find the same ones
         lengths = [self._or_skip(self._length, file) for file in files]
         self._numbers = [number for number, length in enumerate(lengths) if length is not None]
         self._files = [files[number] for number in self._numbers]
@@ -469,7 +469,7 @@ class _Files(_Arrays):
             return None
 
     def _length(self, file: Path) -> int:
-        """Return the number of steps in a file, from its array of actions; other arrays are not read if possible."""
+        """Return the number of steps in a file, from its array of actions; if possible, only this array is read."""
         arrays = read_npz(file, self._action.__eq__) or read_npz(file)
         return len(arrays[self._action_in(arrays)])
 

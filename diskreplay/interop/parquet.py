@@ -6,7 +6,7 @@ is a nested list of fixed size. A field of more than 256 numbers is bytes of fix
 several times as fast as lists. The column ``priority`` is there if steps were appended with priorities.
 
 ``episodes/`` has files with one row an episode. Their columns are ``episode``, ``length``, ``terminated``,
-``truncated``, the observation after the last step by the paths of observations, episode fields such as
+``truncated``, the observation after the last step under the paths of observations, episode fields such as
 ``episode/seed``, and ``notes``, text in JSON. An episode that is neither terminated nor truncated was cut. A missing
 value is null, or a nested list with null for each number.
 
@@ -247,7 +247,7 @@ class _Wanted(NamedTuple):
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of episodes, in order; the files of steps have the same names."""
+    """Return the files of the table of episodes, in order; the files of the table of steps have the same names."""
     return sorted((folder / _EPISODES).glob("[0-9]*.parquet"))
 
 

@@ -46,7 +46,7 @@ class NamedInConfigs(ABCMeta):
 
 
 class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[misc]
-    """The base class that keeps the steps of the buffers below in a store. It must come before RLlib's base class."""
+    """The base class that keeps a buffer's steps in a store. In a list of bases, it must come before RLlib's class."""
 
     def __init__(
         self,
@@ -201,7 +201,8 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         if self._store is None:
             step = dr.Schema.from_example(row_of(obs, 0), row_of(action, 0), extra=row_of(extra, 0))
             schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"), extra=step.extra)
-            # The store evicts by the age of steps, but the buffer drops whole episodes, ordered by their beginning.
+            # The store must keep more steps than the buffer. It evicts the oldest steps, and the buffer drops the
+            # episodes that began first.
             self._open(dr.create(self._path, schema, capacity=2 * self.capacity))
         assert self._store is not None
         return self._store
@@ -272,7 +273,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         StoreNotFound
             The state is of another store.
         SegmentGone
-            The store has evicted some of the steps.
+            The store has evicted some of these steps.
         """
         check_open(self, self._close)
         if "store" not in state:
@@ -298,7 +299,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
 
 
 def _arrays(values: Any) -> Any:
-    """Return values, a list with one value a step, as arrays with a leading axis of steps, nested like one value."""
+    """Return the values of steps as arrays with a leading axis of steps, nested like the value of one step."""
     if not isinstance(values, list):
         return values
     if isinstance(values[0], dict):
@@ -320,14 +321,14 @@ def _info_field(episode: Any, name: str) -> Array:
 class DiskEpisodeReplayBuffer(InStore):
     """An `EpisodeReplayBuffer` of RLlib whose steps are in a store.
 
-    Give it to DQN, SAC and others by ``config.training(replay_buffer_config={"type": DiskEpisodeReplayBuffer, "path":
+    Use it in DQN, SAC and others by ``config.training(replay_buffer_config={"type": DiskEpisodeReplayBuffer, "path":
     "run.replay"})``. RLlib's own code draws the samples. With equal seeds, samples and trained networks are the same
     as with RLlib's own buffer, bit for bit. The id and the reward of each step, and RLlib's bookkeeping, are in memory:
     100 to 160 bytes a step.
 
     An existing store is continued: the buffer begins with its newest episodes. A step in the store has its observation,
-    action and reward, and the other outputs of the module, such as ``action_logp``, by their names. Up to 256 episodes
-    may be open at the same time. If there are more, the episode that was continued least recently is cut.
+    action and reward, and the other outputs of the module, such as ``action_logp``, under their names. Up to 256
+    episodes may be open at the same time. If there are more, the episode that was continued least recently is cut.
 
     Concurrency: one thread of one process, as in RLlib. Other processes may read the store.
 

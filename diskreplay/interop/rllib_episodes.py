@@ -45,7 +45,7 @@ class StepReader:
 
     @contextmanager
     def at_most(self, steps: int | None) -> Iterator[None]:
-        """Limit slices of columns to `steps` steps in the block; None: no limit.
+        """Limit slices of a `Column` to `steps` steps inside the block; None: no limit.
 
         Without a limit, RLlib reads an episode to its end, and then drops most of it.
         """
@@ -197,7 +197,7 @@ def _columns(kind: Callable[..., Column], steps: Steps, tree: Any, path: Path) -
 
 
 class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
-    """A `SingleAgentEpisode`, or a chunk of one, with ids and rewards in memory and everything else in a store.
+    """A `SingleAgentEpisode`, or a chunk of an episode, with ids and rewards in memory and all other data in a store.
 
     Parameters
     ----------

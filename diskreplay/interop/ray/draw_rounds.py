@@ -36,8 +36,8 @@ def chances(within: Floats, mass: float, total: float) -> Floats:
     """Return the probability of each item of one shard among the items of all shards, (n,).
 
     `within` is the probability of each item in its shard: its priority divided by the shard's mass at the draw. `mass`
-    / `total` is the probability of the shard, from the masses that divided the batch. The result is exact even if these
-    masses are old, since the shards of the items were drawn by them.
+    is the mass of the shard, and `total` the sum of all masses, when the trainer divided the batch. The result is exact
+    even if these masses are old, since they decided how many items the shard drew.
     """
     found: Floats = within * (mass / total)
     return found
@@ -61,7 +61,7 @@ _ATTEMPTS = 100  # each failure means that a shard was lost or emptied during th
 
 
 class Given(NamedTuple):
-    """One shard's part of a batch; `mass` is the shard's mass that the division of the batch used."""
+    """One shard's part of a batch; `mass` is the mass of the shard when the batch was divided."""
 
     shard: int
     mass: float
@@ -69,7 +69,7 @@ class Given(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """The parts of one batch from all shards; `total` is the sum of the masses that the division of the batch used."""
+    """The parts of one batch from all shards; `total` is the sum of the masses when it was divided."""
 
     given: list[Given]
     total: float
@@ -79,9 +79,9 @@ class Drawn(NamedTuple):
 class Round:
     """One or more batches, requested from each shard in one message.
 
-    `counts`, (batches, shards), is the number of items of each batch that each shard draws, divided by `masses`,
-    (shards,). `asked` has the requests without an answer, by shard number. `parts` has the answers, by shard number:
-    the parts of all batches as one part. `next` is the position of the next batch to deliver.
+    `counts`, (batches, shards), has the number of items that each shard draws for each batch. `masses`, (shards,), are
+    the masses that gave these numbers. `asked` has the requests without an answer, by shard number. `parts` has the
+    answers, by shard number: the parts of all batches joined as one part. `next` is the position of the next batch.
     """
 
     masses: NDArray[np.float64]
@@ -95,8 +95,8 @@ class DrawRounds:
     """Draws batches of a `Target` from shards. Not thread-safe: a sampler uses it under its lock.
 
     A shard that does not answer within `deadline_s` is left out until it answers again. Its part of a batch is divided
-    among the other shards by the same masses, so the items have the probabilities of a batch that was divided without
-    this shard. If no shard answers, a draw waits up to `patience_s` for an answer.
+    among the other shards in proportion to the same masses, so the items have the probabilities of a batch that was
+    divided without this shard. If no shard answers, a draw waits up to `patience_s` for an answer.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class DrawRounds:
                     "1 is needed"
                 )
             if monotonic() > until:
-                raise dr.ReplayError(f"no shard answers for {self._patience_s:g} s; the first: {reasons[0]}")
+                raise dr.ReplayError(f"no shard answers for {self._patience_s:g} s; the first shard: {reasons[0]}")
             sleep(_PAUSE_S)
 
     def _ask(self, found: Round) -> None:
@@ -260,7 +260,7 @@ class DrawRounds:
         return whole.cut(start, start + int(found.counts[at, shard]))
 
     def _read(self, shard: int, part: Part | None) -> Part | None:
-        """Return a part with its fields, read from the local store if the shard sent only ids; None if one is gone."""
+        """Return a part with its fields, from the local store if the shard sent only ids; None if an id was evicted."""
         local = self.links[shard].local
         if part is None or part.leaves is not None or local is None:
             return part
@@ -271,7 +271,7 @@ class DrawRounds:
         return part._replace(form=form, leaves=leaves)
 
     def to_batch(self, drawn: Drawn, beta: float | None, told: Sequence[str], *, pinned: bool) -> dr.Batch:
-        """Return the batch of these parts, with importance weights for `beta`, and the fields of `TOLD` in `told`."""
+        """Return the batch of the parts in `drawn`, with importance weights for `beta` and the fields in `told`."""
         given, sizes = drawn.given, [len(one.part.ids) for one in drawn.given]
         probability = np.concatenate(
             [

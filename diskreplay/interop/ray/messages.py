@@ -28,7 +28,7 @@ class Form(NamedTuple):
 
 
 def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tuple[Form, list[Array]]:
-    """Return the form and the arrays of a batch on the CPU, without index, weight and the fields in `without`.
+    """Return the `Form` and the arrays of a batch on the CPU, without index, weight and the fields in `without`.
 
     `windows` is true if items are windows of steps, where next_obs is obs one step later.
     """
@@ -45,7 +45,7 @@ def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tupl
 
 
 def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
-    """Return one array with windows that are a step longer; without a copy if the two arrays share memory."""
+    """Return `earlier` with the last step of each window of `later` appended; a view if both share memory."""
     if earlier.data_ptr() + earlier.stride(1) * earlier.element_size() == later.data_ptr():
         size = (earlier.shape[0], earlier.shape[1] + 1, *earlier.shape[2:])
         return earlier.as_strided(size, earlier.stride()).numpy()
@@ -85,7 +85,7 @@ TOLD = ("probability", "population", "priority_sum")
 
 
 class Target(NamedTuple):
-    """The arguments that all trainers of one sampler name share: see `Sampler`.
+    """The arguments that all trainers with the same sampler name share; see `Sampler`.
 
     `view` and `distribution` are Any, since views and distributions have no common public class.
     """
@@ -99,7 +99,7 @@ class Target(NamedTuple):
 class Joined(NamedTuple):
     """The result of `Shard.join`: UUID and schema of the store, and the shard's node and mass.
 
-    `run` and `version` are attributes of the shard's `SharedSampler`. `population` is its number of drawable ids.
+    `run` and `version` are attributes of the shard's `SharedSampler`. `population` is the shard's number of ids.
     """
 
     uuid: str
@@ -130,7 +130,9 @@ def joined_updates(updates: Sequence[Update]) -> list[Update]:
 
 
 class Request(NamedTuple):
-    """A trainer's request to a shard: apply `updates`, then draw a part of each batch, with `sizes` items.
+    """A trainer's request to a shard: apply `updates`, then draw a part of each of several batches.
+
+    `sizes` has the number of items in each part.
 
     `name` is the name of the sampler, and `version` its expected version. `ids_only` is true if the trainer reads the
     store itself.

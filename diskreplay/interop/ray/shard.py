@@ -144,7 +144,7 @@ class Shard:
         return self._store
 
     def draw(self, request: Request) -> Reply:
-        """Apply the request's updates, then draw the requested items; return them as one part."""
+        """Apply the request's updates, draw the requested items, and return a `Reply` with them."""
         shared = self._of(request.name, request.version)
         skipped = sum(shared.update(update) for update in request.updates)
         try:

@@ -1,4 +1,4 @@
-"""A group of shards, independent of the transport of calls."""
+"""A group of shards, and the interface of the library that makes calls to them, such as Ray."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, Self
@@ -51,7 +51,7 @@ class ShardGroup:
     def renew(self, shard: int) -> None:
         """Get the actor of a shard again; the old one may be dead."""
         found = self.make_actor(shard)
-        # Keep the first handle of the same actor: Ray ends an actor when its first handle is gone, despite others.
+        # Keep the first handle of the same actor: when it is gone, Ray ends the actor, even if other handles exist.
         if found != self._actors[shard]:
             self._actors[shard] = found
 

@@ -17,7 +17,7 @@ from diskreplay.interop.ray.shared_sampler import SharedSampler
 class LocalShard:
     """Reads the store of a shard on the trainer's own node, without the shard's actor.
 
-    `draws` is True if ids are drawn here, uniformly. Ids are drawn by priorities only in the actor, which keeps the
+    `draws` is True if this object draws ids, uniformly. Ids are drawn by priorities only in the actor, which keeps the
     priorities for all trainers.
     """
 
@@ -242,7 +242,10 @@ class ShardLink:
             ) from None
 
     def stats(self) -> dict[str, Any]:
-        """Return path, address, mass and population; for a missing shard also the reason and its age in seconds."""
+        """Return the shard's path, address, mass and population, and the reason if it is missing.
+
+        A missing shard also has `missing_s`, the seconds since it was lost.
+        """
         path, address = self.place
         found = {
             "path": path,

@@ -87,11 +87,11 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     Notes
     -----
-    A trainer divides batches by the mass in each shard's last answer, and requests the mass when this answer is older
-    than 0.1 s. Each shard reports the probability p of an item among its own ids at the draw. The probability of the
-    item among all ids is p times the shard's mass, divided by the sum of the masses that divided the batch. Weights
-    are computed from this probability, so they are exact. Uniform draws have weights of 1; a shard that has grown is
-    drawn from as often as before until its next answer.
+    A trainer divides batches in proportion to the masses in the shards' last answers, and requests a mass again when
+    the answer is older than 0.1 s. Each shard reports the probability p of an item among its own ids at the draw. The
+    probability of the item among all ids is p · m / M, where m is the mass of the shard, and M the sum of all masses,
+    when the batch was divided. Weights are computed from this probability, so they are exact. Uniform draws have
+    weights of 1; a shard that has grown is drawn from as often as before until its next answer.
 
     New ids begin with the largest priority of their shard. Updates are sent with the next request for a batch, or alone
     after `update_age_s`. A call of `sample` that waits for a shard delays them by up to `deadline_s` more.
@@ -291,8 +291,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         Returns
         -------
         int
-            Number of skipped ids in earlier updates that became known since the last call. An id is skipped if it was
-            evicted meanwhile, if the view does not have it, or if its shard is missing.
+            Number of ids that were skipped in earlier updates, as reported by shards since the last call. An id is
+            skipped if it was evicted meanwhile, if the view does not have it, or if its shard is missing.
         """
         ids, errors = fetched(index, td_error)
         ids, errors = self._index(ids), _errors(errors)
@@ -438,7 +438,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         - `batches`: the number of delivered batches. `batches_per_second`: their rate since the first request.
         - `seconds_waiting`: the time that this trainer waited for shards.
         - `bytes`, `messages`: the numbers of bytes and messages between shards and this trainer.
-        - `redrawn`: the number of items that other shards gave in place of shards that did not answer.
+        - `redrawn`: the number of items that were drawn from other shards because a shard did not answer.
         - `updates_sent`, `updates_lost`, `updates_skipped`: the numbers of ids whose priorities were sent, were lost
           because a shard did not answer, and were skipped by a shard. `oldest_update_s`: the longest time that an
           update waited before it was sent.
@@ -506,7 +506,7 @@ def _join(links: Sequence[ShardLink], target: Target) -> None:
             link.lost = str(error)
     joined = [link for link in links if link.joined is not None]
     if not joined:
-        raise dr.ReplayError(f"no shard answers; the first: {links[0].lost}")
+        raise dr.ReplayError(f"no shard answers; the first shard: {links[0].lost}")
     for link in joined[1:]:
         if link.joined.schema != joined[0].joined.schema:  # type: ignore[union-attr]
             raise ValueError(f"the stores of {link.place} and {joined[0].place} have different schemas")

@@ -107,8 +107,8 @@ class ShardedStore(ShardGroup):
         Addresses of nodes, "NodeManagerAddress" in `ray.nodes()`. None: all living nodes for one path, and this
         process' node for several paths.
     save_s : float
-        The most seconds, about, from an update of priorities until they are saved in the store of the shard. A shard
-        that dies resumes with the last saved priorities.
+        Seconds between saves of updated priorities in the store of each shard. A shard that dies resumes with the last
+        saved priorities.
 
     Raises
     ------

@@ -53,7 +53,7 @@ class SharedSampler:
         return bool(self._target.distribution.weighted)
 
     def difference(self, target: Target) -> str | None:
-        """Return name and own value of the first field that differs in another target; None if all are equal."""
+        """Return name and value of this sampler's first field that differs from ``target``; None if all are equal."""
         for field in ("view", "distribution", "fields"):
             own = getattr(self._target, field)
             if _described(own) != _described(getattr(target, field)):
