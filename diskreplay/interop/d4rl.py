@@ -360,7 +360,7 @@ class Reader:
         if max_episode_steps is not None and max_episode_steps < 1:
             raise SchemaError(f"max_episode_steps must be 1 or more, not {max_episode_steps}")
         if max_episode_steps is not None and TIMEOUTS in self._arrays:
-            raise SchemaError(f"max_episode_steps is for files without {TIMEOUTS!r}, and {self._path} has them")
+            raise SchemaError(f"max_episode_steps is for files without {TIMEOUTS!r}, and {self._path} has this array")
         shape = self._arrays[REWARDS].shape
         if not shape or shape not in (shape[:1], (shape[0], 1)):
             raise FormatError(f"{self._path}: {REWARDS!r} must be one number a step, not of shape {shape}")
@@ -404,7 +404,7 @@ class Reader:
             following = self._arrays.get(next_of(path))
             if following is not None and following.shape != self._arrays[columns[path]].shape:
                 raise FormatError(
-                    f"{self._path}: {next_of(path)!r} has the shape {following.shape}, and {columns[path]!r} "
+                    f"{self._path}: {next_of(path)!r} has the shape {following.shape}, and {columns[path]!r} has "
                     f"{self._arrays[columns[path]].shape}"
                 )
             if following is not None and following.dtype.kind not in "biuf":

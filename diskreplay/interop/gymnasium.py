@@ -286,7 +286,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         durability: str | float = 5.0,
     ) -> None:
         if not isinstance(env, VectorEnv):
-            raise ValueError(f"env must be a gymnasium.vector.VectorEnv, not {type(env).__name__}: see RecordEpisodes")
+            raise ValueError(f"env must be a gymnasium.vector.VectorEnv, not {type(env).__name__}: use RecordEpisodes")
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._values = StepValues(store, info_fields, (env.num_envs,))
         _check_recorded_once(env, store)

@@ -316,7 +316,9 @@ def _lengths(path: Path, steps: "Table", ends: "Table") -> NDArray[Any]:
         wrong |= at != np.concatenate([np.arange(length) for length in lengths])
         if wrong.any():
             first = int(np.argmax(wrong))
-            raise FormatError(f"row {first} of {path} is step {at[first]} of episode {numbers[first]}: rows have moved")
+            raise FormatError(
+                f"row {first} of {path} is step {at[first]} of episode {numbers[first]}: the rows are out of order"
+            )
     return lengths
 
 

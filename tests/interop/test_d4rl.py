@@ -155,7 +155,7 @@ def test_an_old_file_without_timeouts_is_split_by_the_limit_of_its_environment(t
         assert [(len(e), e.ended) for e in a.episodes] == [(10, "terminated"), (21, "terminated"), (29, "cut")]
         ends = [(10, "terminated"), (15, "truncated"), (6, "terminated"), (15, "truncated"), (14, "cut")]
         assert [(len(e), e.ended) for e in b.episodes] == ends
-    with pytest.raises(ValueError, match="max_episode_steps is for files without 'timeouts', and .* has them$"):
+    with pytest.raises(ValueError, match="max_episode_steps is for files without 'timeouts', and .* has this array$"):
         import_dataset(write(tmp_path / "b.hdf5", arrays_of()), tmp_path / "c", max_episode_steps=15)
     with pytest.raises(ValueError, match="max_episode_steps must be 1 or more, not 0$"):
         import_dataset(path, tmp_path / "c", max_episode_steps=0)

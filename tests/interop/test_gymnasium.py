@@ -731,7 +731,7 @@ def test_plain_observations_and_actions_of_a_vector(plain):
 
 
 def test_what_is_no_vector_is_refused_by_name(plain):
-    with pytest.raises(ValueError, match=r"^env must be a gymnasium\.vector\.VectorEnv, not Toy: see RecordEpisodes$"):
+    with pytest.raises(ValueError, match=r"^env must be a gymnasium\.vector\.VectorEnv, not Toy: use RecordEpisodes$"):
         dr.RecordVectorEpisodes(Toy(), plain())
 
 

@@ -280,7 +280,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         found = given.astype(np.int64)
         unknown = found[(found[:, 0] < 0) | (found[:, 0] >= len(self._links)), 0]
         if len(unknown):
-            raise dr.InvalidIndex(f"there is no shard {unknown[0]}: there are {len(self._links)}")
+            raise dr.InvalidIndex(f"there is no shard {unknown[0]}: the store has {len(self._links)}")
         return found
 
     def update_priorities(self, index: Any, td_error: Any, kind: tuple[Any, ...] | None = None) -> int:
@@ -383,7 +383,9 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         if not isinstance(state, Mapping) or not {"rng", "batches", "shards"} <= state.keys():
             raise ValueError(f"this is not a state of a sharded sampler, but {type(state).__name__}")
         if len(state["shards"]) != len(self._links):
-            raise ValueError(f"this is the state of {len(state['shards'])} shards, and there are {len(self._links)}")
+            raise ValueError(
+                f"this is the state of {len(state['shards'])} shards, and this sampler has {len(self._links)}"
+            )
         with self._lock:
             self._check_open()
             self._load([partial(_load_state, state=own) for own in state["shards"]], state)

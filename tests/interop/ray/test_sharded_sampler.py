@@ -295,7 +295,7 @@ def test_what_shards_cannot_do_is_refused_with_the_reason(
         (lambda s: s.sample(beta=1.0), ValueError, r"^beta means nothing to Uniform\(\)"),
         (lambda s: s.sample(0), ValueError, "^batch_size must be an int of at least 1, not 0$"),
         (lambda s: s.gather([1, 2]), dr.InvalidIndex, r"^an index over shards is integers \(batch, 2\), shard and id"),
-        (lambda s: s.gather([[9, 2]]), dr.InvalidIndex, "^there is no shard 9: there are 3$"),
+        (lambda s: s.gather([[9, 2]]), dr.InvalidIndex, "^there is no shard 9: the store has 3$"),
         (lambda s: s.gather([[0, 1 << 40]]), dr.InvalidIndex, "^id 1099511627776 "),
         (lambda s: s.load("nothing"), dr.StoreNotFound, "has no sampler state named 'nothing'$"),
         (lambda s: s.load_state_dict({}), ValueError, "^this is not a state of a sharded sampler, but dict$"),
