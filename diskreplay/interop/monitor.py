@@ -183,7 +183,7 @@ def to_tensorboard(
     - ``sampler/priority``: the priorities, if ids are drawn by priorities.
     - ``sampler/staleness/NAME``: see `staleness`.
 
-    Only the first step of a sequence counts. Making a histogram draws no ids and changes no counts of the sampler.
+    If items are sequences, only their first steps are counted. Making a histogram draws no ids and changes no counts of the sampler.
     Histograms are left out before the first batch, and if a step of the batch was evicted meanwhile.
 
     A call for a sampler takes milliseconds, and a call for a store looks at all its files: call this every few

@@ -8,7 +8,7 @@ several times as fast as lists. The column ``priority`` is there if steps were a
 ``episodes/`` has files with one row an episode. Their columns are ``episode``, ``length``, ``terminated``,
 ``truncated``, the observation after the last step under the paths of observations, episode fields such as
 ``episode/seed``, and ``notes``, text in JSON. An episode that is neither terminated nor truncated was cut. A missing
-value is null, or a nested list with null for each number.
+value is null or, if the field has a shape, a nested list with null for each number.
 
 ``dataset.json`` has the schema, as `docs/format.md` describes it. The files in ``steps/`` also have the schema in
 their metadata.
