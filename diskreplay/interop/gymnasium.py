@@ -37,7 +37,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     the episode, and ``reset`` keeps its steps. Observations are copied: an environment may reuse its arrays. With
     ``gymnasium.wrappers.Autoreset`` inside or around this wrapper, the step that only resets is not recorded.
 
-    Concurrency: one thread at a time, as for the environment. A copy, by pickle or ``copy.deepcopy``, has its own writer.
+    Concurrency: one thread at a time, as for the environment. A copy by pickle or ``copy.deepcopy`` has its own writer.
 
     Parameters
     ----------
@@ -242,7 +242,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     the environments, ``discard_episode`` drops open episodes, and ``reset`` keeps their steps. Observations are copied:
     the environments may reuse their arrays.
 
-    Concurrency: one thread at a time, as for the environments. A copy, by pickle or ``copy.deepcopy``, has its own writer.
+    Concurrency: one thread at a time, as for the environments. A copy by pickle or ``copy.deepcopy`` has its own
+    writer.
 
     Parameters
     ----------

@@ -183,8 +183,8 @@ def to_tensorboard(
     - ``sampler/priority``: the priorities, if ids are drawn by priorities.
     - ``sampler/staleness/NAME``: see `staleness`.
 
-    If items are sequences, only their first steps are counted. Making a histogram draws no ids and changes no counts of the sampler.
-    Histograms are left out before the first batch, and if a step of the batch was evicted meanwhile.
+    If items are sequences, only their first steps are counted. Making a histogram draws no ids and changes no counts of
+    the sampler. Histograms are left out before the first batch, and if a step of the batch was evicted meanwhile.
 
     A call for a sampler takes milliseconds, and a call for a store looks at all its files: call this every few
     seconds, not for each batch.

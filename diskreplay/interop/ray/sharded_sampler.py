@@ -42,9 +42,9 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     The store on this process' node is read directly, without the shard's actor. Only ids that are drawn by priorities
     come from the actor.
 
-    A shard that does not answer within `deadline_s` is left out, and training continues with the other shards. When
-    the shard answers again, its ids are drawn again, with its saved priorities. `stats()["missing"]` has the
-    numbers of the missing shards.
+    A shard that does not answer within `deadline_s` is left out, and training continues with the other shards. When the
+    shard answers again, its ids are drawn again, with its saved priorities. `stats()["missing"]` has the numbers of the
+    missing shards.
 
     Any thread may call any method; calls run one after the other.
 
