@@ -43,7 +43,7 @@ class Ages:
     def __init__(self) -> None:
         self._this_boot: list[tuple[float, int]] = []  # a heap: (seconds of this boot at sealing, segment)
         self._others: list[tuple[float, int]] = []  # a heap: (wall time at sealing, segment)
-        self._confirmed_by: dict[int, float] = {}  # by segment: seconds of this boot before which it surely was sealed
+        self._confirmed_by: dict[int, float] = {}  # by segment: it surely was sealed before this second of this boot
         self._old: set[int] = set()  # moved out of `_others`: too old by the wall clock, but not yet confirmed
 
     def add(self, number: int, info: SegmentInfo) -> None:
@@ -112,7 +112,7 @@ class RetentionPolicy:
     - ``max_age_s``: a segment is due when it was sealed that long ago (`Ages`).
     - eviction by hand: a segment is due when all its steps were evicted.
 
-    The first two rules move the retention horizon, which is a time.
+    The first two rules move the retention horizon, a time: readers hide all steps that are older.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -128,7 +128,7 @@ class RetentionPolicy:
         self._unsealed: set[int] = set()
         self._by_last: list[tuple[int, int]] = []  # a heap: (time of the last step, number) of each sealed segment
         self._by_first: list[tuple[int, int]] = []  # sorted: (time of the first step, number) of the same segments
-        self._short = -1, 0  # a segment that had to stay, and the kept steps at which it is counted again
+        self._short = -1, 0  # a segment that had to stay, and the value of `_kept` at which it is checked again
         self._below: dict[int, None] = {}  # segments below the horizon that still exist
         self._kept = 0  # kept steps of all segments that are not in `_below`
         self._nbytes = 0  # bytes of the same segments
@@ -139,7 +139,7 @@ class RetentionPolicy:
         self._by_hand: dict[int, int] = {}  # steps evicted by hand, by segment
         self._packs: dict[int, list[int]] = {}  # the segments in each pack
         self._merged: set[int] = set()  # segments and packs that may still exist next to the packs that have their rows
-        self._durable: set[int] = set()  # of `_merged`: segments whose pack is durable
+        self._durable: set[int] = set()  # the segments in `_merged` whose pack has a durable name
         self._evicted = 0
         self.has_more = False
 
@@ -184,8 +184,8 @@ class RetentionPolicy:
         for number in self._merged_leftovers(most):
             yield number, 0
             self._merged.discard(number)
-        # As long as a merged segment exists, no other one is due: if its pack were removed first, its rows would count
-        # again.
+        # As long as a merged segment exists, no other segment is due: if the pack with its rows were removed first, the
+        # rows would count again.
         due = [] if self._merged else self._candidates()
         self.has_more = len(due) > most or bool(self._merged)
         for number in due[:most]:
@@ -232,7 +232,7 @@ class RetentionPolicy:
             return
         before = horizon
         if self._root.limits.capacity_bytes is not None:
-            # Another process may be making the pack.
+            # The folder is measured too, as another process may be making the pack.
             self._draft_nbytes = max(self.pack_nbytes, disk_usage(Path(pack_draft(self._root)))[0])
         while (oldest := self._oldest()) is not None:
             last, number = oldest
@@ -366,8 +366,9 @@ class RetentionPolicy:
         info = account.info
         if info is None or not info.sealed or account.kept or not account.evicted + account.lost:
             return
-        # All its steps are gone. It stays all the same if it has unproven rows, which were not evicted. It also stays
-        # if it has a row that discards earlier parts of an episode: without it, these would be shown again.
+        # All steps of the segment are gone. It stays all the same if it has unproven rows, which were not evicted. It
+        # also stays if it has a row that discards earlier parts of an episode: without this row, readers would show
+        # those parts again.
         if info.claimed is None and not _discards_earlier_parts(info):
             self._doomed.add(number)
 

@@ -1,4 +1,4 @@
-"""Places new segments and takes old ones out of sight under the store lock; files are deleted after its release."""
+"""Places new segments and moves old ones away under the store lock; files are deleted after releasing the lock."""
 
 import os
 import shutil
@@ -56,27 +56,28 @@ from diskreplay.segments.segment import (
     remove_draft,
 )
 
-# Drafts of packs, segments and saved states: the prefix of their folders' names, and the lock in the folder, which the
-# process that makes it holds.
+# For drafts of segments and packs, and of saved states: the prefix of the folder's name, and the path in the folder of
+# the lock that the process holds while it makes the draft.
 LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
-# The newest segments are searched for the clock of this boot: more than one, as some may be damaged or gone.
+# This many of the newest segments are searched for the clock of this boot, because some may be damaged or gone.
 _NEIGHBOURS = 16
 # The maximum number of segments that one call seals or removes. Each dead segment that waits to be sealed holds a
 # descriptor, and each rename delays other processes that wait for the store lock.
 _AT_ONCE = 64
-# Fewer for merged segments: a process that needs room also deletes the folders that other processes are deleting.
+# This limit is lower for merged segments, because a process that needs room also deletes the folders that other
+# processes are deleting.
 _MERGED_AT_ONCE = 8
 # At most this many segments exist that no counter includes: the processes that made them died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
-# Seconds to wait for the store lock to count sealed segments. After that time, readers find these without the count.
+# Seconds to wait for the store lock, to count that segments were sealed. Readers also find them without the count.
 _HINT_TIMEOUT_S = 1.0
 
 
 class Retention:
     """Makes and removes segments of one store.
 
-    Concurrency: any thread and process; each call takes the store lock. While it is held, segment locks are tried, but
-    never waited for. Files are deleted after its release.
+    Concurrency: any thread and process; each call takes the store lock. While a call holds it, segment locks are tried,
+    but never waited for. Files are deleted after releasing the store lock.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -134,8 +135,8 @@ class Retention:
     def clock(self) -> Clock:
         """Return the clock of this boot, as recorded in the newest segments.
 
-        So the times of all segments of a boot compare to the nanosecond, whatever happened to the wall clock meanwhile.
-        In a new boot, the clock starts after the latest written time even if the wall clock was set back: the newest
+        So the times of all segments of a boot can be compared to the nanosecond, even if the wall clock was set
+        meanwhile. In a new boot, the clock starts after the latest written time even if the wall clock was set back: the newest
         steps must not look oldest. The first call is made under the store lock.
         """
         if self._clock is None:
@@ -183,7 +184,8 @@ class Retention:
     def making_pack(self, nbytes: int) -> Iterator[str]:
         """Yield a folder for the pack that the block makes. Only one block, among all processes, runs at a time.
 
-        If the store has a capacity in bytes, room for ``nbytes`` is made first and counted until the block ends. Raises
+        If the store has a capacity in bytes, ``nbytes`` count as used until the block ends, and segments that are then
+        due are removed first. Raises
         StoreLocked if another process is making a pack, StorageFull if the disk has no room.
         """
         building = pack_draft(self._root)
@@ -211,8 +213,9 @@ class Retention:
     ) -> SegmentInfo:
         """Make a complete, durable pack the next segment, and delete the segments whose rows it has.
 
-        Readers ignore those segments as soon as the pack is visible; the next process that opens the store deletes
-        leftovers. Raises SegmentGone if a segment changed since it was read: the pack is useless then.
+        Readers ignore those segments as soon as the pack is visible; if this process dies, the next process that opens
+        the store deletes them. ``pace`` is called after every few deletions. Raises SegmentGone if a segment changed
+        since it was read: the pack is useless then.
         """
         made = KnownPack.of(draft)._replace(document=identify(draft.path / layout.METADATA))
         for source in sources:
@@ -236,7 +239,7 @@ class Retention:
                 sync_folder(self._root.segments_folder)
                 self._counters.sync()
         while left:
-            with self._locked() as gone:  # a few at a time: others get the lock in between
+            with self._locked() as gone:  # a few at a time: other processes get the lock in between
                 for number, pack in left[:_MERGED_AT_ONCE]:
                     # A pack that was quarantined or replaced since it was read may lack these rows.
                     if self._packs.is_same(pack) and os.path.lexists(self._root.segment_path(number)):
@@ -369,12 +372,15 @@ class Retention:
         return fate is Fate.SEALED
 
     def _rebuild_copy(self, info: SegmentInfo) -> bool:
-        """Rebuild a copy of a sealed segment whose files do not match their checksums; False: it has to be sealed."""
+        """Rebuild a copy of a sealed segment whose files do not match their checksums.
+
+        Returns False if the segment has to be sealed instead.
+        """
         try:
             with storage_errors(info.path):
                 return rebuild_copy(info)
         except StorageFull:
-            return True  # not sealed, which would drop the checksums: it stays as it is until there is room
+            return True  # sealing would drop the checksums: the segment stays as it is until there is room
         except (FormatError, OSError):  # small files do not match, or cannot be read
             return False
 
@@ -520,8 +526,8 @@ def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> s
 def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
     """Count the steps of segments that were moved next to the counters; return the folders to be deleted there.
 
-    The process that moved them died, or is deleting them now. A caller that needs the room deletes them too and does
-    not wait. The caller holds the store lock.
+    The process that moved the segments died, or is deleting them now. A caller that needs the room deletes them too, and
+    does not wait for that process. The caller holds the store lock.
     """
     names = [name for name in os.listdir(root.counters_folder) if name.startswith(PREFIX)]
     if evicted := evicted_by_removals(root):
@@ -535,7 +541,7 @@ def _take_draft(path: str) -> list[str]:
     As soon as the lock is free, another process may make a folder at the old path.
     """
     if not is_folder(path):
-        return []  # not made by any process
+        return []  # a file: diskreplay does not make files with such names
     gone = discarded_path(path)
     try:
         os.rename(path, gone)
@@ -551,12 +557,12 @@ def _take_dead_draft(path: str, lock_path: str) -> list[str]:
     """
     *inside, _ = lock_path.split("/")
     if any(os.path.islink("/".join([path, *inside[:depth]])) for depth in range(len(inside) + 1)):
-        return []  # not made by any process, and the link's target is not ours
+        return []  # diskreplay makes no links, and the link's target may belong to another program
     try:
         lock = try_lock(f"{path}/{lock_path}")
     except OSError:
-        # It has no place for a lock yet: its maker died or is about to make it. In that race, either this rmdir or the
-        # maker's mkdir fails.
+        # The draft has no folder for its lock yet: its maker died, or is about to make that folder. In that race, either
+        # this rmdir or the maker's mkdir fails.
         with suppress(OSError):
             os.rmdir(path)
         # Or a power loss took the lock's folder, which is made before anything else.

@@ -2,9 +2,10 @@
 
 Chunk files are checked in blocks. If a block does not match its checksum, all rows with bytes in it are damaged, and
 the episodes of these rows are lost. In a compressed array, each inner chunk has its own checksum instead. A step with a
-damaged initial priority is not lost: the priority becomes 0, which means that none was given. Damaged flags hide where
-episodes begin. All rows are then lost from the start of the episode that reaches the damaged flags up to the next known
-start after them.
+damaged initial priority is not lost: the priority becomes 0, which means "not given".
+
+Damaged flags hide where episodes begin. The lost rows then begin with the first row of the episode at the first damaged
+flag. They end before the next row that is known to begin an episode.
 """
 
 import os
@@ -37,12 +38,14 @@ _ENDED = layout.TERMINATED | layout.TRUNCATED
 class Damage:
     """The damage of a segment. A range is (first item, item after the last).
 
-    ``parts`` has the damaged byte ranges of each chunk file, by name. ``lost`` has the lost ranges of rows by lane,
-    including rows that the segment already records as lost; ``more`` has only the newly lost rows. ``lost_values`` has,
-    by lane, the range of episode values that belongs to each lost range. ``flags`` has new flags by (lane, row); all
-    other lost rows get 0. ``steps_kept`` and ``steps_lost`` add up to all steps that the segment ever had; steps
-    evicted by hand count as kept. ``episodes`` counts the newly lost episodes; with damaged flags it is a lower bound.
-    ``flags_damaged``: some flags are unknown. ``resized``: a chunk file is too long.
+    ``parts`` maps the name of each damaged chunk file to its damaged ranges of bytes. ``lost`` maps each lane to its
+    lost ranges of rows, including rows that the segment already records as lost; ``more`` has only the newly lost rows.
+    ``lost_values`` has, for each range in ``lost``, the range of episode values that belongs to it. ``flags`` maps
+    (lane, row) to the new flag of this row; the flags of all other lost rows become 0.
+
+    ``steps_kept`` and ``steps_lost`` add up to all steps that the segment ever had; steps evicted by hand count as
+    kept. ``episodes`` is the number of newly lost episodes, or a lower bound of it if flags are damaged.
+    ``flags_damaged`` tells whether some flags are unknown, ``resized`` whether a chunk file is too long.
     """
 
     parts: dict[str, list[Range]]
@@ -63,13 +66,14 @@ def find_damage(
     evicted: Sequence[tuple[int, int]],
     marked: NDArray[np.int64] | None = None,
 ) -> Damage:
-    """Return the damage of a sealed segment; nothing is changed.
+    """Return the damage of a sealed segment, without changing any file.
 
     ``rows`` has the number of rows of each lane. ``evicted`` has (position of the first step, steps) of each episode
-    that was evicted by hand; in a pack, a position is a row. ``marked`` is given for a copied segment whose rows may
-    not all have been copied: it has the number of rows of each lane that marks prove. These rows are intact, even
-    inside a bad block. Other rows are then lost also if their priorities are damaged, as these may not have been
-    copied.
+    that was evicted by hand; in a pack, a position is a row.
+
+    ``marked`` is given only for a copied segment that may lack some rows: the number of first rows of each lane that
+    the marks prove. These rows are intact, even inside a bad block. Any later row is lost even if only its priority is
+    damaged, because this can mean that the row was not copied.
 
     Raises FormatError if a needed chunk has no checksum, or the tables of a pack are damaged.
     """
@@ -132,7 +136,7 @@ class _Search:
         return damage
 
     def _damaged_rows(self, damage: Damage) -> tuple[RangesByLane, RangesByLane, RangesByLane]:
-        """Return the rows with a damaged field, the rows with damaged flags, and the damaged values of episodes."""
+        """Return ranges by lane: of rows with a damaged field, of rows with damaged flags, and of damaged values."""
         damaged: RangesByLane = {}
         unknown: RangesByLane = {}
         damaged_values: RangesByLane = {}
@@ -165,7 +169,7 @@ class _Search:
             damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
 
     def _split(self, tables: PackTables, first: int, stop: int) -> Iterator[Range]:
-        """Split a range of rows of a pack into parts, each inside one lane of a merged segment or between two lanes."""
+        """Yield the parts of a range of rows of a pack, split where a lane of a merged segment begins or ends."""
         edges = np.union1d(tables.first_rows, tables.first_rows + tables.rows)
         inside = edges[(edges > first) & (edges < stop)].tolist()
         yield from pairwise([first, *inside, stop])
@@ -215,7 +219,7 @@ class _Search:
         return found
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
-        """Yield (lane, range of rows) for the damaged parts of a chunk file; for an episode field, ranges of values."""
+        """Yield (lane, range) for the damaged parts of a chunk file: ranges of rows, or of values of an episode field."""
         if parts and chunk.array.path in self._info.compressed:
             for first, stop in InnerChunks(self._info, chunk.array.path).lost_rows():
                 if first < self._rows[0]:
@@ -249,7 +253,7 @@ class _Search:
         return data[0] if data else 0
 
     def _starts(self, lane: int, count: int, unknown: list[Range]) -> NDArray[np.int64]:
-        """Return the rows whose flag is readable and marks the first step of an episode."""
+        """Return which of a lane's first ``count`` rows begin an episode, without rows in the ``unknown`` ranges."""
         parts = [np.flatnonzero(flags & layout.FIRST) + row for row, flags in self._pieces(lane, count)]
         starts = np.concatenate([np.zeros(0, np.int64), *parts])
         for first, stop in unknown:
@@ -259,7 +263,7 @@ class _Search:
     def _discarded(self, lane: int, count: int, starts: NDArray[np.int64], unknown: list[Range]) -> Iterator[Range]:
         """Yield the range of rows of each discarded episode whose flags are all known.
 
-        These episodes must not be lost with their flags: earlier parts of them would then be shown again.
+        Readers hide these episodes because of a discard flag. If that flag were replaced, the rows would be shown again.
         """
         for row, flags in self._pieces(lane, count):
             for stop in (np.flatnonzero(flags & layout.DISCARD == layout.DISCARD) + row).tolist():
@@ -268,7 +272,7 @@ class _Search:
                     yield first, stop
 
     def _values_of(self, lane: int, holes: list[Range]) -> "_Values":
-        """Return the rows of a lane that have episode values, by their flags; ``holes`` have damaged flags."""
+        """Return the rows of a lane whose flags say that they have values; ``holes`` are ranges of damaged flags."""
         parts = [
             np.flatnonzero(flags & layout.EPISODE_VALUES) + row for row, flags in self._pieces(lane, self._rows[lane])
         ]
@@ -297,8 +301,8 @@ class _Search:
             if first == 0:
                 continue
             before = self._flag(lane, first - 1)
-            # The episode before is complete if its last row has no step. It is also complete if that row has its last
-            # step and its values: no final observation follows then.
+            # The previous episode is complete if its last row has no step. It is also complete if that row has the
+            # episode's last step and values: no final observation follows then.
             is_whole = bool(before & NO_STEP or (before & _ENDED and before & layout.EPISODE_VALUES))
             if is_whole or (self._likely(lane, first) or 0) & layout.FIRST:
                 yield first
@@ -306,8 +310,8 @@ class _Search:
     def _likely(self, lane: int, row: int) -> int | None:
         """Return the original value of a damaged flag if just one byte of its block was changed, else None.
 
-        The value only decides whether the episode before this row, whose rows are all intact, ended there. Readers
-        never get it.
+        The value only decides whether the episode before this row, whose rows are all intact, ends with the previous
+        row. Readers never get the value.
         """
         chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
         block, nbytes = layout.BLOCK_ROWS, len(self._info.lanes) * self._per_chunk
@@ -324,9 +328,10 @@ class _Search:
     def _spare(
         self, damage: Damage, lane: int, lost: list[Range], episode: Range, unknown: list[Range]
     ) -> tuple[list[Range], list[Range]]:
-        """Take an evicted or discarded episode out of the lost rows: readers do not show it, and it stays an episode.
+        """Take an evicted or discarded episode out of the lost rows, because readers hide its rows in any case.
 
-        Return the remaining lost rows, and the episode's rows if their flags are replaced.
+        Returns the remaining ranges of lost rows, and a list with the episode's range if its flags are replaced, else
+        an empty list.
         """
         first, stop = episode
         if not any(a <= first and stop <= b for a, b in lost):
@@ -342,9 +347,9 @@ class _Search:
 
 
 class _Values:
-    """The rows of a lane that have values of episodes, and the position of each row's values.
+    """The rows of a lane that have episode values, and the position of each row's values among the lane's values.
 
-    ``rows`` are the rows with readable flags. ``gone`` has (first row, number of values) of each range of rows that was
+    ``rows`` has the rows with intact flags. ``gone`` has (first row, number of values) of each range of rows that was
     lost before. The rest of the ``total`` values belongs to rows with damaged flags, whose ranges are the ``holes``.
     With several holes, it is unknown to which rows the values between the first and the last hole belong.
     """
@@ -373,11 +378,11 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return the range of values of each lost range, and the end rows of the rewritten episodes that have values.
+        """Return the range of values of each lost range, and the stop row of each rewritten episode that has values.
 
-        ``rewritten`` has the evicted and discarded episodes whose flags are replaced. A value without a known row
-        belongs to the first lost range with damaged flags, or else to a rewritten episode. Rewritten episodes with a
-        known flag of values keep it.
+        ``rewritten`` has the ranges of rows of the evicted and discarded episodes whose flags are replaced. Values
+        without a known row belong to the first lost range with damaged flags, or else to rewritten episodes. A
+        rewritten episode whose flag `EPISODE_VALUES` is known keeps this flag.
         """
         known = [self._rows[(self._rows >= first) & (self._rows < stop)] for first, stop in lost]
         counts = [
@@ -420,7 +425,7 @@ def _sum_at(fd: int, at: int, nbytes: int) -> int:
 
 
 def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
-    """Return the range of all rows of the episodes in ``rows``; ``starts`` has row 0 and the first rows of episodes."""
+    """Return the range of rows of all episodes that overlap ``rows``; ``starts`` has row 0 and each first row."""
     behind = int(np.searchsorted(starts, rows[1]))
     first = int(starts[np.searchsorted(starts, rows[0], "right") - 1])
     return first, int(starts[behind]) if behind < len(starts) else count
@@ -431,15 +436,15 @@ def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
 
 @cache
 def _byte_changes() -> NDArray[np.uint32]:
-    """Return the change of a checksum for each XOR of the last byte of a string."""
+    """Return, for each value from 0 to 255, the change of a checksum if a string's last byte is XORed with it."""
     return np.array([crc32c(bytes([i])) ^ crc32c(b"\0") for i in range(256)], np.uint32)
 
 
 def single_error(data: bytes, crc: int) -> tuple[int, int] | None:
     """Return (position, new value) of the one byte whose change makes ``data`` match a checksum, or None.
 
-    None also if there are several such bytes. If more than one of 512 bytes was changed, a byte is found by chance, and
-    wrongly, once in 30,000 times.
+    The result is also None if several bytes qualify. If more than one byte of a block of 512 was changed, a wrong byte
+    is returned by chance once in 30,000 times.
     """
     table = _byte_changes()
     wanted = np.uint32(crc32c(data) ^ crc)

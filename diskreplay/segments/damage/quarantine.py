@@ -1,8 +1,8 @@
 """Quarantine: files and folders of a store that are neither used nor deleted, each with a record of its origin.
 
-`counters/quarantine/` repeats the folders of the store: the path of an entry in it is its original path. It is inside
-the folder of an array, where no zarr reader looks. A record is durable before its entry is moved. If a record is
-missing or damaged, its values are derived from the entry.
+`counters/quarantine/` repeats the folders of the store: an entry has the same path below it as it had in the store. The
+quarantine is inside the folder of the array `counters`, where no zarr reader looks. A record is durable before its
+entry is moved. If a record is missing or damaged, its values are derived from the entry.
 """
 
 import json
@@ -29,13 +29,13 @@ from diskreplay.segments.files.mapping import read_regular
 from diskreplay.segments.sealing import count_flags
 
 QUARANTINE = f"{layout.COUNTERS}/quarantine"
-RECORD = ".record.json"  # the suffix of a record's name, after the name of its entry
+RECORD = ".record.json"  # a record's file name is the name of its entry plus this suffix
 
 _SEGMENT = re.compile(rf"{layout.SEGMENTS}(?:\.[0-9]+)?/([0-9]{{8,9}})(?:\.[0-9]+)?")
 _PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # a folder with 3 of these was a segment
 _TOP = (layout.SEGMENTS, layout.SAMPLERS, layout.LIMITERS, layout.COUNTERS, layout.EVICTIONS)
 _DEEPEST = 8  # the maximum depth of entries in a store's tree
-_MOST_BYTES = 1 << 16  # of a record
+_MOST_BYTES = 1 << 16  # the maximum size of a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Quarantined:
     reason : str
         Why the entry was moved into quarantine.
     since : float
-        The time when it was moved, in seconds since 1970.
+        The time when the entry was moved, in seconds since 1970.
     where : str
-        Its present path, relative to the store.
+        The entry's present path, relative to the store.
     path : str
-        Its original path, relative to the store.
+        The entry's original path, relative to the store.
     rebuilt : bool
-        Whether a segment rebuilt from the intact rows has taken its place. The steps of both then count as inserted in
-        the rebuilt segment, not in this entry.
+        Whether a new segment, rebuilt from the intact rows, has taken the place of this segment. All steps of the
+        original then count as inserted in the new segment, and not in this entry.
     """
 
     segment: int | None
@@ -83,9 +83,9 @@ def move_aside(
 ) -> str:
     """Move a file or folder of a store into quarantine; return its new path. The caller holds the store lock.
 
-    ``where`` is its path relative to the store. ``steps`` is the number of its steps that are nowhere else in the
-    store; None: the steps of a segment are counted from its files. ``rebuilt``: a segment rebuilt from the intact rows
-    takes its place.
+    ``where`` is the path to move, relative to the store. ``steps`` is the number of steps in it that are nowhere else
+    in the store; None: they are counted from the files of a segment. ``rebuilt`` tells whether a new segment, rebuilt
+    from the intact rows, takes the place of the moved one.
     """
     if where == QUARANTINE:  # a link or a file has the name of the quarantine's folder
         there = _free((root / where).with_name(".quarantine"))
@@ -97,7 +97,7 @@ def move_aside(
 
 
 def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
-    """Copy a segment unchanged into quarantine, unless a copy is there; return the path of the copy.
+    """Copy a segment unchanged into quarantine, unless it has a copy with the same reason; return the copy's path.
 
     ``steps`` is the number of steps that the segment itself is about to lose; None: unknown. The caller holds the store
     lock.
@@ -118,7 +118,7 @@ def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | Non
     now = str(target.relative_to(root))
     record = {"segment": segment, "path": where, "steps": steps, "reason": reason, "since": time.time()}
     record |= {"rebuilt": True} if rebuilt else {}
-    with suppress(StorageFull):  # most of the record can be derived from the entry
+    with suppress(StorageFull):  # without a record, most of its values are derived from the entry
         write_atomic(_record_path(target), json.dumps(record).encode(), synced=True)
         sync_folder(target.parent)
     move(source, target)
@@ -239,7 +239,7 @@ def _entry(root: Path, where: str) -> Quarantined:
 
 
 def _is_segment(path: Path) -> bool:
-    """Return whether a folder was a segment; False if it only has some files that came from one."""
+    """Return whether a folder was a segment; False if it only has a few files of a segment."""
     if not is_folder(path):
         return False
     names = set(os.listdir(path))
@@ -247,7 +247,7 @@ def _is_segment(path: Path) -> bool:
 
 
 def remove_stale_records(root: Path) -> dict[int, int]:
-    """Remove the records of segments that have left the quarantine; return {number: steps only the record counted}.
+    """Remove the records of segments that have left the quarantine; return {segment: steps that only it counted}.
 
     A user moved these segments back or deleted them by hand, or a process died after it moved one back. The caller
     holds the store lock.
@@ -271,7 +271,7 @@ def quarantined_numbers(root: Path) -> list[int]:
 
 
 def _segment_names(root: Path) -> list[str]:
-    """Return the names of the segments in quarantine, and of their records."""
+    """Return the file names of the segments in quarantine and of their records."""
     folder = root / QUARANTINE / layout.SEGMENTS
     return os.listdir(folder) if is_folder(root / QUARANTINE) and is_folder(folder) else []
 
@@ -307,7 +307,10 @@ def forget(root: Path, entry: Quarantined) -> None:
 
 
 def include_number(counters: StoreCounters, number: int) -> None:
-    """Make the counters cover the number of a segment that was brought back. The caller holds the store lock."""
+    """Extend the counters' range of live segments to ``number``, of a segment that was brought back.
+
+    The caller holds the store lock.
+    """
     words = counters.read()
     if number < words[layout.FIRST_LIVE]:
         counters.lower(layout.FIRST_LIVE, number)
@@ -318,7 +321,7 @@ def include_number(counters: StoreCounters, number: int) -> None:
 def take_out(root: Path, entry: Quarantined) -> str:
     """Move a segment out of quarantine to be deleted; return its new path.
 
-    The caller holds the store lock, and deletes the folder after its release.
+    The caller holds the store lock, and deletes the folder after releasing the lock.
 
     The steps of the segment then count as evicted, because the counts of limiters must not decrease. As with other
     evictions, the new name of the folder contains the new count of evicted steps.
@@ -328,7 +331,7 @@ def take_out(root: Path, entry: Quarantined) -> str:
     evicted = counters.evicted_after(entry.inserted)
     gone = removed_path(root / layout.COUNTERS, entry.segment or 0, evicted)
     shutil.rmtree(gone, ignore_errors=True)
-    # Before the entry leaves: the steps of a record without an entry would be counted as evicted again.
+    # The record is removed first: the steps of a record without an entry would be counted as evicted again.
     _record_path(path).unlink(missing_ok=True)
     os.rename(path, gone)
     sync_folder(path.parent)
@@ -343,8 +346,8 @@ def take_out(root: Path, entry: Quarantined) -> str:
 def claimed_steps(segment: Path) -> int | None:
     """Return the number of steps in the rows that a segment's counters claim; None: they cannot be counted.
 
-    The segment's zarr.json is not read. At most one step is counted per existing flag, so that a damaged counter claims
-    no steps that never existed.
+    The segment's zarr.json is not read. At most one step is counted per existing flag, so that a damaged counter cannot
+    add steps that never existed.
     """
     try:
         rows, chunks = _claimed_rows(segment), 1

@@ -1,7 +1,7 @@
 """Unproven rows: rows that a segment's counters claimed before a power loss or a copy, but that no mark proves.
 
-They may be intact, torn or missing. They do not count as rows of the segment, but are not deleted: its files keep them
-after the last row, and its attributes have their number.
+They may be intact, torn or missing. They do not count as rows of the segment, but are not deleted: the segment's files
+keep them after the last row, and its attributes record how many there are.
 """
 
 import os
@@ -55,7 +55,7 @@ def fate_of(info: SegmentInfo) -> Fate:
 
 
 def _lacks_marked_files(info: SegmentInfo) -> bool:
-    """Return whether files of marked rows are missing or short: no power loss takes those, but a copy may lack them."""
+    """Return whether files of marked rows are missing or short: not by a power loss, but a copy may lack them."""
     marks = read_marks(str(info.path), len(info.lanes))
     return bool(marks) and int(marks[-1].rows.max()) > rows_with_files(info)
 
@@ -80,7 +80,7 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
         sync_file(f"{folder}/{_CLAIMED}")
         sync_folder(folder)
     if read_as_sealed(info) is not None:
-        # Once its chunks are write-protected, only this document distinguishes the segment from a whole copy.
+        # Once the chunks are write-protected, only this document distinguishes the segment from a complete copy.
         write_unsealed(info)
     cut_marks(str(info.path), len(info.lanes), proven)
     for name in layout.LANE_COUNTERS:
@@ -129,7 +129,7 @@ def _read(path: str, lanes: int) -> Ints:
 
 
 def rows_with_files(info: SegmentInfo) -> int:
-    """Return the number of rows for which every array has its files."""
+    """Return the number of rows per lane for which every array has chunk files of the full size."""
     rows, values = list[int](), list[int]()
     for leaf, array in info.arrays.items():
         nbytes, chunk = info.chunk_nbytes(leaf), 0
@@ -143,7 +143,7 @@ def rows_with_files(info: SegmentInfo) -> int:
 
 
 def holds_data(info: SegmentInfo) -> bool:
-    """Return whether any byte of any array with rows was written."""
+    """Return whether any chunk file of a segment has a byte that is not zero."""
     for leaf in info.arrays:
         folder = f"{info.path}/{leaf}"
         with suppress(FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
 """Episodes that were evicted by hand: an append-only array of entries, which a counter publishes.
 
-An entry is the id of an episode's first step and its number of steps. An entry is durable before the store's counter
-shows it. So if a process or machine dies, the episode is either visible or hidden, never partially.
+An entry is the id of an episode's first step and the episode's number of steps. An entry is durable before the store's
+counter includes it. So if a process or machine dies, the episode is either visible or hidden, never partially hidden.
 
 Evictions by hand must work on a full disk, which they may be meant to free. So chunks for the next entries are always
 written ahead, as zeros.
@@ -100,7 +100,7 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
                 os.fdatasync(fd)
             entries = entries[count:]
         sync_folder(folder)
-    # Before the entries are published: the capacity then has fewer steps to count, and would show hidden steps again.
+    # First, because once the entries are published, the capacity counts fewer steps and would show hidden steps again.
     keep_hidden(counters, hidden_before)
     counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()
@@ -109,7 +109,7 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
 
 
 def keep_hidden(counters: StoreCounters, before: int) -> None:
-    """Hide all steps before a time durably.
+    """Hide all steps that were published before a time, in nanoseconds since the epoch, durably.
 
     A capacity hides these steps now, but would show them again if it had fewer steps to count.
     """
@@ -149,7 +149,10 @@ def _rows(root: Root) -> tuple[int, dict[str, Any]]:
 
 
 def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
-    """Make the missing chunks for ``count`` entries, and a shape that covers them; ``entries`` are already counted."""
+    """Make the missing chunk files for the first ``count`` entries, and extend the array's shape to them.
+
+    ``entries`` is the number of existing entries.
+    """
     if entries and not os.path.exists(last := f"{folder}/c.{(entries - 1) // ROWS}.0"):
         # A damaged count must not fill the disk with chunks.
         raise FormatError(f"{last} is missing where {entries} entries are counted; run diskreplay repair on the store")
@@ -194,7 +197,7 @@ def discarded_path(path: str) -> str:
 
 
 def evicted_by_removals(root: Root) -> int:
-    """Return the least value for the counter of evicted steps: the largest in the names of removed segments.
+    """Return the least value for the counter of evicted steps: the largest value in the names of removed segments.
 
     It is 0 if no removed segments are left, or the store was deleted.
     """

@@ -33,8 +33,8 @@ LIMITERS = "limiters"
 SEGMENTS = "segments"
 SAMPLERS = "samplers"
 DONE = "done"
-TIME = "time"  # the time at which each row was published: nanoseconds by the clock of the boot
-PRIORITY = "priority"  # the initial priority of each step, 0: not given; only in segments of writers that give some
+TIME = "time"  # the time at which each row was published, in nanoseconds since the machine's boot
+PRIORITY = "priority"  # the initial priority of each step, 0: not given; only in segments whose writer gave any
 COMMITTED = "committed"
 OBSERVED = "observed"
 DURABLE = "durable"
@@ -80,14 +80,14 @@ NOTE_SUFFIX = ".json"
 # --- the store's counters: words of counters/; the complement of each comes 16 words later ---------------------------
 NEXT_SEGMENT = 0
 FIRST_LIVE = 1
-HORIZON = 2
+HORIZON = 2  # a capacity hides steps that were published before this time, in nanoseconds since the epoch
 STEPS_EVICTED = 3
 EVICTION_ENTRIES = 4
 FRONTIER = 5  # steps that were published before this time, in nanoseconds since the epoch, are hidden
-RESERVED = 6  # segment numbers below it may have been used, even if a power loss took the counter of the next one
-CHANGES = 7  # how often a segment was quarantined, brought back or replaced: readers then read all segments again
-BOOT = 8  # a hash of the boot in which segment numbers were last reserved; 0: none yet
-SEALED = 9  # how often segments were sealed, or got priorities: readers then check the segments that they follow
+RESERVED = 6  # segment numbers below this may have been used, even if a power loss took the value of NEXT_SEGMENT
+CHANGES = 7  # how often a segment was quarantined, brought back or replaced: a reader then reads all segments again
+BOOT = 8  # a hash of the boot in which segment numbers were last reserved; 0: no number was reserved yet
+SEALED = 9  # how often a segment was sealed, or got priorities: a reader then checks the segments that it follows
 COUNTER_WORDS = 16
 RESERVED_AT_ONCE = 64
 MOST_COUNTED = 1 << 62
@@ -100,24 +100,26 @@ MAX_SEGMENTS = 1 << (63 - POSITION_BITS)
 
 SEGMENT_BYTES = 4 << 30
 MIN_CHUNK_BYTES = 64
-VALUE_CHUNK_BYTES = 256 << 10  # of episode fields
+VALUE_CHUNK_BYTES = 256 << 10  # the maximum for a chunk of an episode field
 MAX_CHUNK_BYTES = 1 << 31
 # To begin, seal and delete a segment takes as long as writing this many bytes.
 SMALL_SEGMENT_BYTES = 1 << 20
 MAX_LANES = 1 << 20
 EVICTION_ROWS = 4096  # entries per chunk of evictions/
 LIMITER_SLOTS = 64
-# With more than CLOSE_LANES lanes, chunks have fewer rows (CLOSE_ROWS for all lanes, but LEAST_CLOSE_ROWS per lane), so
-# that lanes share pages. Otherwise one step of all lanes would store to a page per lane, in every field.
+# With more than CLOSE_LANES lanes, chunks have fewer rows (CLOSE_ROWS for all lanes together, but at least
+# LEAST_CLOSE_ROWS per lane), so that lanes share pages. With more rows, one step of all lanes would be written to a
+# page per lane, in every field.
 CLOSE_LANES, CLOSE_ROWS, LEAST_CLOSE_ROWS = 512, 1 << 17, 16
 # Rows of at least this width are written by position, because the first touch of a page through a mapping costs three
 # times as much. Narrower rows are written through mappings.
 WIDE_ROW_BYTES = 4096
 
-# Replaces smaller initial priorities, such as 0: in the array, 0 means that none was given.
+# Smaller initial priorities, such as 0, are stored as this value: in the array, 0 means "not given".
 LEAST_PRIORITY = sys.float_info.min
 
-# The size of a block, which has its own checksum: a power of two of rows, so that blocks and lanes nest.
+# The maximum size of a block, the part of a chunk file with its own checksum. Its number of rows is a power of two, so
+# that it has rows of one lane only, or of whole lanes.
 BLOCK_BYTES = 64 << 10
 BLOCK_ROWS = 512
 
@@ -147,8 +149,8 @@ def floor_power_of_two(n: int) -> int:
     return 1 << (max(1, n).bit_length() - 1)
 
 
-# The arguments `validate` of `create`: they name values that a store refuses although these fit its schema. See
-# `writing.casting`.
+# The values of the argument `validate` of `create`. Each names values that a store refuses although they fit its schema
+# (see `writing.casting`).
 VALIDATIONS = ("finite", "space")
 
 
@@ -197,7 +199,7 @@ def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES)
 
 
 def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, least_bytes: int) -> int:
-    """Return the number of rows of each lane in a chunk file of a field: the largest power of two in ``chunk_bytes``.
+    """Return the number of rows of each lane in a chunk file: the largest power of two that fits ``chunk_bytes``.
 
     It is at most ``most_rows``, or the number of rows that fit ``least_bytes`` if that is more.
     """
@@ -226,7 +228,7 @@ def is_of_episodes(leaf: str) -> bool:
 def target_rows(
     lanes: int, step_bytes: int, capacity: int | None, capacity_bytes: int | None, segment_steps: int | str | None
 ) -> int:
-    """Return the number of rows in a full segment, of all lanes together; its writer then begins the next segment."""
+    """Return the number of rows, of all lanes together, at which a writer begins its next segment."""
     most = most_lane_rows(lanes) * lanes
     if isinstance(segment_steps, int):
         return min(segment_steps, most)
@@ -239,7 +241,7 @@ def target_rows(
 
 
 def most_lane_rows(lanes: int) -> int:
-    """Return the number of rows of one lane at which a segment is full, however few rows the other lanes have.
+    """Return the number of rows of one lane at which a segment is full, even if its other lanes have fewer rows.
 
     It is a 64th of the largest possible number: a position must fit its bits even if the lane gets many more rows.
     """

@@ -1,4 +1,4 @@
-"""The counts of rate limiters: steps drawn are kept in an array of slots, steps inserted are counted in segments."""
+"""The counts of rate limiters: steps drawn are stored in an array of slots, steps inserted are counted in segments."""
 
 import os
 import re
@@ -31,7 +31,8 @@ from diskreplay.segments.segment import SegmentInfo
 SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-# If a count has decreased, or a segment was deleted meanwhile, it is repeated: at most this often, with this pause.
+# If the count has decreased, or a segment was deleted meanwhile, counting is repeated at most this many times, with this
+# pause in between.
 _ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
@@ -103,7 +104,7 @@ def _create(root: Root, name: str) -> None:
 
 
 class Inserted(NamedTuple):
-    """The steps ever committed to a store, and the ones still held: not evicted by hand, not lost to damage."""
+    """The number of steps ever committed to a store, and of those still in it: neither evicted nor lost to damage."""
 
     ever: int
     held: int
@@ -122,7 +123,7 @@ class SegmentCount(NamedTuple):
 
 
 RowsOf = Callable[[int], NDArray[np.int64] | None]
-"""A function of a segment's number that returns how many rows of each lane count; None: all committed rows."""
+"""Returns, for a segment's number, the number of rows of each lane to count; None: all committed rows."""
 
 
 def _all_rows(number: int) -> None:
@@ -130,7 +131,7 @@ def _all_rows(number: int) -> None:
 
 
 class StepCounter:
-    """Counts the steps of a store, each row once: the cost of a call depends on the new rows. Not thread-safe.
+    """Counts the steps of a store. A call reads only the rows that are new since the last one. Not thread-safe.
 
     Steps count when they are committed, even if they are hidden by a capacity, evicted by hand or lost to damage. The
     steps of a deleted segment are in the store's own counter. The steps of a quarantined segment are in its record.
@@ -158,15 +159,15 @@ class StepCounter:
     def read(self, look: Callable[[], RowsOf] = lambda: _all_rows) -> Inserted:
         """Count the new steps, and return the totals.
 
-        ``look`` returns a function that tells which rows count. It is called again if segments were made or deleted
-        meanwhile: a snapshot from before a merge lacks the rows of the pack, and the merged segments are gone.
+        ``look`` returns a function that tells which rows count. ``look`` is called again if segments were made or
+        deleted meanwhile: a snapshot from before a merge lacks the rows of the pack, and the merged segments are gone.
         """
         for _ in range(_ATTEMPTS):
             raw = self._counters.raw()
             rows_of = self._rows_of = look()
             words = self._counters.read()
             if raw != self._raw:
-                # Before the segments: one that is deleted between the two reads would otherwise be counted twice.
+                # Read before the segments: a segment deleted between the two reads must not be counted twice.
                 counted = int(words[layout.STEPS_EVICTED])
                 self._evicted = max(counted, evicted_by_removals(self._root))
                 is_rearranged = bool(words[layout.CHANGES] != self._changes)
@@ -298,7 +299,8 @@ class _Growing:
     def evicted(self) -> int:
         """Return the number of counted steps that were evicted by hand.
 
-        Only episodes of sealed segments are evicted. So it is 0 unless this is a copy made before the sealing.
+        Only episodes of sealed segments are evicted. So the number is 0 unless the segment is a copy that was made
+        before the original was sealed.
         """
         lanes = len(self._rows)
         entries = [

@@ -1,8 +1,8 @@
 """The zarr metadata of stores and segments.
 
-When a store is created, zarr-python makes the documents of one segment; the root's attributes keep them as templates.
-The documents of a new segment are copies of these with its shapes filled in. That is 15 times as fast as making them
-with zarr-python, and a collecting process need not import it.
+A document is the content of a zarr.json file. When a store is created, zarr-python makes the documents of one segment;
+the root's attributes keep them as templates. A new segment gets copies of the templates with its shapes filled in. That
+is 15 times as fast as making documents with zarr-python, and a collecting process need not import zarr-python.
 """
 
 import json
@@ -39,12 +39,12 @@ _PRIORITY = {layout.PRIORITY: Field((), "float64")}
 
 
 def array_leaves(schema: Schema) -> dict[str, Field]:
-    """Return every array with rows that each segment has: the schema's fields, ``done``, ``time``."""
+    """Return {path: field} of the arrays with rows that every segment has: the schema's fields, ``done``, ``time``."""
     return schema.leaves | _OWN_ARRAYS
 
 
 def make_templates(schema: Schema) -> dict[str, Document]:
-    """Return zarr-python's metadata of every group and array of one segment, with shapes of one row."""
+    """Return zarr-python's metadata of every group and array of one segment, by path, with shapes of one row."""
     import zarr  # heavy, and only needed to create a store
     from zarr.storage import MemoryStore
 
@@ -59,8 +59,8 @@ def make_templates(schema: Schema) -> dict[str, Document]:
 
 
 def make_root_documents() -> dict[str, Document]:
-    """Return zarr-python's metadata of the root, its groups and its two arrays; the root's attributes are empty."""
-    import zarr  # as above
+    """Return zarr-python's metadata of the root, its groups and its two arrays, by path, without attributes."""
+    import zarr  # heavy, and only needed to create a store
     from zarr.storage import MemoryStore
 
     stored: dict[str, Any] = {}
@@ -100,8 +100,8 @@ def _documents(stored: dict[str, Any]) -> dict[str, Document]:
 class RowArray:
     """An array with rows that the segments of a store have: a field of the schema, ``done``, ``time`` or ``priority``.
 
-    ``is_of_episodes``: it belongs to an episode field, and has one row for each row of the segment that has the flag
-    `EPISODE_VALUES`.
+    ``is_of_episodes`` tells whether the array belongs to an episode field. It then has one row for each row of the
+    segment that has the flag `EPISODE_VALUES`.
     """
 
     path: str
@@ -136,10 +136,10 @@ class RowArray:
 class Blueprint:
     """The groups and arrays that all segments of a store share, with placeholders for the shapes.
 
-    Immutable, and made once per store, as a store may have a segment for each episode. ``arrays`` has the arrays with
-    rows, by path; ``values`` the paths of episode fields; ``counters`` the paths of arrays of one number per lane;
-    ``paths`` all folders below a segment, parents first. Segments with initial priorities use the blueprint
-    `with_priority`.
+    Immutable, and made once per store, because a store may have a segment for each episode. ``arrays`` has the arrays
+    with rows, by path. ``values`` has the paths of episode fields, ``counters`` those of arrays with one number per
+    lane, and ``paths`` those of all folders below a segment, parents first. Segments with initial priorities use the
+    blueprint `with_priority`.
     """
 
     def __init__(
@@ -177,11 +177,14 @@ class Blueprint:
         return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
 
     def of(self, chunk_rows: Container[str]) -> "Blueprint":
-        """Return the blueprint of a segment whose arrays are in ``chunk_rows``: with or without priorities."""
+        """Return the blueprint of a segment: `with_priority` if ``chunk_rows`` has an array of priorities, else self."""
         return self.with_priority if layout.PRIORITY in chunk_rows else self
 
     def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
-        """Return the blueprint of a pack, with tables of ``members`` and ``runs`` lines, and ``codecs`` by array."""
+        """Return the blueprint of a pack.
+
+        Its two tables have ``members`` and ``runs`` lines. ``codecs`` has the codecs of compressed arrays, by path.
+        """
         documents = {path: {**self._templates[path], "codecs": codec} for path, codec in codecs.items()}
         tables = {}
         for path, lines, names in zip(layout.PACK_TABLES, (members, runs), layout.PACK_COLUMNS, strict=True):
@@ -194,8 +197,8 @@ class Blueprint:
     ) -> Iterator[tuple[str, bytes]]:
         """Yield (path, zarr.json) of every folder below a segment, parents first.
 
-        The shapes of arrays have ``rows`` rows, or ``values`` for episode fields, but at most one chunk; without
-        ``rows``, all have one chunk.
+        The shape of an array has ``rows`` rows, or ``values`` rows for an episode field, but at most the rows of one
+        chunk. If ``rows`` is None, it has the rows of one chunk.
         """
         for path in self.paths:
             array = self.arrays.get(path)
@@ -389,7 +392,10 @@ class Attribute(NamedTuple):
 
 
 def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a document by field; KeyError for a missing one, ValueError for an invalid one."""
+    """Return {field: value} of the attributes in a table.
+
+    Raises KeyError if a required attribute is missing, ValueError if a value is invalid.
+    """
     found = {}
     for name, check, default, stored, make, _, _ in table:
         if name in attributes:
@@ -405,7 +411,7 @@ def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[s
 
 
 def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document:
-    """Return the attributes of a document, in order; ``read`` returns the value of a field."""
+    """Return the attributes of a document, in the order of the table; ``read`` returns the value of a field."""
     found = {}
     for name, _, default, stored, _, write, may_lack in table:
         value = read(stored or name)
@@ -425,7 +431,7 @@ def whole(least: int = 0, most: int | None = None) -> Check:
 
 
 def wholes(count: int | None = None, most: int | None = None) -> Check:
-    """Return a check that a value is a list of ``count`` whole numbers from 0 to ``most``; None: any."""
+    """Return a check that a value is a list of ``count`` whole numbers from 0 to ``most``; None means no limit."""
 
     def check(value: Any) -> bool:
         if type(value) is not list or (count is not None and len(value) != count):

@@ -124,7 +124,10 @@ class Root:
 
     @property
     def folder(self) -> Path:
-        """The store's folder by its descriptor; reference `home` as long as any path below the folder is kept."""
+        """The store's folder as a path through its open descriptor.
+
+        Keep a reference to `home` as long as a path below this one is used.
+        """
         return self.home.path
 
     def follow_limits(self) -> None:
@@ -158,7 +161,7 @@ class Root:
 
     @property
     def segments_folder(self) -> Path:
-        """The group of all segments."""
+        """The folder of the group that contains all segments."""
         return self.home.path / layout.SEGMENTS
 
     @property
@@ -211,7 +214,7 @@ class Root:
             raise
 
     def explain(self, error: BaseException) -> None:
-        """Make an error name the paths that users know; if the store is gone, raise StoreNotFound instead.
+        """Replace descriptor paths in an error by the paths that users know; if the store is gone, raise StoreNotFound.
 
         StoreNotFound is raised only in place of an OSError or an error of this package.
         """
@@ -245,17 +248,17 @@ class Root:
 
     @property
     def has_horizon(self) -> bool:
-        """Whether steps below the retention horizon are hidden, as in a store with a capacity in steps or bytes."""
+        """Whether steps older than the retention horizon are hidden: in a store with a capacity in steps or bytes."""
         return self.limits.capacity is not None or self.limits.capacity_bytes is not None
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of one step in all its fields, ``done`` and ``time`` included."""
+        """The number of bytes of one step in all its fields, ``done`` and ``time`` included."""
         return sum(array.row_bytes for array in self.blueprint.arrays.values() if not array.is_of_episodes)
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of the values of one episode."""
+        """The number of bytes of one episode's values in all episode fields."""
         return sum(self.blueprint.arrays[leaf].row_bytes for leaf in self.blueprint.values)
 
 
@@ -354,7 +357,7 @@ def _not_found(path: Path) -> StoreNotFound:
 
 
 def _advice(path: Path) -> str:
-    """Return advice for a path without a store: a store that has lost its zarr.json has a copy of it."""
+    """Return advice for a path without a store, which may be a store that has lost its zarr.json."""
     if (path / layout.ROOT_COPY).is_file():
         return f"it has a copy of a store's zarr.json: `diskreplay repair {path} --dry-run` tells what can be restored"
     return "diskreplay.create makes a store"

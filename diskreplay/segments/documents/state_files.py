@@ -56,15 +56,15 @@ ARRAY, CRC = "@array", "crc32c"
 
 _DTYPES = {"bool": "|b1", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
 _CRC_BYTES = 4
-_MOST_AXES, _MOST_BYTES = 32, 1 << 62  # of an array that every version of NumPy can have
-_DIGITS = 18  # the maximum digits of a state's number
-_LONGEST = 100  # characters of an array's name, without the suffix that makes it unique
+_MOST_AXES, _MOST_BYTES = 32, 1 << 62  # the limits of an array that hold for every version of NumPy
+_DIGITS = 18  # the maximum number of digits of a state's number
+_LONGEST = 100  # the maximum length of an array's name, without the suffix that makes it unique
 
 DRAFT = "state-"
 """The prefix of draft folders of states, next to the counters; the process that writes a state locks its draft."""
 _STATE, _GROUP = "state", "group"
 
-# Keys with another meaning in a document.
+# Keys that a state cannot have, because they have another meaning in its document.
 _RESERVED = {ARRAY, "diskreplay_crc32c"}
 
 
@@ -118,7 +118,8 @@ def delete_state(root: Root, name: str) -> None:
     """
     with root.still_there():
         _check_saved(root, name)
-        # If this process dies here, the next process that opens the store deletes the rest.
+        # The state is moved to this path, then deleted. If this process dies in between, the next process that opens
+        # the store deletes it.
         gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}")
         folder = root.folder / layout.SAMPLERS / name
         with held_lock(root.lock_path):
@@ -136,7 +137,10 @@ def _check_saved(root: Root, name: str) -> None:
 
 
 def _place(root: Root, building: Path, target: Path) -> None:
-    """Make the state in ``building`` the current one, and move older ones there; the caller holds the store lock."""
+    """Make the state in ``building`` the current one, and move older states into ``building``.
+
+    The caller holds the store lock.
+    """
     if target.is_symlink():
         raise FormatError(f"{target} is a symbolic link; a store has none, restore the folder itself")
     old = _numbers(target)
@@ -241,7 +245,7 @@ def _write_group(root: Root, folder: Path, plain: Tree, arrays: _Arrays) -> None
 
 
 def _array_document(template: Document, array: NDArray[Any]) -> Document:
-    """Return the document of an array in one chunk with a checksum."""
+    """Return the zarr.json of an array that is stored as one chunk with a checksum."""
     kind = {"b": False, "i": 0, "f": 0.0}[array.dtype.kind]
     codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
     own = {"data_type": array.dtype.name, "fill_value": kind, "codecs": codecs}
@@ -307,7 +311,7 @@ def _read(root: Root, name: str, complete: Callable[[Tree, Path], _T]) -> _T:
 
 
 def _current(folder: Path) -> int:
-    """Return the number of the current state."""
+    """Return the number of the current state in the folder of a name."""
     try:
         number = read_verified(folder / layout.METADATA).get("current")
     except FileNotFoundError:
@@ -402,7 +406,7 @@ def write_note(root: Root, name: str, value: Any) -> None:
 
 
 def read_note(root: Root, name: str) -> Any:
-    """Return the value that was last saved under a name, or None.
+    """Return the value of the note that was last saved under a name; None if there is no such note.
 
     Raises FormatError if the note is damaged.
     """

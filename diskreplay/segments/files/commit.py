@@ -25,7 +25,7 @@ _RETRIES = 200
 class CountersByPosition:
     """Counters that are read through a mapping and written by `pwrite`; otherwise like an array, ``(count,)`` int64.
 
-    Writing may find the disk full. If the counters span several pages, it may fail after some of these. The remaining
+    A write may find the disk full. If the counters span several pages, it may fail after the first pages. The remaining
     counters are then owed: the next call of `store` writes them too, because the rows that they publish are already
     written. With ``late``, counters may also be owed if none of them was written.
 
@@ -85,7 +85,7 @@ class CountersByPosition:
             self._owed = None
 
     def store_owed(self, *, late: bool) -> None:
-        """Store owed counters, if there are any; errors as for `store`. A forked child's copy owes nothing."""
+        """Store owed counters, if there are any; errors as for `store`. A forked child process never stores them."""
         if self._owed is not None and os.getpid() == self._pid:
             self.store([], [], late=late)
 
@@ -130,7 +130,7 @@ class StoreCounters:
     def read(self) -> NDArray[np.int64]:
         """Return the words, ``(COUNTER_WORDS,)`` int64.
 
-        Raises FormatError if words and complements disagree in a way that not even a dying process leaves behind.
+        Raises FormatError if words and complements disagree in a way that a process that died cannot have caused.
         """
         for attempt in range(_RETRIES):
             words = self._words.copy()
@@ -139,8 +139,8 @@ class StoreCounters:
             before[layout.BOOT] = values[layout.BOOT]
             changed = np.flatnonzero(values != before)
             # If one word differs, a process is between its two stores, or died there. The word then counts, and not the
-            # complement. FIRST_LIVE is taken from its complement: the lower number is as good, and a flipped bit in the
-            # word must not hide segments.
+            # complement. FIRST_LIVE is always taken from its complement: a number that is too low does no harm, and a
+            # flipped bit in the word must not hide segments.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)

@@ -59,9 +59,9 @@ def open_protected(path: str) -> descriptor:
 def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]) -> bool:
     """Return whether all chunks of a copied sealed segment were copied after the sealing.
 
-    Write-protected chunks were, so they are not read: other code finds damage in them. Other code also finds a missing
-    chunk if the copy has no marks. In a copy with marks, the missing chunk may have been created after the copying tool
-    listed the files.
+    Write-protected chunks were copied after the sealing, so they are not read: other code finds damage in them. Other
+    code also finds a missing chunk if the copy has no marks. In a copy with marks, the missing chunk may have been
+    created after the copying tool listed the files.
     """
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
     unprotected, missing = list[tuple[str, os.stat_result]](), False
@@ -102,7 +102,7 @@ def _has_marks(folder: str) -> bool:
         return False
 
 
-@lru_cache(maxsize=1 << 16)  # readers repeat the check, and all chunks of a copy may have lost their permissions
+@lru_cache(maxsize=1 << 16)  # readers repeat the check, and all chunks of a copy may be writable
 def _fits(path: str, crc: int, *_: int) -> bool:
     try:
         with opened(path, None) as fd:

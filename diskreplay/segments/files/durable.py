@@ -199,7 +199,7 @@ def sync_tree(path: os.PathLike[str] | str) -> None:
 
 
 class NotWritten(OSError):
-    """Written data could not be made durable. A later successful sync does not prove that they are."""
+    """Written data could not be made durable. A later successful sync does not prove that the data are durable."""
 
 
 @contextmanager

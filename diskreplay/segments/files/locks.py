@@ -4,7 +4,7 @@ The library filelock is used for the cache of compiled kernels, but not here, fo
 file that other users may be able to read, and any of them could then hold the lock forever. It opens the file for
 reading and writing, which a process that only checks for a living writer may not be allowed to do. Its
 `lock_descriptor` takes exclusive locks only. The check needs a shared lock, so that two simultaneous checks do not take
-each other for the writer. And importing filelock takes 5 MB of the 40 MB that a process that only writes may have.
+each other for the writer. And importing filelock takes 5 MB, where a process that only writes should stay below 40 MB.
 """
 
 import errno
@@ -76,8 +76,8 @@ os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, aft
 def _open_lock(path: os.PathLike[str] | str) -> int:
     """Open a lock's file for writing, and create it if it is missing; only users who may write it may read it.
 
-    Any user who can read the file could hold its lock, because any descriptor suffices for that. So for a class of
-    users that may not write the file, it is never readable, not even just after its creation.
+    Any user who can read the file could hold its lock, because any descriptor suffices for that. So the file is never
+    readable for a class of users (owner, group, others) that may not write it, not even just after its creation.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o622)
     try:
@@ -99,10 +99,10 @@ def make_lock(path: os.PathLike[str] | str) -> None:
 
 
 def try_lock(path: os.PathLike[str] | str) -> Lock | None:
-    """Take the lock on a file, without waiting; None if the lock is taken. A missing file is created."""
+    """Take the lock on a file, without waiting, and return it; None if it is already taken. A missing file is created."""
     with _taking:
-        # The object is made before locking, so that an exception of a signal handler releases the lock, even on the way
-        # to the caller.
+        # The object is made before locking. So if a signal handler raises an exception before the caller has the
+        # object, the lock is released.
         lock = Lock(fd := _open_lock(path))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

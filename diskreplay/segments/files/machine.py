@@ -40,7 +40,7 @@ def boot_id() -> str:
 def machine_id() -> str:
     """Return an id of this machine that survives a boot; if it cannot be read, an id that no other process has.
 
-    The host name does not identify a machine: containers share one, or get another each time.
+    The host name does not identify a machine: containers share a host name, or get a new one at each start.
     """
     text = _first_line(["/etc/machine-id", "/var/lib/dbus/machine-id"])
     return text if _MACHINE_ID.fullmatch(text) else _unknown()
@@ -69,7 +69,7 @@ def clock_ns() -> int:
 
 
 class Clock(NamedTuple):
-    """Converts the times of rows to wall time: their boot, and the nanoseconds from the epoch to that boot."""
+    """Converts the times of rows to wall time: ``boot`` is their boot, ``wall`` its time, in ns since the epoch."""
 
     boot: str
     wall: int
@@ -90,7 +90,7 @@ def boot_time() -> BootTime:
 
 
 def is_clock_synchronized() -> bool:
-    """Return whether a time service keeps the wall clock; False after another program has set the clock."""
+    """Return whether a time service keeps the wall clock correct; False after another program has set the clock."""
     # struct timex of x86-64: `modes`, four longs, `status`; with no modes, nothing is changed.
     timex = (ctypes.c_int * 64)()
     unsynchronized, error = 0x40, 5
@@ -119,7 +119,7 @@ class Volume(NamedTuple):
 
     ``device`` and ``fsid`` are the system's numbers of the file system. On btrfs they identify the subvolume; a
     snapshot has other numbers. ``disk`` is the sequence number of the disk, by the order in which disks were attached
-    since the boot (0: unknown): another image that is attached under the same device number has another one.
+    since the boot (0: unknown): another image that is attached under the same device number has a different one.
     """
 
     device: int
@@ -149,7 +149,7 @@ def _disk(path: str, device: int) -> int:
 
 
 def _sequence_number(folder: str) -> int:
-    # A partition has no number of its own; its disk does, one folder above.
+    # A partition has no sequence number; the number of its disk is in the folder above.
     for where in ("", "/.."):
         with suppress(FileNotFoundError), open(f"{folder}{where}/diskseq") as file:
             return int(file.read())

@@ -1,4 +1,4 @@
-"""Memory mappings that keep no descriptor: Python's mmap would run out of descriptors at about a thousand chunks."""
+"""Memory mappings without open descriptors: with Python's mmap, a process would run out of them at 1,000 chunks."""
 
 import ctypes
 import errno
@@ -111,8 +111,8 @@ class Mapping:
     def populate(self, start: int, stop: int) -> None:
         """Make these bytes of the file, which are whole pages, writable without a page fault.
 
-        Raises OSError ENOSPC if a write to them would find the disk full. Linux before 5.14 lacks this call, which then
-        does nothing; but it has no large pages in the page cache, which make the call necessary.
+        Raises OSError ENOSPC if a write to them would find the disk full. On Linux before 5.14, which lacks the system
+        call, this does nothing: those versions have no large pages in the page cache, which make the call necessary.
         """
         # In parts: during the call no thread can map or unmap memory, as malloc does.
         for first in range(start, stop, _POPULATED_AT_ONCE):
@@ -179,7 +179,7 @@ def read_into(path: str, nbytes: int, out: NDArray[np.uint8], lookup: Lookup = B
 
 
 def read_part(fd: int, start: int, out: NDArray[np.uint8]) -> bool:
-    """Fill an array with the bytes of a file from ``start`` on; False: the file is too short."""
+    """Fill an array with the bytes of a file from ``start`` on; return False if the file is too short."""
     done, view = 0, out.data
     while done < len(view):
         count = os.preadv(fd, [view[done:]], start + done)  # one call reads at most 2 GiB
@@ -215,7 +215,7 @@ def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
 
 
 def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:
-    """Check that none of these names in a segment is a symbolic link; FormatError if one is."""
+    """Raise FormatError if a file or folder of a segment, one of ``names``, is a symbolic link."""
     for name in names:
         if lookup.is_link(f"{segment}/{name}"):
             raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore the file or folder")

@@ -1,4 +1,4 @@
-"""The times of a segment's rows: nanoseconds by the clock of its boot, which never decrease within a lane."""
+"""The times of a segment's rows, in nanoseconds since the writer's machine booted; they never decrease in a lane."""
 
 import os
 from bisect import bisect_right
@@ -26,8 +26,9 @@ def time_bounds(
 ) -> tuple[int, int] | None:
     """Return the least and the greatest time of a segment's rows, or None if it has no rows.
 
-    ``folder`` is the segment's folder, ``rows`` has the number of rows of each lane. Times never decrease from one of
-    the rows ``begins`` up to the next, so only the ends of these parts are read. Lost rows do not count.
+    ``folder`` is the segment's folder, ``rows`` has the number of rows of each lane. ``begins`` has the first rows of
+    parts in which times never decrease, so only the first and the last time of each part are read. Lost rows do not
+    count.
     """
     gone: dict[int, list[tuple[int, int]]] = {}
     for position, count in lost.ranges:
@@ -109,7 +110,7 @@ def count_until(info: SegmentInfo, time: int) -> int:
     found, guess = 0, 0
     with _Column(folder, info.chunk_rows[layout.TIME], lanes) as column:
         for lane, count in enumerate(rows.tolist()):
-            guess = column.rows_until(lane, count, time, guess)  # lanes that take turns have the same count
+            guess = column.rows_until(lane, count, time, guess)  # lanes that are written in turn have similar counts
             found += guess
     return found
 
