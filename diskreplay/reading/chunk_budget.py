@@ -1,4 +1,4 @@
-"""The budget of memory for chunks, shared by all stores of a process. Beyond it, older chunks are released.
+"""The budget of memory for chunks, shared by all stores of a process. When it is used up, older chunks are released.
 
 A chunk is a part of a field's array. A compressed array is a zarr shard: its inner chunks are decompressed one by one.
 
@@ -110,7 +110,7 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks."""
+        """The number of bytes of all blocks."""
         return sum(map(len, self._blocks.values())) * BLOCK_BYTES
 
     def allocate(self, nbytes: int, most: int) -> Piece | None:
@@ -202,17 +202,17 @@ MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 MOST_MAPPINGS = 30_000
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-"""Bytes of memory that the machine has."""
+"""The machine's memory in bytes."""
 
-# The most bytes for each kind of chunks outside the page cache.
+# The maximum number of bytes for chunks that were read, and again for chunks that were decompressed.
 _SHARE = MEMORY // 16
 
-# The most bytes for chunks that were read and not mapped.
+# The maximum number of bytes for chunks that were read and not mapped.
 MOST_READ = min(1 << 30, _SHARE)
 
-# The most bytes for decompressed inner chunks. A field may use all of these bytes if at least half of the field fits
-# into them. Otherwise it gets the lower bound: decompressing a chunk again into recently used memory is then quicker
-# than having the system clear fresh memory.
+# The maximum number of bytes for decompressed inner chunks. A field may use all of these bytes if at least half of the
+# field fits into them. Otherwise it gets LEAST_DECOMPRESSED bytes: decompressing a chunk again into recently used
+# memory is then quicker than having the system clear fresh memory.
 MOST_DECOMPRESSED = _SHARE
 LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 
@@ -270,7 +270,7 @@ def _reset_after_fork() -> None:
 
 
 def share(tables: StoreChunks) -> None:
-    """Register tables: other stores may release their chunks from now on, and a forked child releases all of them."""
+    """Register a store's tables: other stores may release its chunks from now on, and a forked child releases all."""
     _alive.add(tables)
     weakref.finalize(tables, _keep_no_spare).atexit = False
 
@@ -287,7 +287,7 @@ def now() -> int:
 
 
 def make_room(before: int) -> None:
-    """Release mapped chunks whose last use was before ``before``, until one more mapping fits or no more are left."""
+    """Release mapped chunks last used before ``before``, until one more mapping fits or no such chunk is left."""
     while count_mappings() >= MOST_MAPPINGS:
         if not _release(MAPPED, before):
             return
@@ -307,7 +307,7 @@ def allocate(nbytes: int, before: int) -> Piece | None:
 def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
     """Return memory beyond the budget, for a chunk that the system refuses to map; None if no memory is left.
 
-    Older read chunks are released first, so only the chunks of one use exceed the budget.
+    Chunks that were read earlier are released first, so only the chunks of one use exceed the budget.
     """
     _release(READ, before)
     return lone_piece(nbytes)
@@ -326,7 +326,8 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
 
     The memory in use stays within `LEAST_DECOMPRESSED`, or within twice the need of this call if that is more. ``of``
     is the size of the whole field in bytes, decompressed. With ``grows``, the memory in use may also grow by a block if
-    at least half of the field fits into `MOST_DECOMPRESSED`. That bound is exceeded only if no chunk can be released.
+    at least half of the field fits into `MOST_DECOMPRESSED`. The memory exceeds `MOST_DECOMPRESSED` only if no chunk
+    can be released.
 
     Raises
     ------
@@ -358,7 +359,7 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
 
 
 def make_room_decompressed(nbytes: int, before: int) -> None:
-    """Release decompressed chunks last used before ``before`` until ``nbytes`` more bytes fit, or all are newer."""
+    """Release decompressed chunks last used before ``before``, until ``nbytes`` more bytes fit or none is left."""
     while _counted() + _decompressed.nbytes + nbytes > MOST_DECOMPRESSED and _release_decompressed(nbytes, before):
         pass
 
@@ -381,7 +382,7 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
         if table is None or piece is None:
             continue
         if (table.used[kept.places] >= before).any():
-            _kept.append(kept)  # some are needed now
+            _kept.append(kept)  # some of these chunks are needed now
         else:
             leaving.setdefault(table, []).append(kept)
             nbytes -= kept.nbytes
@@ -391,7 +392,7 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
 
 
 def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *, is_lone: bool) -> None:
-    """Note that the chunks at ``places`` of a table were decompressed into ``nbytes`` bytes of a piece.
+    """Record that the chunks at ``places`` of a table were decompressed into ``nbytes`` bytes of a piece.
 
     With ``is_lone``, the piece is outside all blocks, and its bytes count as used while it exists.
     """
@@ -399,7 +400,7 @@ def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *,
         _counts.append(piece.nbytes)
         weakref.finalize(piece, _counts.append, -piece.nbytes).atexit = False
     with suppress(IndexError):
-        while _kept[0].piece() is None:  # its store was closed
+        while _kept[0].piece() is None:  # the store of these chunks was closed
             _kept.popleft()
     _kept.append(_Kept(weakref.ref(table), places, weakref.ref(piece), nbytes))
 

@@ -48,7 +48,7 @@ LARGEST_READ = 256 << 10
 # belong to the same call, and are opened again.
 _ATTEMPTS = 8
 
-# The binary logarithm of more rows than a lane can have.
+# The binary logarithm of a chunk's rows, if one chunk is to have all rows of any lane.
 WHOLE = 40
 
 # `first_chunk`, `chunks`, `shift` and `bases` of a `ChunkTable`.
@@ -71,8 +71,8 @@ class ChunkTable:
     serves all chunks of a pack, unless the array is compressed, or the pack was merged into another one. The place of a
     chunk is its index in ``bases``, ``used`` and ``how``.
 
-    Concurrency: any thread. Arrays and ``holder`` are replaced under the lock of all tables. Their values never change,
-    except that an address is filled in: see `ChunkTables.addresses`.
+    Concurrency: any thread. Arrays and ``holder`` are replaced under the lock of all tables. The values of ``arrays()``
+    never change, except that an address is filled in: see `ChunkTables.addresses`.
 
     Attributes
     ----------
@@ -107,11 +107,11 @@ class ChunkTable:
         self._line: TableLine | None = None
 
     def arrays(self) -> Addresses:
-        """Return the arrays that kernels read."""
+        """Return ``first_chunk``, ``chunks``, ``shift`` and ``bases``, which kernels read."""
         return self.first_chunk, self.chunks, self.shift, self.bases
 
     def line(self) -> TableLine:
-        """Return these arrays as the kernel `gather` reads them; the caller holds the lock."""
+        """Return the arrays of `arrays` as the kernel `gather` reads them; the caller holds the lock."""
         arrays, found = self.arrays(), self._line
         if found is None or not all(map(is_, found[1], arrays)):
             found = self._line = table_line(*arrays, self.row_bytes), arrays
@@ -119,7 +119,7 @@ class ChunkTable:
 
     @property
     def lock(self) -> Any:
-        """The lock of all tables of the store: while it is held, other threads release no chunk of them."""
+        """The lock of all tables of the store: while it is held, other threads release no chunk of these tables."""
         return self._tables.lock
 
     def add_folders(self, folders: Sequence[Folder | None]) -> None:
@@ -136,7 +136,7 @@ class ChunkTable:
         self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how, chunks))
 
     def note_array(self, folder: int) -> None:
-        """Note that a segment has got this array since it was added."""
+        """Record that the segment of a folder has got this array since the folder was added."""
         if self.shift[folder] == LACKING:
             shift = self.shift.copy()
             shift[folder] = self._tables.folder(folder).division(self.leaf)[0]
@@ -152,8 +152,8 @@ class ChunkTable:
     def ensure(self, slot: Ints, lane: Ints, first_row: Ints, last_row: Ints, since: int = sys.maxsize) -> None:
         """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``lane[i]``.
 
-        ``slot[i]`` is the slot of the lane's segment. Chunks that were used at ``since`` (see `chunk_budget.now`) or
-        later are not released for these.
+        ``slot[i]`` is the slot of the lane's segment. To make room, chunks may be released, but no chunk that was used
+        at ``since`` (see `chunk_budget.now`) or later.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class ChunkTable:
                 self._map(folder, first, last, since)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunk with a growing segment's row if the chunk before it is mapped: readers will soon need both."""
+        """Map the chunk of a growing segment's row, if the previous chunk is mapped: readers will soon need it too."""
         folder = int(self._tables.folders[slot])
         if self.shift[folder] == LACKING:
             return
@@ -187,7 +187,7 @@ class ChunkTable:
                     self.ensure(*np.array([[slot], [0], [row], [row]]))
 
     def _has(self, folder: Ints, first: Ints, last: Ints) -> bool:
-        """Note a use of these chunks, and return whether they are in memory; False if a range has more than two."""
+        """Record a use of these chunks; return whether all are in memory, or False if a range has over two chunks."""
         if (last >= self.chunks[folder]).any() or int((last - first).max(initial=0)) > 1:
             return False
         at = self.first_chunk[folder]
@@ -226,7 +226,7 @@ class ChunkTable:
             if inside.any():
                 self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
         for folder, chunk, place in zip(folders.tolist(), chunks.tolist(), places.tolist(), strict=True):
-            if not self.bases[place]:  # else the mapping of another chunk of its pack has it, too
+            if not self.bases[place]:  # else it came into memory with another chunk of its pack, by the same mapping
                 self._open(folder, chunk, use, copy=copy)
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
@@ -595,7 +595,7 @@ class ChunkTables:
             self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return where rows of lanes lie: folder, line in its chunks, and number of the line's rows before the lane.
+        """Return, for each lane, its folder, its line in the folder's chunks, and the line's rows before the lane.
 
         Raises
         ------
@@ -610,7 +610,10 @@ class ChunkTables:
         return folder, np.where(is_own, lane, 0), np.where(is_own, 0, first)
 
     def reward_sums(self, slot: int, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return stored sums of rewards of episodes of a sealed segment, and a mask of the episodes that have one."""
+        """Return the stored sum of rewards of each episode of a segment, and a mask of the episodes that have a sum.
+
+        An episode is given by its lane, its first row and its number of steps. Only sealed segments store sums.
+        """
         folder = self.folder_of(slot) if 0 <= slot < len(self.folders) else None
         if folder is None or not folder.info.sealed:
             return np.zeros(len(row)), np.zeros(len(row), np.bool_)
@@ -635,7 +638,7 @@ class ChunkTables:
         return found
 
     def packs_with_compressed(self, leaf: str) -> list[int]:
-        """Return the packs, as numbers of folders, that have this array compressed."""
+        """Return the folder numbers of the packs that have this array compressed."""
         return [folder for folder, pack in self.packs.items() if pack.compressed_bytes(leaf) is not None]
 
     def bytes_of(self, leaf: str) -> tuple[int, int]:
@@ -650,7 +653,7 @@ class ChunkTables:
         return None if folder is None else folder.lanes_of(slot + origin)
 
     def note_info(self, slot: int, info: SegmentInfo) -> None:
-        """Take in the new attributes of a segment, which may have got priorities."""
+        """Replace the attributes of a segment, which may have got priorities."""
         self._note(int(self.folders[slot]), info)
 
     def _note(self, number: int, info: SegmentInfo) -> None:
@@ -661,7 +664,7 @@ class ChunkTables:
                 self._lacking.discard(number)
             else:
                 self._lacking.add(number)
-            if has_priorities and leaf not in self.leaves:  # most stores never have them
+            if has_priorities and leaf not in self.leaves:  # made late, as most stores never have priorities
                 table = ChunkTable(self, self.root.blueprint.with_priority.arrays[leaf])
                 table.add_folders(self.known)
                 self.leaves = {**self.leaves, leaf: table}  # replaced, as another thread may iterate over it

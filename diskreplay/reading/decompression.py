@@ -80,18 +80,18 @@ class _Cold:
     def ask(self, shard: Shard, numbers: Ints, block: int) -> None:
         """Request all blocks of these inner chunks at once, unless they are probably cached.
 
-        Otherwise the disk would read them one by one during the decompression.
+        Without this request, the disk would read the blocks one by one during the decompression.
         """
         if self.calls_until_warm > 0:
             get_kernel("advise")(*_blocks(shard, numbers, block), MADV_WILLNEED)
 
     def note(self, has_read: bool) -> None:
-        """Note whether this thread has read from disk."""
+        """Record whether this thread has read from disk during a call of `decompress`."""
         self.calls_until_warm = _WARM_CALLS if has_read else max(0, self.calls_until_warm - 1)
 
 
 def _blocks(shard: Shard, numbers: Ints, block: int) -> tuple[Ints, Ints]:
-    """Return the parts of the mapped file to read for some inner chunks: addresses and bytes of whole pages."""
+    """Return the parts of the mapped file to read for some inner chunks: addresses and sizes, of whole pages."""
     first, stop = shard.offsets[numbers], shard.offsets[numbers] + shard.sizes[numbers]
     first, stop = first // block * block, -(-stop // block) * block
     return whole_pages(shard.mapping.address + first, np.minimum(stop, shard.mapping.nbytes) - first)

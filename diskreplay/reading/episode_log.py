@@ -26,7 +26,8 @@ from diskreplay.segments.documents.root import Root
 class EpisodeLog:
     """Ended episodes in the order of their discovery.
 
-    ``table`` has these episodes. ``generation`` changes when the position or the end of an episode in it changes.
+    ``table`` has these episodes, and ``steps`` is the number of all their steps. ``generation`` changes when the
+    position or the end of an episode in the table changes.
 
     Concurrency: one thread appends. Tables made earlier never change: appends write after their last line, and a
     removal makes new arrays.
@@ -146,7 +147,7 @@ class Evictions:
         return not len(self._firsts)
 
     def split(self, episodes: EpisodeTable) -> tuple[EpisodeTable, NDArray[np.bool_]]:
-        """Return the episodes that were neither evicted nor lost, and a mask of the others, which `found` then has."""
+        """Return the episodes that were neither evicted nor lost, and a mask of the others; `found` gets the others."""
         out = np.zeros(len(episodes), np.bool_)
         if len(self._firsts) and len(episodes):
             at = np.minimum(np.searchsorted(self._firsts, episodes.first), len(self._firsts) - 1)
@@ -192,8 +193,9 @@ class FollowedLanes(Protocol):
 class Discards:
     """Finds discarded episodes in the log, which keeps them in their place. Not thread-safe.
 
-    ``episodes`` has all that were found, except in segments that are gone. An episode that continues across segments
-    has a part in each. On disk, only the last part has the flag DISCARDED, so the earlier parts have to be searched.
+    ``episodes`` has the discarded episodes found so far, without segments that are gone. An episode that continues
+    across segments has a part in each. On disk, only the last part has the flag DISCARDED, so this class searches for
+    the earlier parts.
     """
 
     def __init__(self) -> None:
@@ -224,7 +226,10 @@ class Discards:
         self.episodes, self._left_out = episodes, None
 
     def follow(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> EpisodeTable:
-        """Find discarded episodes among the log's new ones, mark their earlier parts as discarded, and return all."""
+        """Find discarded episodes among the log's new ones, and mark their earlier parts as discarded.
+
+        Returns the newly found episodes and parts.
+        """
         if log.generation != self._generation:
             self._generation, self._read = log.generation, 0
             if len(self.episodes):  # some may have been evicted by hand at the same time
@@ -254,7 +259,7 @@ class Discards:
             self._seek_parts_before(episodes, follower)
 
     def _seek_parts_before(self, episodes: EpisodeTable, follower: FollowedLanes) -> None:
-        """Note where the parts before episodes are: each is the last episode of its lane in an earlier segment."""
+        """Record which lanes have the parts before these episodes: each is the last episode of a lane in a segment."""
         continuing = episodes.select(episodes.end & CONTINUES != 0)
         positions = ((continuing.first & POSITION_MASK) % continuing.stride).tolist()
         for slot, at in zip(_slots(continuing, follower).tolist(), positions, strict=True):
@@ -283,12 +288,12 @@ class Discards:
             if not is_there or not len(at):
                 continue
             last = int(at[table.first[at].argmax()])
-            # If damage took the part, another episode is the last one there.
+            # If damage took the part, the last episode of the lane is another one.
             if not table.end[last] & CUT or table.end[last] & DISCARDED:
                 continue
             if last < len(log):
                 found.append(last)
-            else:  # it stays out of the log, but the parts before it are discarded
+            else:  # the part was evicted or lost, so it stays out of the log, but the parts before it are discarded
                 evictions.discard(last - len(log))
                 self._seek_parts_before(table.select([last]), follower)
         if found:

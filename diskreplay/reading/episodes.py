@@ -32,9 +32,9 @@ ENDS_SHOWN = 5  # a notebook shows this many of the first and of the last episod
 
 
 def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the sum of rewards of each range of rows ``[first, stop)``, ``(n, 2)`` int64, in float64.
+    """Return the float64 sum of rewards in each range of rows ``[first, stop)``; ``bounds`` is ``(n, 2)`` int64.
 
-    A sum depends on the rewards of its own range alone, to the last bit, so predicates and tables see the same number.
+    A sum depends only on the rewards in its range, to the last bit, so predicates and tables see the same number.
     """
     found, steps = np.zeros(len(bounds)), bounds[:, 1] - bounds[:, 0]
     add_rewards(found, np.repeat(np.arange(len(bounds)), steps), rewards[places_of(bounds[:, 0], steps)])

@@ -71,7 +71,10 @@ class FollowedRows:
         return self.log.steps + self.slots.count_open()
 
     def list_growing(self) -> None:
-        """Replace the table of segments that may grow, after an array of segments or lanes was replaced or changed."""
+        """Make a new table of growing segments.
+
+        Call this after an array with a value per segment or per lane was replaced or changed.
+        """
         slots, tables, self._segments = self.slots, self.tables, None
         self._where = Segments(
             slots.origin, slots.lanes, slots.lane_base, slots.clocks, tables.folders, tables.first_rows
@@ -97,7 +100,7 @@ class FollowedRows:
         self.list_growing()
 
     def _read_new(self, infos: list[SegmentInfo | None], first_slot: int) -> None:
-        """Take in new sealed segments, many at a time, and note the segments that may grow."""
+        """Add the rows of new sealed segments, many segments at a time, and list the new segments that may grow."""
         sealed: list[_Sealed] = []
         pending = 0
         for slot, info in enumerate(infos, first_slot):
@@ -119,7 +122,7 @@ class FollowedRows:
         self._add_sealed(sealed)
 
     def _add_pack(self, pack: Pack, first_new: int) -> None:
-        """Take in a pack: segments that were followed already are read from it from now on, the others are new."""
+        """Take in a pack: the rows of its followed segments are read from it from now on, the other rows are added."""
         slots = pack.numbers - self.slots.origin
         self.tables = self.tables.with_pack(slots, pack)
         self.slots.move(slots, pack)
@@ -136,7 +139,7 @@ class FollowedRows:
                 self.exclude(int(slots[new[0]]), error)
 
     def exclude(self, slot: int, error: Exception) -> None:
-        """Leave out a segment that is damaged or gone."""
+        """Leave out a segment that is damaged or gone, and with it all segments of the same pack."""
         steps, folder = self.steps, int(self.slots.folder[slot])
         self._known.leave_out(folder, error)
         self.drop(np.flatnonzero((self.slots.folder == folder) & (self.slots.lanes > 0)).tolist())
@@ -237,7 +240,7 @@ class FollowedRows:
         if is_damaged or int(new.max()) >= MANY_ROWS:
             self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if they are damaged
             self.slots.set_rows(span, committed, observed)
-        elif live.checked_rows == before:  # else it stopped at an unchecked chunk, and stops again if one is unmapped
+        elif live.checked_rows == before:  # else the kernel waited for the check; it stops again at an unmapped chunk
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self.tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
@@ -283,7 +286,7 @@ class FollowedRows:
         self._add_rows(at, first, read, sealed)
 
     def _add_sealed(self, segments: list[_Sealed]) -> None:
-        """Take in whole sealed segments."""
+        """Add all rows of sealed segments; exclude a segment that is damaged or gone."""
         if not segments:
             return
         there = np.zeros(len(self.slots.lanes), np.bool_)
@@ -304,7 +307,10 @@ class FollowedRows:
         self.slots.sealed |= there
 
     def _add_rows(self, at: Ints, first: Ints, flags: LaneFlags, sealed: bool) -> None:
-        """Take in the rows of lanes from ``first`` on; in each lane, an episode starts at this row."""
+        """Find the episodes of lanes in the rows from ``first`` on; in each lane, an episode starts at this row.
+
+        ``at`` has the places of the lanes among all lanes.
+        """
         slots = self.slots
         slot = slots.lane_slot[at]
         lane, lanes = at - slots.lane_base[slot], slots.lanes[slot]
@@ -330,7 +336,7 @@ class FollowedRows:
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, record: Ints, total: int) -> Snapshot:
-        """Return the snapshot with this record and ``total`` steps, hidden ones included."""
+        """Return the snapshot with ``total`` steps, hidden ones included, and this record (see `kernels.frozen`)."""
         frontier, segments = self._frontier, self._segments
         assert segments is not None
         found = frontier.found

@@ -29,7 +29,7 @@ CHECK_EVERY_S = 1.0
 # Attempts to read a store; an attempt fails if segments are merged into a pack meanwhile.
 _ATTEMPTS = 100
 
-# The kernels as plain Python functions. They are used until `follow_with`, which samplers call, since they load numba.
+# The kernels as plain Python functions. They are used until a sampler, which needs numba anyway, calls `follow_with`.
 _PLAIN: dict[str, Kernel] = {"advance": advance, "advance_hiding": advance_hiding}
 
 
@@ -204,7 +204,7 @@ class _Generation:
             self._drop_gone(everywhere=is_rearranged)
         if rows.evictions.read(int(words[layout.EVICTION_ENTRIES])):  # evictions by hand
             rows.remove_evicted()
-            rows.list_growing()  # for `keeps_all_ended`
+            rows.list_growing()  # `keeps_all_ended` may be False now, and is read again after this
         self._words = words
         if self._is_timed:
             self._until = int(max(words[layout.FRONTIER], words[layout.HORIZON]))

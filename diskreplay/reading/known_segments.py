@@ -27,7 +27,7 @@ _warned: set[tuple[str, int]] = set()
 
 
 def warn_of_quarantine(root: Root) -> None:
-    """Warn, once a process, that data in quarantine take space in addition to ``capacity_bytes``."""
+    """Warn, once per process and store, that data in quarantine take space in addition to ``capacity_bytes``."""
     key = (str(root.path), -1)
     limit = root.limits.capacity_bytes
     if limit is None or key in _warned:
@@ -43,7 +43,7 @@ def warn_of_quarantine(root: Root) -> None:
 
 
 def warn_of_damage(root: Root, number: int, detail: str) -> None:
-    """Warn, once a process, of a segment that cannot be read."""
+    """Warn, once per process and segment, of a segment that cannot be read."""
     key = (str(root.path), number)
     if key in _warned:
         return
@@ -55,7 +55,7 @@ def warn_of_damage(root: Root, number: int, detail: str) -> None:
     )
 
 
-# The most numbers from the oldest existing segment to the newest: far more than any store can hold.
+# The maximum number of slots from the oldest existing segment to the newest: far more than any store needs.
 MOST_SLOTS = 1 << 22
 
 
@@ -86,7 +86,7 @@ class Slots:
     folder : (slots,) int64
         The number of the segment or pack that has the rows.
     clocks, last : (slots,) int64
-        The wall time of its rows' time 0, and the time of its last row, in nanoseconds. The latter is `hiding.NEVER`
+        The wall time of the segment's time 0, and the time of its last row, in nanoseconds. ``last`` is `hiding.NEVER`
         for a segment that may grow.
     rows : (`following.LANE_ROWS`, lanes) int64
         The state of each lane's rows that were followed: see `kernels.following`.
@@ -138,7 +138,7 @@ class Slots:
         return added
 
     def move(self, slots: Ints, pack: Pack) -> None:
-        """Note that the rows of segments have moved to a pack."""
+        """Record that the rows of the segments in these slots have moved to a pack."""
         self.clocks, self.last = self.clocks.copy(), self.last.copy()
         self.clocks[slots], self.last[slots] = pack.info.clock.wall, pack.info.bounds[1]
         self.folder[slots] = pack.info.number
@@ -148,12 +148,12 @@ class Slots:
         self.rows[following.COMMITTED, places], self.rows[following.OBSERVED, places] = committed, observed
 
     def note_sealed(self, slot: int) -> None:
-        """Note that all rows of a sealed segment were followed."""
+        """Record that all rows of a sealed segment were followed."""
         self.sealed = self.sealed.copy()
         self.sealed[slot] = True
 
     def empty(self, slots: list[int]) -> None:
-        """Note that segments are gone."""
+        """Record that the segments in these slots are gone: they have 0 lanes from now on."""
         self.lanes = self.lanes.copy()
         self.lanes[slots] = 0
 
@@ -175,7 +175,7 @@ class Slots:
 
 
 class KnownSegments:
-    """Reads the segments of one store, and notes the segments that it cannot read. Not thread-safe.
+    """Reads the segments of one store, and records the segments that it cannot read. Not thread-safe.
 
     Segments from number ``least`` on may exist, even if the counters say otherwise. ``slots`` has the slots of all
     segments. ``damaged`` describes the damage of each segment that is left out, by number.
@@ -210,7 +210,7 @@ class KnownSegments:
             return None
 
     def note_damage(self, number: int, error: Exception) -> None:
-        """Note that a segment cannot be read, and warn of it, unless it was evicted or set aside.
+        """Record that a segment cannot be read, and warn of it, unless it was evicted or set aside.
 
         Raises
         ------
@@ -279,7 +279,7 @@ class KnownSegments:
         return packs
 
     def leave_out(self, number: int, error: Exception) -> None:
-        """Note that a segment cannot be read, as `note_damage` does. Raises Merged if it may be in a pack by now."""
+        """Record that a segment cannot be read, as `note_damage` does. Raises Merged if it may be in a pack by now."""
         self.check_merged([number])
         self.note_damage(number, error)
 

@@ -53,8 +53,8 @@ def _places(oldest: Ints) -> Ints:
 class CapacityFrontier:
     """The first visible row of each lane. Used by one thread.
 
-    The newest ``capacity`` steps stay visible, by time and then by id; with None, all do. ``hides`` is False if the
-    store has no limit, so that no step is ever hidden.
+    The newest ``capacity`` steps stay visible, by time and then by id; None: the store has no capacity. ``hides`` is
+    False if the store has no limit at all, so that no step is ever hidden.
 
     Attributes
     ----------
@@ -103,10 +103,10 @@ class CapacityFrontier:
         self.found[hiding.OLDEST_AT] = oldest.ctypes.data
 
     def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints, open_start: Ints) -> None:
-        """Hide all steps of lanes whose segments are gone, and leave out their open episodes.
+        """Hide all steps of lanes whose segments are gone, and stop counting the steps of their open episodes.
 
-        ``place`` is the lane of each episode of the log. ``open_start`` is the first row of each lane's open episode,
-        or -1.
+        ``gone`` is the mask of these lanes. ``place`` is the lane of each episode of the log. ``open_start`` is the
+        first row of each lane's open episode, -1 if the lane has no open episode.
         """
         self._take_over()
         found = self.found
@@ -120,7 +120,7 @@ class CapacityFrontier:
             self._by_place[hiding.LINE, gone] = -1
 
     def _take_over(self) -> None:
-        """Take over the rows that the kernel has hidden so far, if it has stopped before the end."""
+        """Set ``oldest`` to the rows that the kernel has reached so far, if it has stopped before the end."""
         if self.found[hiding.LAST] >= 0 and self._by_place is not None:
             self._set_oldest(self._by_place[hiding.OLDEST].copy())
             hiding.note_last(self._numbers)
@@ -150,7 +150,7 @@ class CapacityFrontier:
         return int(np.maximum(self.oldest[some] - open_start[some], 0).sum())
 
     def replace_oldest(self) -> None:
-        """Take over the rows that the kernel has hidden."""
+        """Set ``oldest`` to the first visible rows that the kernel has written to ``newer``."""
         self._set_oldest(self.newer)
 
     def make_ready(self) -> None:
@@ -284,7 +284,7 @@ class LiveLanes:
         self._held = no_reference
 
     def set_checked(self, slot: int, checked: int) -> None:
-        """Note that all chunks of a segment were checked up to this row."""
+        """Record that the chunks of a segment were checked up to row ``checked``."""
         self.segments[slot].checked_rows = checked
         self.growing[self.growing[:, following.SLOT] == slot, following.CHECKED] = checked
 
@@ -358,7 +358,7 @@ class LiveLanes:
         return int((self._lanes[following.COMMITTED, place] - start)[start >= 0].sum())
 
     def _note_log_end(self) -> None:
-        """Note the end of the log, after which the kernel writes newly ended episodes while the array has room."""
+        """Record where the log ends: the kernel writes newly ended episodes after it, while the array has room."""
         self._table = self._log.table
         self._size = len(self._table)
         self._found[following.ENDED], self._found[following.ENDED_STEPS] = self._size, self._log.steps

@@ -34,8 +34,8 @@ from diskreplay.segments.files.locks import is_locked
 from diskreplay.segments.sealing import may_seal
 from diskreplay.workers import computed_once
 
-# A search begins with this many of the newest ended episodes, as most lookups are of these. Each further search has
-# _MORE times as many.
+# A search begins with this many of the newest ended episodes, as most lookups are of new steps. Each further round
+# searches _MORE times the number of episodes.
 _NEWEST, _MORE = 1024, 8
 
 
@@ -82,7 +82,7 @@ class LaneMap:
         self._counts: Ints = np.zeros(0, np.int64)
 
     def update(self, snapshot: Any) -> None:
-        """Take in the segments of a snapshot."""
+        """Add the segments of a snapshot that are not in the map yet."""
         if snapshot.generation != self._generation:
             self._generation = snapshot.generation
             self._clear(snapshot.origin)
@@ -112,7 +112,7 @@ class LaneMap:
         return places
 
     def next_rows(self, snapshot: Any, places: Ints) -> Ints:
-        """Return the place of the same lane in the next segment where it has rows, for each of ``places``; else -1."""
+        """Return the place of the same lane in the next segment where it has rows, for each of ``places``; -1: none."""
         found = self.following[places]
         while True:
             found[found >= len(snapshot.committed)] = -1  # in segments that are newer than the snapshot
@@ -229,7 +229,7 @@ class Snapshot:
     lane_rows : (`following.LANE_ROWS`, lanes) int64
         The follower's state of all lanes. It may change later, except for sealed lanes.
     log : EpisodeTable
-        The ended episodes in the order of their discovery; ``open`` has the others.
+        The ended episodes in the order of their discovery; ``open`` has the episodes that have not ended.
     oldest : (lanes,) int64
         The first row that neither a capacity nor an age hides.
     reached : int

@@ -15,8 +15,8 @@ from diskreplay.segments.documents.limiters import Inserted, RowsOf, StepCounter
 class Steps(NamedTuple):
     """The number of steps inserted into a segment or a store, and the number in each class.
 
-    A step that fits several classes counts in the last of these below. If readers leave out a damaged segment, all its
-    steps count as lost.
+    The classes are the fields after ``inserted``. A step that fits several classes counts in the last one. If readers
+    leave out a damaged segment, all its steps count as lost.
     """
 
     inserted: int = 0

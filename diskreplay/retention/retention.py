@@ -56,8 +56,8 @@ from diskreplay.segments.segment import (
     remove_draft,
 )
 
-# For drafts of segments and packs, and of saved states: the prefix of the folder's name, and the path in the folder of
-# the lock that the process holds while it makes the draft.
+# For drafts of segments and packs, and of saved states: the prefix of the folder's name, and the path of a lock in the
+# folder. The process that makes the draft holds this lock.
 LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
 # This many of the newest segments are searched for the clock of this boot, because some may be damaged or gone.
 _NEIGHBOURS = 16
@@ -136,8 +136,8 @@ class Retention:
         """Return the clock of this boot, as recorded in the newest segments.
 
         So the times of all segments of a boot can be compared to the nanosecond, even if the wall clock was set
-        meanwhile. In a new boot, the clock starts after the latest written time even if the wall clock was set back: the newest
-        steps must not look oldest. The first call is made under the store lock.
+        meanwhile. In a new boot, the clock starts after the latest written time even if the wall clock was set back:
+        the newest steps must not look oldest. The first call is made under the store lock.
         """
         if self._clock is None:
             words, here = self._counters.read(), this_clock()
@@ -526,8 +526,8 @@ def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> s
 def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
     """Count the steps of segments that were moved next to the counters; return the folders to be deleted there.
 
-    The process that moved the segments died, or is deleting them now. A caller that needs the room deletes them too, and
-    does not wait for that process. The caller holds the store lock.
+    The process that moved the segments died, or is deleting them now. A caller that needs the room deletes them too,
+    without waiting for that process. The caller holds the store lock.
     """
     names = [name for name in os.listdir(root.counters_folder) if name.startswith(PREFIX)]
     if evicted := evicted_by_removals(root):
@@ -561,8 +561,8 @@ def _take_dead_draft(path: str, lock_path: str) -> list[str]:
     try:
         lock = try_lock(f"{path}/{lock_path}")
     except OSError:
-        # The draft has no folder for its lock yet: its maker died, or is about to make that folder. In that race, either
-        # this rmdir or the maker's mkdir fails.
+        # The draft has no folder for its lock yet: its maker died, or is about to make that folder. In that race,
+        # either this rmdir or the maker's mkdir fails.
         with suppress(OSError):
             os.rmdir(path)
         # Or a power loss took the lock's folder, which is made before anything else.

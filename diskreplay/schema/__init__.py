@@ -1,1 +1,1 @@
-"""The fields of steps and episodes: dtypes, shapes, Gymnasium spaces, tuples. Every other package may import it."""
+"""The fields of steps and episodes: dtypes, shapes, Gymnasium spaces, tuples. Any other package may import this one."""

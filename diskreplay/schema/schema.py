@@ -131,7 +131,7 @@ class Schema:
         ----------
         obs, action
             One step's values: arrays, tensors or numbers, or dicts and tuples of these, nested. Arrays, tensors and
-            numpy's scalars keep their dtype. Python's numbers, and lists of them, are float32, int64 or bool.
+            numpy's scalars keep their dtype. Python's numbers, and lists of them, become float32, int64 or bool.
         extra, episode : dict, optional
             Example values of a step, and of an episode, by name.
 
@@ -250,7 +250,8 @@ class Schema:
     def unflatten(self, part: str, values: Mapping[str, Any]) -> Any:
         """Return the nested value with these leaves by path, the inverse of `flatten`; absent leaves are left out.
 
-        A tuple with all its items becomes a `TupleRecord`. A tuple that lacks items becomes a dict of the others.
+        A tuple with all its items becomes a `TupleRecord`. A tuple that lacks items becomes a dict of the items that
+        are present.
 
         Raises
         ------

@@ -1,6 +1,6 @@
 """The fields of a schema: their shapes and dtypes, casts of values to them, and conversion from gymnasium spaces.
 
-A tuple's items are stored under the keys "0", "1", ...; a `TupleRecord` has them as a tuple and by these keys.
+A tuple's items are stored under the keys "0", "1", ...; a `TupleRecord` is a tuple of the items that also has the keys.
 """
 
 import json
@@ -121,7 +121,7 @@ class Field:
 
 
 def _as_floats(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """Return the numbers as floats of a dtype; SchemaError if a finite one would become infinite."""
+    """Return the numbers as floats of a dtype. Raises SchemaError if a finite number would become infinite."""
     try:
         with np.errstate(over="raise"):
             return array.astype(dtype, order="C")
@@ -191,7 +191,7 @@ DtypeMap = Mapping[np.dtype[Any], np.dtype[Any]]
 
 
 def dtype_map_argument(dtype_map: Any) -> DtypeMap:
-    """Return ``dtype_map`` with numpy dtypes for their names, {} for None.
+    """Return ``dtype_map`` with numpy dtypes in place of their names; {} for None.
 
     Raises SchemaError if it is not a dict of dtypes, or maps floats to integers or bool.
     """

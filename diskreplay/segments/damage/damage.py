@@ -219,7 +219,7 @@ class _Search:
         return found
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
-        """Yield (lane, range) for the damaged parts of a chunk file: ranges of rows, or of values of an episode field."""
+        """Yield (lane, range) for the damaged parts of a chunk file: ranges of rows, or of values of episodes."""
         if parts and chunk.array.path in self._info.compressed:
             for first, stop in InnerChunks(self._info, chunk.array.path).lost_rows():
                 if first < self._rows[0]:
@@ -263,7 +263,7 @@ class _Search:
     def _discarded(self, lane: int, count: int, starts: NDArray[np.int64], unknown: list[Range]) -> Iterator[Range]:
         """Yield the range of rows of each discarded episode whose flags are all known.
 
-        Readers hide these episodes because of a discard flag. If that flag were replaced, the rows would be shown again.
+        Readers hide these episodes because of a discard flag. If it were replaced, readers would show the rows again.
         """
         for row, flags in self._pieces(lane, count):
             for stop in (np.flatnonzero(flags & layout.DISCARD == layout.DISCARD) + row).tolist():

@@ -118,8 +118,8 @@ WIDE_ROW_BYTES = 4096
 # Smaller initial priorities, such as 0, are stored as this value: in the array, 0 means "not given".
 LEAST_PRIORITY = sys.float_info.min
 
-# The maximum size of a block, the part of a chunk file with its own checksum. Its number of rows is a power of two, so
-# that it has rows of one lane only, or of whole lanes.
+# The maximum size of a block, which is a part of a chunk file with its own checksum. Its number of rows is a power of
+# two, so that a block has rows of one lane only, or all rows of several lanes.
 BLOCK_BYTES = 64 << 10
 BLOCK_ROWS = 512
 

@@ -31,8 +31,8 @@ from diskreplay.segments.segment import SegmentInfo
 SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-# If the count has decreased, or a segment was deleted meanwhile, counting is repeated at most this many times, with this
-# pause in between.
+# If the count has decreased, or a segment was deleted meanwhile, counting is repeated: at most this many times, with
+# this pause in between.
 _ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20

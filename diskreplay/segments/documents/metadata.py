@@ -137,9 +137,9 @@ class Blueprint:
     """The groups and arrays that all segments of a store share, with placeholders for the shapes.
 
     Immutable, and made once per store, because a store may have a segment for each episode. ``arrays`` has the arrays
-    with rows, by path. ``values`` has the paths of episode fields, ``counters`` those of arrays with one number per
-    lane, and ``paths`` those of all folders below a segment, parents first. Segments with initial priorities use the
-    blueprint `with_priority`.
+    with rows, by path. ``values`` has the paths of episode fields, ``counters`` the paths of arrays with one number per
+    lane, and ``paths`` the paths of all folders below a segment, parents first. Segments with initial priorities use
+    the blueprint `with_priority`.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Blueprint:
         return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
 
     def of(self, chunk_rows: Container[str]) -> "Blueprint":
-        """Return the blueprint of a segment: `with_priority` if ``chunk_rows`` has an array of priorities, else self."""
+        """Return the blueprint of a segment: `with_priority` if ``chunk_rows`` has the array ``priority``, or self."""
         return self.with_priority if layout.PRIORITY in chunk_rows else self
 
     def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":

@@ -99,7 +99,7 @@ def make_lock(path: os.PathLike[str] | str) -> None:
 
 
 def try_lock(path: os.PathLike[str] | str) -> Lock | None:
-    """Take the lock on a file, without waiting, and return it; None if it is already taken. A missing file is created."""
+    """Take and return the lock on a file, without waiting; None if it is already taken. A missing file is created."""
     with _taking:
         # The object is made before locking. So if a signal handler raises an exception before the caller has the
         # object, the lock is released.

@@ -118,8 +118,8 @@ class Volume(NamedTuple):
     """The identity of a mounted volume within one boot.
 
     ``device`` and ``fsid`` are the system's numbers of the file system. On btrfs they identify the subvolume; a
-    snapshot has other numbers. ``disk`` is the sequence number of the disk, by the order in which disks were attached
-    since the boot (0: unknown): another image that is attached under the same device number has a different one.
+    snapshot has other numbers. ``disk`` is the sequence number that the disk got when it was attached, counted since
+    the boot (0: unknown). Another image that is attached under the same device number has a different one.
     """
 
     device: int

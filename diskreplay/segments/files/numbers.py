@@ -20,8 +20,8 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.durable import storage_errors
 from diskreplay.segments.files.machine import boot_id
 
-# Up to this many segment numbers are looked up one by one: most stores have fewer segments. A longer range may have gaps
-# left by a slow writer, or come from damaged counters; then listing the folder of segments is cheaper.
+# Up to this many segment numbers are looked up one by one: most stores have fewer segments. A longer range may have
+# gaps left by a slow writer, or come from damaged counters; then listing the folder of segments is cheaper.
 _FEW = 256
 
 
@@ -74,7 +74,7 @@ def live_numbers(root: Root, words: NDArray[np.int64]) -> Sequence[int]:
 
 
 def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
-    """Return those of ``numbers`` that have a segment; if ``numbers`` is long, the numbers of all existing segments."""
+    """Return the ``numbers`` that have a segment, or the numbers of all existing segments if ``numbers`` is long."""
     if len(numbers) > _FEW:
         return listed_numbers(root)
     return [number for number in numbers if os.path.exists(root.segment_path(number))]
