@@ -29,12 +29,12 @@ BLOCK_BYTES = 2 * LARGE_PAGE
 
 
 class Piece:
-    """Memory for a chunk or for several inner chunks, reused after the last reference to it or to an array over it."""
+    """Memory for a chunk or for several inner chunks; reused after the piece and all arrays over it are gone."""
 
     __slots__ = ("__weakref__", "_memory", "address", "nbytes")
 
     def __init__(self, memory: object, address: int, nbytes: int) -> None:
-        self._memory = memory  # the whole block's: each piece of a block keeps the block alive
+        self._memory = memory  # the memory of the whole block: each piece of a block keeps the block alive
         self.address = address
         self.nbytes = nbytes
 
@@ -150,7 +150,7 @@ class Arena:
     def keep_no_spare(self) -> None:
         """Return empty blocks to the system from now on. A finalizer may call this."""
         self.spare = 0
-        if self._lock.acquire(blocking=False):  # else they are kept until a new block exceeds a caller's bound
+        if self._lock.acquire(blocking=False):  # else empty blocks stay until a new block exceeds a caller's bound
             try:
                 while self._drop_unused():
                     pass
@@ -194,7 +194,7 @@ def _piece_bytes(nbytes: int) -> int:
     return max(1, -(-nbytes // step)) * step
 
 
-# How a chunk is held. MAPPED: its file is mapped. READ: its file was read into memory. DECOMPRESSED: it was
+# How a chunk is kept in memory. MAPPED: its file is mapped. READ: its file was read into memory. DECOMPRESSED: it was
 # decompressed into memory, or copied from another pack. IN_PACK: the whole array of its pack is mapped at once.
 MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 
@@ -359,7 +359,7 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
 
 
 def make_room_decompressed(nbytes: int, before: int) -> None:
-    """Release decompressed chunks last used before ``before``, until ``nbytes`` more bytes fit or none is left."""
+    """Release decompressed chunks last used before ``before``, until ``nbytes`` more fit or no such chunk is left."""
     while _counted() + _decompressed.nbytes + nbytes > MOST_DECOMPRESSED and _release_decompressed(nbytes, before):
         pass
 
@@ -372,7 +372,7 @@ def _decompressed_piece(nbytes: int, most: int) -> Piece | None:
 
 
 def _release_decompressed(nbytes: int, before: int) -> bool:
-    """Release about ``nbytes`` bytes of inner chunks last used before ``before``; return False if all are newer."""
+    """Release about ``nbytes`` bytes of inner chunks last used before ``before``; return whether any was released."""
     leaving: dict[Chunks, list[_Kept]] = {}
     for _ in range(len(_kept)):
         if nbytes <= 0 or not _kept:
@@ -436,9 +436,9 @@ def _counted() -> int:
 
 
 def _release(how: int, before: int = sys.maxsize) -> bool:
-    """Release an eighth of the chunks held as ``how`` and last used before ``before``, the least recently used first.
+    """Release an eighth of the chunks kept as ``how`` and last used before ``before``, the least recently used first.
 
-    Return False if there are no such chunks.
+    Returns False if there are no such chunks.
     """
     with ExitStack() as held:
         tables = [table for each in _not_busy(held) for table in each.leaves.values()]

@@ -57,7 +57,7 @@ Addresses = tuple[Ints, Ints, Ints, Ints]
 # A line of the table of `kernels.gathering`: the addresses of these arrays, and the arrays.
 TableLine = tuple[Ints, Addresses]
 
-# With more ranges of rows than this, it is quicker to remove repeated ones first.
+# With more ranges of rows than this, it is quicker to remove repeated ranges first.
 _MANY_RANGES = 1 << 12
 
 # With more rows a lane than this, on average, it is quicker to copy lane by lane.
@@ -84,7 +84,7 @@ class ChunkTable:
     used : (places,) int64
         The last use of each chunk, a number of `chunk_budget.now`.
     how : (places,) uint8
-        How each chunk is held: `MAPPED`, `READ`, `DECOMPRESSED` or `IN_PACK`.
+        How each chunk is kept in memory: `MAPPED`, `READ`, `DECOMPRESSED` or `IN_PACK`.
     holder : dict of int to Mapping or Piece
         The memory of each chunk, by place.
     """
@@ -368,7 +368,9 @@ class ChunkTable:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def rows_in(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
-        """Return the rows ``[first, stop)`` of a line (a lane) of a folder, in one array per chunk or mapping.
+        """Return the rows ``[first, stop)`` of a line of a folder (a lane, or a whole pack), one array per chunk.
+
+        If one mapping has all chunks of a pack, the result is a single array.
 
         Raises the errors of `ensure`.
         """
@@ -407,9 +409,10 @@ class ChunkTable:
         return out
 
     def priorities(self, ids: Ints, origin: int, lanes: Ints) -> Floats:
-        """Return the stored priority of each step, NaN if it has none; called for the array of priorities only.
+        """Return the stored priority of each step, NaN if the step has none or is gone.
 
-        ``lanes`` has the number of lanes of each segment, from number ``origin`` on.
+        Only the table of the array of priorities has this method's data. ``lanes`` has the number of lanes of each
+        segment, from number ``origin`` on.
         """
         found = np.empty(len(ids))
         if self._read_priorities(ids, origin, lanes, found) < 0:
@@ -508,7 +511,7 @@ class ChunkTables:
     lane_base : (slots,) int64
         The index of each segment's first lane among all lanes.
     first_rows : (lanes,) int64
-        The first row of each lane in its pack, or `frozen.OWN_FOLDER`.
+        The first row of each lane in its pack, or `frozen.OWN_FOLDER` if the segment is not in a pack.
     leaves : dict of str to ChunkTable
         The table of each array.
     held : MappingGuard
@@ -595,7 +598,7 @@ class ChunkTables:
             self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return, for each lane, its folder, its line in the folder's chunks, and the line's rows before the lane.
+        """Return, for each lane, its folder, its line in the folder's chunks, and the number of rows before it there.
 
         Raises
         ------

@@ -136,7 +136,7 @@ class Evictions:
         return len(new) > 0
 
     def add_lost(self, firsts: Ints) -> bool:
-        """Take in the first ids of ranges that were lost to damage; return whether there are any."""
+        """Take in the first ids of ranges that were lost to damage; return whether ``firsts`` has any."""
         if len(firsts):
             self._firsts = np.union1d(self._firsts, firsts)
         return len(firsts) > 0
@@ -201,7 +201,7 @@ class Discards:
     def __init__(self) -> None:
         self.episodes = EpisodeTable.concatenate([])
         self._generation, self._read = -1, 0  # the log's generation and length when it was last searched
-        self._tails: set[tuple[int, int]] = set()  # slots and lanes whose last episode is a part to search
+        self._tails: set[tuple[int, int]] = set()  # (slot, lane) of each lane whose last episode is a part to find
         self._left_out: tuple[Evicted, Evicted] | None = None
 
     @property
@@ -276,7 +276,7 @@ class Discards:
                     break
 
     def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> tuple[EpisodeTable, bool]:
-        """Mark and return the earlier parts that were followed by now, and whether the search is over for now."""
+        """Mark and return the earlier parts whose rows were followed by now, and whether no lane could be searched."""
         table, found, tails = EpisodeTable.concatenate([log.table, evictions.found.episodes]), [], sorted(self._tails)
         slots, position = _slots(table, follower), (table.first & POSITION_MASK) % table.stride
         for slot, lane in tails:

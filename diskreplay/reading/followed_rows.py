@@ -90,7 +90,7 @@ class FollowedRows:
     # --- new and deleted segments ------------------------------------------------------------------------------------
 
     def add(self, infos: list[SegmentInfo | None], packs: Sequence[Pack]) -> None:
-        """Take in the next segments; an info of None means that the segment is gone, or in one of these packs."""
+        """Add the next segments and packs; an info of None means that the segment is gone, or in one of the packs."""
         first_slot = len(self.slots.lanes)
         self._frontier.add_lanes(self.slots.add(infos, packs))
         self.tables.add_slots(infos, self.slots.lane_base, self.slots.rows.shape[1])
@@ -148,9 +148,9 @@ class FollowedRows:
     def drop(self, slots: list[int]) -> None:
         """Empty the slots of segments that are gone.
 
-        If a limit hides their episodes, these stay in the log until they are half of it, because every sampler starts
-        over when the log is shortened. Otherwise they are removed at once: a reader that opens the store now does not
-        find them, and all readers must agree.
+        If a limit hides their episodes, these stay in the log until they are half of the log, because every sampler
+        starts over when the log is shortened. Otherwise the episodes are removed at once: a reader that opens the store
+        now does not find them, and all readers must agree.
         """
         if not slots:
             return
@@ -238,7 +238,7 @@ class FollowedRows:
         if live.checked_rows > before:
             self.tables.follow(slot, most - 1)
         if is_damaged or int(new.max()) >= MANY_ROWS:
-            self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if they are damaged
+            self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if rows are damaged
             self.slots.set_rows(span, committed, observed)
         elif live.checked_rows == before:  # else the kernel waited for the check; it stops again at an unmapped chunk
             lane = np.flatnonzero(new)
@@ -323,7 +323,7 @@ class FollowedRows:
         self.log.append(self.evictions.split(found.ended)[0])
 
     def _set_times(self, found: ParsedEpisodes, at: Ints) -> None:
-        """Set the time of each of these episodes: the publishing time of its first step."""
+        """Set the time of each episode in ``found``: the publishing time of its first step."""
         slots = self.slots
         place, row = slots.places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
         still_open = found.open_start >= 0

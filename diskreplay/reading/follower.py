@@ -239,7 +239,8 @@ class _Generation:
         known = np.flatnonzero(slots.lanes)
         below = known[slots.last[known] < horizon]
         if not (self._limits.max_age_s is not None or words[layout.EVICTION_ENTRIES] or everywhere):
-            # Only segments that are neither sealed nor live: sealed ones fall below the horizon, live ones are reread.
+            # Check only segments that are neither sealed nor live. The horizon shows which sealed segments are gone,
+            # and live segments are read again.
             known = known[~slots.sealed[known] & ~np.isin(known, list(self.rows.live.segments))]
         numbers = np.unique(slots.folder[known]).tolist()
         gone = set(numbers) - set(present_segments(self._root, numbers))

@@ -78,7 +78,7 @@ class Slots:
     Attributes
     ----------
     lanes, lane_base : (slots,) int64
-        The number of each segment's lanes, 0 if it is gone or unreadable; the place of its first lane among all.
+        The number of each segment's lanes, 0 if it is gone or unreadable; the place of its first lane among all lanes.
     lane_slot : (lanes,) int64
         The slot of each lane.
     sealed : (slots,) bool

@@ -28,8 +28,8 @@ from diskreplay.segments.rebuild import read_shown
 class Segments(NamedTuple):
     """The segments from number ``origin`` on, as `kernels.frozen` describes them.
 
-    The arrays have for each segment: its number of lanes, the place of its first lane among all lanes, the wall time of
-    its rows' time 0, and its folder. ``first_rows`` has the first row of each lane in a pack.
+    The arrays have, for each segment, its number of lanes, the place of its first lane among all lanes, the wall time
+    of its time 0, and its folder. ``first_rows`` has the first row of each lane in its pack.
     """
 
     origin: int
@@ -59,7 +59,7 @@ class CapacityFrontier:
     Attributes
     ----------
     generation : int
-        The generation of the log that it follows.
+        The generation of the log that this object follows.
     oldest : (lanes,) int64
         The first visible row of each lane, `hiding.NEVER` if its segment is gone. A change replaces the array.
     newer : (lanes,) int64
@@ -141,7 +141,7 @@ class CapacityFrontier:
         self._forget(log.generation)
         hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
-        # Not later than the REACHED of a reader that starts now: samplers order ids by it, and all must agree.
+        # Not later than the REACHED of a reader that starts now: samplers order ids by REACHED, and must all agree.
         gone = log.table.time[self.oldest[place] == hiding.NEVER].max(initial=-1) + 1
         self.found[hiding.REACHED] = max(self.hidden_before, int(gone)) if hidden else 0
 
@@ -229,7 +229,7 @@ class LiveSegment:
 
     def may_be_sealed(self) -> bool:
         """Return whether the segment is sealed, or its attributes were replaced or are gone."""
-        # It may have been sealed after the follower read its state, and before this object was made.
+        # The segment may have been sealed after the follower read its state, and before this object was made.
         return self.info.sealed or identify(self.metadata) != self.info.document
 
 
@@ -256,7 +256,7 @@ class LiveLanes:
         self.open_steps = 0
         self._numbers = np.zeros(following.FOUND, np.int64)
         self._arrays: tuple[Ints, ...]  # the arguments of the kernel
-        self._addresses: Ints  # of these arrays
+        self._addresses: Ints  # the addresses of these arrays
         self._found = self._numbers.data  # the same memory, read as Python's own numbers
         self._leaves = leaves
         self._held: Callable[[], MappingGuard | None] = no_reference  # guards the addresses in use
@@ -291,8 +291,8 @@ class LiveLanes:
     def advance(self, changed: bool, until: int, owner: LiveLanesOwner) -> Ints | None:
         """Take in newly published rows, and hide steps older than ``until`` or beyond the capacity.
 
-        Returns the record of a new snapshot, or None if nothing has changed. ``changed`` says that something other than
-        the lanes has changed.
+        Returns the record of a new snapshot, or None if nothing has changed. ``changed`` tells whether anything other
+        than the lanes has changed.
         """
         found, frontier, record = self._found, self._frontier, self._record
         found[following.CHANGED], found[following.FOLLOWED] = changed, False

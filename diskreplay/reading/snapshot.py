@@ -58,9 +58,9 @@ class LaneMap:
     Attributes
     ----------
     key : (segment lanes,) int64
-        ``writer << 20 | lane``, in the order of (writer, lane); -1 if the segment was gone before it was seen.
+        ``writer << 20 | lane``, which sorts by writer, then by lane; -1 if the segment was gone before it was seen.
     keys : (lanes,) int64
-        Each key once, in order.
+        Each key of ``key`` once, in order, without -1.
     slot : (segment lanes,) int64
         The slot of the segment.
     following, previous : (segment lanes,) int64
@@ -163,7 +163,7 @@ class SegmentTable(NamedTuple):
     folders, first_rows : (slots,) and (lanes,) int64
         The places of the rows, see `ChunkTables`.
     growing : (segments, 3) int64
-        The segments that may grow: slot, number of lanes, and the place of the first one among live lanes.
+        The segments that may grow: slot, number of lanes, and the place of the first lane among live lanes.
     live_base : (slots,) int64
         The place of the segment's first lane among live lanes, -1 if the segment cannot grow.
     live_places : (live lanes,) int64
@@ -193,7 +193,7 @@ class SegmentTable(NamedTuple):
 
     @classmethod
     def of(cls, growing: Ints, **columns: Any) -> "SegmentTable":
-        """Return the table of these columns; ``growing`` is the attribute of `LiveLanes`."""
+        """Return a table with these attributes and the ones derived from ``growing``, which is `LiveLanes.growing`."""
         slot, width, place = growing[:, [following.SLOT, following.LANES, following.PLACE]].T
         column = np.cumsum(width) - width
         lines = np.ascontiguousarray(np.stack([slot, width, column], axis=1))
@@ -427,7 +427,7 @@ class Snapshot:
         return self.segments.tables.priorities is not None
 
     def priorities(self, ids: Ints) -> Floats:
-        """Return the |td| that each step was appended with, ``(n,)``; NaN if it had no priority or is gone."""
+        """Return the priority that each step was appended with, ``(n,)``; NaN if it had no priority or is gone."""
         table = self.segments.tables.priorities
         return np.full(len(ids), np.nan) if table is None else table.priorities(ids, self.origin, self.lanes)
 
@@ -438,9 +438,9 @@ class Snapshot:
         return hidden
 
     def count_by_segment(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return four counts of steps for the segment in each slot: visible, hidden, discarded, discarded and evicted.
+        """Return four numbers of steps for each slot: visible; hidden; discarded; both discarded and evicted.
 
-        The third count includes the fourth.
+        The third number includes the fourth.
         """
 
         def count(episodes: EpisodeTable, steps: Ints) -> Ints:

@@ -45,11 +45,11 @@ class StepAccount:
     Attributes
     ----------
     total : Steps
-        The steps of the store. `inserted` is `counted.ever`: the sum of the other classes and of `quarantined`.
+        The steps of the store. `inserted` is `counted.ever`, which is the sum of all classes and `quarantined`.
     counted : Inserted
         The counts of inserted steps that rate limiters use.
     quarantined : int
-        The number of steps in quarantine that no other class counts.
+        The number of steps in quarantine that no class counts.
     segments : dict of int to Steps
         The steps of each segment by number. A pack is included instead of its members.
     visible : dict of int to int

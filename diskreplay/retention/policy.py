@@ -82,7 +82,7 @@ class _Account:
 
     steps: int = 0
     evicted: int = 0  # steps that were evicted by hand
-    nbytes: int = 0  # on disk; 0 if the store has no capacity in bytes
+    nbytes: int = 0  # bytes on disk; 0 if the store has no capacity in bytes
     info: SegmentInfo | None = None
     first: int = 0  # time of the first row of a sealed segment, nanoseconds since the epoch; 0: no rows
 
@@ -129,7 +129,7 @@ class RetentionPolicy:
         self._by_last: list[tuple[int, int]] = []  # a heap: (time of the last step, number) of each sealed segment
         self._by_first: list[tuple[int, int]] = []  # sorted: (time of the first step, number) of the same segments
         self._short = -1, 0  # a segment that had to stay, and the value of `_kept` at which it is checked again
-        self._below: dict[int, None] = {}  # segments below the horizon that still exist
+        self._below: dict[int, None] = {}  # segments that are older than the horizon and still exist
         self._kept = 0  # kept steps of all segments that are not in `_below`
         self._nbytes = 0  # bytes of the same segments
         self._draft_nbytes = 0  # bytes of the pack in progress
@@ -254,7 +254,7 @@ class RetentionPolicy:
     def _oldest(self) -> tuple[int, int] | None:
         """Return (time of the last step, number) of the sealed segment whose last step is oldest."""
         while self._by_last and self._by_last[0][1] not in self._accounts:
-            heapq.heappop(self._by_last)  # removed
+            heapq.heappop(self._by_last)  # the segment was removed
         return self._by_last[0] if self._by_last else None
 
     def _has_too_many_bytes(self) -> bool:
@@ -319,7 +319,7 @@ class RetentionPolicy:
                 self._forget(number)  # quarantined; if it is brought back, all segments are read again
             return
         except (FormatError, NotADirectoryError, IsADirectoryError):
-            # Damaged: its bytes count, and it stays until it is repaired, as an unsealed segment does.
+            # Damaged: the bytes of the segment count, but it is not removed before it is repaired.
             with self._changing(number, account):
                 account.nbytes = nbytes
             return

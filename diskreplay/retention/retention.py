@@ -122,8 +122,8 @@ class Retention:
         with self._locked():
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
-            # The path may have the draft of a writer that died here, which is deleted: while this process holds the
-            # store lock, no other process makes a segment.
+            # A writer that died here may have left its draft at this path. It can be deleted: while this process holds
+            # the store lock, no other process makes a segment.
             first = number if writer is None else writer
             draft, lock = draft_segment(self._root, building, first, lanes, size, self.clock(), has_priority)
             try:
@@ -185,8 +185,8 @@ class Retention:
         """Yield a folder for the pack that the block makes. Only one block, among all processes, runs at a time.
 
         If the store has a capacity in bytes, ``nbytes`` count as used until the block ends, and segments that are then
-        due are removed first. Raises
-        StoreLocked if another process is making a pack, StorageFull if the disk has no room.
+        due are removed first. Raises StoreLocked if another process is making a pack, StorageFull if the disk has no
+        room.
         """
         building = pack_draft(self._root)
         with self._locked() as gone:
@@ -281,13 +281,13 @@ class Retention:
         self.enforce()
 
     def enforce(self) -> None:
-        """Remove the segments that are due, and nothing else."""
+        """Remove all segments that are due."""
         left = not self._policy.is_idle
         while left:  # other processes get the lock in between
             left = self._remove_some(again=True)
 
     def evict(self, episodes: Sequence[tuple[int, int]], find_hidden: Callable[[], int]) -> list[int]:
-        """Hide episodes of sealed segments and return the first ids of the hidden ones; an error leaves all visible.
+        """Hide episodes of sealed segments and return their first ids; after an error, all episodes stay visible.
 
         Each of ``episodes`` is (first id, steps). Episodes that were evicted meanwhile are not returned.
         ``find_hidden`` returns the time before which the capacity hides every step; it is called under the lock.
@@ -409,7 +409,7 @@ class Retention:
         gone += state_files.take_stale(self._root)
 
     def _find_returned(self, gone: list[str]) -> bool:
-        """Make the counters include existing segments that they leave out; return whether any was counted before.
+        """Make the counters include existing segments that they leave out; return whether an older segment is back.
 
         A user moved such a segment back by hand, the process that made it died before counting it, or a power loss
         undid its removal. Segments that retention had removed are removed again: the same limits still hold. The caller
@@ -498,7 +498,7 @@ class Retention:
             return self._remove_old(gone, again=again)
 
     def _remove_old(self, gone: list[str], *, again: bool) -> bool:
-        """Move at most `_AT_ONCE` due segments out of sight, add their new paths to ``gone``; True: more are due."""
+        """Move at most `_AT_ONCE` due segments away, add their new paths to ``gone``; return whether more are due."""
         gone += _finish_removals(self._root, self._counters)
         for number, steps in self._policy.due(_AT_ONCE, again=again):
             gone.append(_take_out(self._root, self._counters, number, steps))

@@ -138,7 +138,7 @@ class Schema:
         Raises
         ------
         SchemaError
-            If a value is of another kind; the message names it.
+            If a value cannot be stored; the message names it.
         """
         named = [tree_from_example(values or {}, part) for part, values in (("extra", extra), ("episode", episode))]
         return cls(tree_from_example(obs, "obs"), tree_from_example(action, "action"), None, *named)

@@ -40,7 +40,7 @@ class Damage:
 
     ``parts`` maps the name of each damaged chunk file to its damaged ranges of bytes. ``lost`` maps each lane to its
     lost ranges of rows, including rows that the segment already records as lost; ``more`` has only the newly lost rows.
-    ``lost_values`` has, for each range in ``lost``, the range of episode values that belongs to it. ``flags`` maps
+    ``lost_values`` maps each lane to ranges of episode values, one for each range in ``lost``. ``flags`` maps
     (lane, row) to the new flag of this row; the flags of all other lost rows become 0.
 
     ``steps_kept`` and ``steps_lost`` add up to all steps that the segment ever had; steps evicted by hand count as
@@ -69,7 +69,7 @@ def find_damage(
     """Return the damage of a sealed segment, without changing any file.
 
     ``rows`` has the number of rows of each lane. ``evicted`` has (position of the first step, steps) of each episode
-    that was evicted by hand; in a pack, a position is a row.
+    that was evicted by hand. A position is ``row * lanes + lane``; in a pack, which has one lane, it is a row.
 
     ``marked`` is given only for a copied segment that may lack some rows: the number of first rows of each lane that
     the marks prove. These rows are intact, even inside a bad block. Any later row is lost even if only its priority is
@@ -136,7 +136,7 @@ class _Search:
         return damage
 
     def _damaged_rows(self, damage: Damage) -> tuple[RangesByLane, RangesByLane, RangesByLane]:
-        """Return ranges by lane: of rows with a damaged field, of rows with damaged flags, and of damaged values."""
+        """Return three dicts of ranges by lane: rows with a damaged field, rows with damaged flags, damaged values."""
         damaged: RangesByLane = {}
         unknown: RangesByLane = {}
         damaged_values: RangesByLane = {}
@@ -296,7 +296,7 @@ class _Search:
         return steps
 
     def _proven(self, lane: int, unknown: list[Range]) -> Iterator[int]:
-        """Yield the first row of each range of unknown flags, if it certainly is the first row of an episode."""
+        """Yield the first row of each range of ``unknown`` flags that certainly begins with a new episode."""
         for first, _ in unknown:
             if first == 0:
                 continue
@@ -359,7 +359,7 @@ class _Values:
         self._unknown = max(0, total - len(rows) - sum(count for _, count in gone)) if holes else 0
 
     def damaged_rows(self, places: Sequence[Range]) -> list[Range]:
-        """Return the known rows whose values are damaged or unknown; ``places`` has the ranges of damaged values."""
+        """Return the rows with intact flags, but damaged or unknown values; ``places`` are ranges of damaged values."""
         found = self._places(self._rows)
         bad = np.zeros(len(found), np.bool_)
         for first, stop in places:
@@ -378,7 +378,7 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return the range of values of each lost range, and the stop row of each rewritten episode that has values.
+        """Return the range of values of each lost range, and the row after each rewritten episode that has values.
 
         ``rewritten`` has the ranges of rows of the evicted and discarded episodes whose flags are replaced. Values
         without a known row belong to the first lost range with damaged flags, or else to rewritten episodes. A
@@ -425,7 +425,7 @@ def _sum_at(fd: int, at: int, nbytes: int) -> int:
 
 
 def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
-    """Return the range of rows of all episodes that overlap ``rows``; ``starts`` has row 0 and each first row."""
+    """Return the range of rows of all episodes that overlap ``rows``; ``starts`` has row 0 and all first rows."""
     behind = int(np.searchsorted(starts, rows[1]))
     first = int(starts[np.searchsorted(starts, rows[0], "right") - 1])
     return first, int(starts[behind]) if behind < len(starts) else count

@@ -97,7 +97,7 @@ def move_aside(
 
 
 def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
-    """Copy a segment unchanged into quarantine, unless it has a copy with the same reason; return the copy's path.
+    """Copy a segment unchanged into quarantine, unless a copy with this reason is there; return the copy's path.
 
     ``steps`` is the number of steps that the segment itself is about to lose; None: unknown. The caller holds the store
     lock.
@@ -247,7 +247,7 @@ def _is_segment(path: Path) -> bool:
 
 
 def remove_stale_records(root: Path) -> dict[int, int]:
-    """Remove the records of segments that have left the quarantine; return {segment: steps that only it counted}.
+    """Remove the records of segments that have left the quarantine; return {segment: steps only in its record}.
 
     A user moved these segments back or deleted them by hand, or a process died after it moved one back. The caller
     holds the store lock.

@@ -42,7 +42,7 @@ REASONS = {
 
 
 def fate_of(info: SegmentInfo) -> Fate:
-    """Return how to treat an unsealed segment whose lock is free."""
+    """Return how to treat an unsealed segment whose lock is free, which means that its writer has died."""
     if shows_live_rows(info):
         return Fate.SEALED
     if not has_no_mark(str(info.path)):
@@ -55,7 +55,7 @@ def fate_of(info: SegmentInfo) -> Fate:
 
 
 def _lacks_marked_files(info: SegmentInfo) -> bool:
-    """Return whether files of marked rows are missing or short: not by a power loss, but a copy may lack them."""
+    """Return whether files of marked rows are missing or short: a copy may lack them, a power loss takes none."""
     marks = read_marks(str(info.path), len(info.lanes))
     return bool(marks) and int(marks[-1].rows.max()) > rows_with_files(info)
 
@@ -97,7 +97,7 @@ def forget_claims(info: SegmentInfo, are_kept: bool) -> None:
 def _restore_counter(folder: str, rows: Ints) -> None:
     try:
         write_lane_counter(folder, rows)
-    except (FileNotFoundError, FormatError):  # a power loss left it missing or short
+    except (FileNotFoundError, FormatError):  # a power loss left the file missing or short
         write_file(f"{folder}/c.0", rows.tobytes())
     sync_file(f"{folder}/c.0")
 

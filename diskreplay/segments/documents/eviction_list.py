@@ -85,8 +85,8 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
     """Append an entry for each episode and publish the entries together. The caller holds the store lock.
 
     ``counters`` are writable. Each of ``episodes`` is (id of the first step, number of steps). Steps published before
-    the time ``hidden_before`` are already hidden by the capacity. These stay hidden, although the capacity then has
-    fewer steps to count. Raises StorageFull if the disk has no room; no episode is hidden then.
+    the time ``hidden_before`` are already hidden by the capacity. These stay hidden, although the capacity no longer
+    counts the evicted steps. Raises StorageFull if the disk has no room; no episode is hidden then.
     """
     start = int(counters.read()[layout.EVICTION_ENTRIES])
     stop = start + len(episodes)

@@ -85,9 +85,9 @@ STEPS_EVICTED = 3
 EVICTION_ENTRIES = 4
 FRONTIER = 5  # steps that were published before this time, in nanoseconds since the epoch, are hidden
 RESERVED = 6  # segment numbers below this may have been used, even if a power loss took the value of NEXT_SEGMENT
-CHANGES = 7  # how often a segment was quarantined, brought back or replaced: a reader then reads all segments again
+CHANGES = 7  # how often a segment was quarantined, returned or replaced; after a change, readers read all segments
 BOOT = 8  # a hash of the boot in which segment numbers were last reserved; 0: no number was reserved yet
-SEALED = 9  # how often a segment was sealed, or got priorities: a reader then checks the segments that it follows
+SEALED = 9  # how often a segment was sealed, or got priorities; after a change, readers check their growing segments
 COUNTER_WORDS = 16
 RESERVED_AT_ONCE = 64
 MOST_COUNTED = 1 << 62
@@ -111,7 +111,7 @@ LIMITER_SLOTS = 64
 # LEAST_CLOSE_ROWS per lane), so that lanes share pages. With more rows, one step of all lanes would be written to a
 # page per lane, in every field.
 CLOSE_LANES, CLOSE_ROWS, LEAST_CLOSE_ROWS = 512, 1 << 17, 16
-# Rows of at least this width are written by position, because the first touch of a page through a mapping costs three
+# Rows of at least this size are written by position, because the first touch of a page through a mapping costs three
 # times as much. Narrower rows are written through mappings.
 WIDE_ROW_BYTES = 4096
 
@@ -125,12 +125,12 @@ BLOCK_ROWS = 512
 
 
 def chunk_key(chunk: int, ndim: int) -> str:
-    """Return the file name of a chunk along the row axis of an array with ``ndim`` dimensions after it."""
+    """Return the file name of a chunk, by its number along the row axis; ``ndim`` axes follow that axis."""
     return f"c.0.{chunk}" + ".0" * ndim
 
 
 def episode_chunk(column: str) -> str:
-    """Return the chunk file of a column of the table of episodes, relative to its segment."""
+    """Return the path of the chunk file of a column of the table of episodes, relative to the segment."""
     return f"{EPISODES}/{column}/c.0"
 
 
@@ -179,7 +179,7 @@ def join_ranges(firsts: Ints, stops: Ints) -> list[tuple[int, int]]:
 
 
 def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the parts of some ranges that are outside of the others."""
+    """Return the parts of ``ranges`` that are outside of all ``others``."""
     left = list(ranges)
     for first, stop in others:
         left = [part for a, b in left for part in ((a, min(b, first)), (max(a, stop), b)) if part[0] < part[1]]
@@ -189,7 +189,8 @@ def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[in
 def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
     """Split a range at the multiples of a length: rows of a lane into chunks, or rows of a chunk into lanes.
 
-    Yields parts as (number of the block, start within the block, length); the length is at most ``most``.
+    Yields parts as (block, start, count): the number of the block of ``length`` items, the start inside this block, and
+    the number of items, at most ``most``.
     """
     while first < stop:
         block, inside = divmod(first, length)

@@ -104,7 +104,7 @@ def _create(root: Root, name: str) -> None:
 
 
 class Inserted(NamedTuple):
-    """The number of steps ever committed to a store, and of those still in it: neither evicted nor lost to damage."""
+    """The number of steps ever committed to a store, and the number that is neither deleted, evicted nor lost."""
 
     ever: int
     held: int
@@ -186,7 +186,7 @@ class StepCounter:
             ever = held + self._evicted + self._aside
             if ever >= self._ever and self._raw == raw == self._counters.raw():
                 break
-            # A segment that was moved away or merged meanwhile may be in neither count.
+            # A segment that was moved away or merged meanwhile may be missing in the count.
             time.sleep(_PAUSE_S)
         self._ever = max(self._ever, ever)
         return Inserted(self._ever, max(0, held - sum(self._by_hand.values()) - sum(self._lost.values())))
@@ -210,7 +210,7 @@ class StepCounter:
         return self._aside
 
     def segments(self) -> dict[int, SegmentCount]:
-        """Return the counts of each existing segment, and of each pack in place of its members."""
+        """Return {number: counts} of all existing segments and packs, without the members of packs."""
         found = {}
         for number, steps in self._sealed.items():
             members = tuple(self._packs.get(number, (number,)))

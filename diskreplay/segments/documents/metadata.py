@@ -122,7 +122,7 @@ class RowArray:
 
     @computed_once
     def _text(self) -> str:
-        """The array's zarr.json with placeholders for the shapes; only processes that write one need it."""
+        """The array's zarr.json with placeholders for the shapes; only processes that make segments need it."""
         return dump(shaped(self.template, _SHAPE, _CHUNK_SHAPE)).decode()
 
     def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
@@ -177,7 +177,7 @@ class Blueprint:
         return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
 
     def of(self, chunk_rows: Container[str]) -> "Blueprint":
-        """Return the blueprint of a segment: `with_priority` if ``chunk_rows`` has the array ``priority``, or self."""
+        """Return `with_priority` if ``chunk_rows``, of a segment's arrays, has the array ``priority``; else self."""
         return self.with_priority if layout.PRIORITY in chunk_rows else self
 
     def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
@@ -229,7 +229,7 @@ class Blueprint:
         return seal_document(self._root, attributes)
 
 
-# Placeholders of the two shapes in the text of a document; zarr-python writes no name with this beginning.
+# Placeholders of the two shapes in the text of a document; no text that zarr-python writes begins like this.
 _SHAPE, _CHUNK_SHAPE = "@shape", "@chunk_shape"
 
 
@@ -294,9 +294,9 @@ def read_document(path: Path | str) -> bytes:
 
 
 def identify(path: Path | str, lookup: Lookup | None = None) -> Identity:
-    """Return inode, modification time (ns) and size of a file or folder, by which a replacement differs.
+    """Return inode, modification time (ns) and size of a file or folder: a replacement differs in one of these.
 
-    All three are 0 if it is missing.
+    All three are 0 if the file is missing.
     """
     try:
         return _identity(os.lstat(path) if lookup is None else lookup.status(str(path)))
@@ -318,9 +318,9 @@ def read_identified(path: str, lookup: Lookup) -> tuple[bytes, Identity]:
 
 
 def parse_document(data: bytes, path: Path | str) -> Document:
-    """Parse the bytes of a JSON object.
+    """Return the JSON object in ``data``; ``path`` is used for messages only.
 
-    Raises FormatError if they are not JSON, not an object, or larger than `MAX_BYTES`.
+    Raises FormatError if the bytes are not JSON, not an object, or more than `MAX_BYTES`.
     """
     try:
         if len(data) > MAX_BYTES:
@@ -334,7 +334,7 @@ def parse_document(data: bytes, path: Path | str) -> Document:
 
 
 def read_object(path: Path | str) -> Document:
-    """Return a document, as a JSON object; errors as for `read_document` and `parse_document`."""
+    """Read a document and return its JSON object; errors as for `read_document` and `parse_document`."""
     return parse_document(read_document(path), path)
 
 
@@ -347,7 +347,7 @@ def read_verified(path: Path | str) -> Document:
 
 
 def shaped(document: Document, shape: object, chunks: object) -> Document:
-    """Return the document of an array with another shape and chunk shape."""
+    """Return a copy of an array's document with this shape and chunk shape."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
     return {**document, "shape": shape, "chunk_grid": grid}
 
@@ -445,7 +445,7 @@ def wholes(count: int | None = None, most: int | None = None) -> Check:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value from JSON is a number; NaN is one."""
+    """Return whether a value from JSON is a number; NaN counts as a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -118,7 +118,7 @@ class Root:
     segment_steps: int | str | None
     validate: str | None
     compression: int | None  # the level of zstd for wide fields in packs
-    compacts: bool  # whether processes that write merge segments in the background
+    compacts: bool  # whether writing processes merge segments in the background
     created: str
     blueprint: metadata.Blueprint
 
@@ -170,7 +170,7 @@ class Root:
         return str(self.counters_folder / layout.LOCK)
 
     def segment_path(self, number: int) -> Path:
-        """Return the folder of a segment."""
+        """Return the path of a segment's folder."""
         return self.segments_folder / layout.segment_name(number)
 
     def check_still_there(self) -> None:
@@ -317,7 +317,7 @@ def create_root(
         os.rename(building, path)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # of the rename
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # errors of the rename
             raise StoreExists(f"{path} exists already; open it, or create(..., exist_ok=True)") from error
         raise storage_error(error, path, f"no space to create {path}; free some, and create it again") from None
     for folder in [path, *above]:

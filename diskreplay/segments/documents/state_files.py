@@ -168,7 +168,7 @@ def _place(root: Root, building: Path, target: Path) -> None:
 def take_stale(root: Root) -> list[str]:
     """Move states that are not current, left by a process that died, out of their groups; return their new paths.
 
-    The caller holds the store lock, and deletes the moved states after its release.
+    The caller holds the store lock, and deletes the moved states after releasing the lock.
     """
     taken: list[str] = []
     for name in state_names(root):
@@ -190,7 +190,7 @@ def _group(root: Root) -> Document:
 
 
 def _numbers(folder: Path) -> list[int]:
-    """Return the numbers of all states under a name, finished or not."""
+    """Return the numbers of all states in the folder of a name, current or not."""
     try:
         return [int(name) for name in os.listdir(folder) if len(name) <= _DIGITS and re.fullmatch("[1-9][0-9]*", name)]
     except FileNotFoundError:
@@ -198,7 +198,11 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, arrays: _Arrays) -> Tree:
-    """Return a tree with references in place of arrays; the arrays are added to ``arrays`` by name."""
+    """Return a tree with references in place of arrays, and add the arrays to ``arrays`` by name.
+
+    ``path`` has the keys above this tree in the state, for names and messages. ``template`` is the document of any
+    array.
+    """
     where = "/".join(path) or "the top"
     if isinstance(tree, np.ndarray):
         if tree.dtype.name not in _DTYPES:

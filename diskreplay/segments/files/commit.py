@@ -52,11 +52,11 @@ class CountersByPosition:
         return self._shown.tobytes()
 
     def __getitem__(self, key: Any) -> Any:
-        """Return some of the stored counters."""
+        """Return the stored counters at ``key``."""
         return self._shown[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Store some counters; see `store`."""
+        """Set the counters at ``key``; see `store`."""
         self.store(key, value, late=self._late)
 
     def store(self, key: Any, value: Any, *, late: bool) -> None:

@@ -34,7 +34,7 @@ class descriptor:
         return self._fd
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the descriptor."""
         os.close(self._fd)
 
 
@@ -75,7 +75,7 @@ def write_sparse(path: str, data: bytes) -> None:
 
 
 def write_at(fd: int, data: Any, offset: int) -> None:
-    """Write bytes, or a view of bytes, in full."""
+    """Write bytes, or a view of bytes, at a byte offset of a file, in full."""
     count = os.pwrite(fd, data, offset)
     while count < len(data):
         data, offset = memoryview(data)[count:], offset + count
@@ -83,7 +83,7 @@ def write_at(fd: int, data: Any, offset: int) -> None:
 
 
 def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write bytes, or a view of bytes, in full; a write of at most 256 KiB keeps the GIL.
+    """Write bytes, or a view of bytes, as `write_at` does; a write of at most 256 KiB keeps the GIL.
 
     Copying a row into the page cache takes less time than getting the GIL back from another thread.
     """
@@ -271,7 +271,7 @@ def punch_hole(fd: int, start: int, stop: int) -> None:
 # --- guarantees of file systems ---------------------------------------------------------------------------------------
 
 
-# The numbers of linux/magic.h and of file systems outside the kernel. All FUSE file systems share one, also virtiofs.
+# The numbers of linux/magic.h and of file systems outside the kernel. All FUSE file systems, also virtiofs, share one.
 _LOCAL = {
     0xEF53: "ext4",
     0x58465342: "xfs",

@@ -1,4 +1,4 @@
-"""Identifies this machine, its boot and its volumes, reads their clocks, and checks that the platform is supported."""
+"""Identifies this machine, its boot and its volumes, reads its clocks, and checks that the platform is supported."""
 
 import ctypes
 import fcntl

@@ -149,7 +149,7 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup
 
 
 class opened(descriptor):
-    """Open a regular file of ``nbytes`` when constructed, as `open_regular`, and close it after the `with` block."""
+    """Open a regular file when constructed, as `open_regular` does, and close it after the `with` block."""
 
     __slots__ = ()
 

@@ -37,7 +37,7 @@ def next_number(root: Root, counters: StoreCounters) -> int:
     if words[layout.BOOT] != here:
         number = max(number, reserved)
         counters.set(layout.NEXT_SEGMENT, number)
-    # A writer that died after renaming its new segment, and before setting the counter, left an empty segment here.
+    # The number may belong to an empty segment, whose writer died after renaming it and before setting the counter.
     while os.path.lexists(root.segment_path(number)):
         number += 1
     if number >= layout.MAX_SEGMENTS:
