@@ -345,7 +345,7 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
         while piece is None:
             piece, used = _decompressed_piece(nbytes, most), 0
             if piece is None and most == sys.maxsize:
-                raise MemoryError(f"no memory for {count} decompressed chunks of {inner_bytes} bytes each")
+                raise MemoryError(f"no memory for {count} decompressed chunks of {inner_bytes} bytes each; free memory")
             if piece is None and not _release_decompressed(count * inner_bytes, before):
                 most = sys.maxsize
         some = min(count, fits - used)

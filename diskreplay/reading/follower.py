@@ -222,7 +222,8 @@ class _Generation:
         count = there[-1] + 1 - start
         if count + len(slots.lanes) > MOST_SLOTS:
             raise FormatError(
-                f"{self._root.path} has segments {there[0]} to {there[-1]}, more than a store can; restore its counters"
+                f"{self._root.path} has segments {there[0]} to {there[-1]}, more than a store can have; restore its "
+                "counters"
             )
         infos: list[SegmentInfo | None] = [None] * count
         for number in there:

@@ -514,9 +514,9 @@ class Snapshot:
         """Return ``count`` rows of a leaf from the row of ``step_id`` on, without a copy if one chunk has them."""
         slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
         if not 0 <= slot < len(self.lanes) or self.lanes[slot] == 0:
-            raise SegmentGone(f"the segment of id {step_id} was evicted or set aside; refresh and look again")
+            raise SegmentGone(f"the segment of id {step_id} was evicted or set aside; refresh, and use present ids")
         lanes = int(self.lanes[slot])
         row, lane = divmod(position, lanes)
         if row + count > max(self.observed[self.lane_base[slot] + lane], self.committed[self.lane_base[slot] + lane]):
-            raise InvalidIndex(f"the snapshot has fewer than {count} rows of the lane of id {step_id} from that id on")
+            raise InvalidIndex(f"in the snapshot, the lane of id {step_id} has fewer than {count} rows from this id on")
         return self.leaf(leaf).rows(slot, lane, row, row + count)

@@ -328,7 +328,7 @@ def _walk(tree: Any, path: str, leaves: dict[str, Field], depth: int = 0) -> tup
     """Return a copy of a tree of fields and its plan, and add its leaves to ``leaves`` by path."""
     if isinstance(tree, Field):
         if len(leaves) >= MAX_LEAVES:
-            raise SchemaError(f"a schema has at most {MAX_LEAVES} fields")
+            raise SchemaError(f"a schema has at most {MAX_LEAVES} fields, and this one has more")
         leaves[path] = tree
         return tree, path
     if not isinstance(tree, (Mapping, tuple)):

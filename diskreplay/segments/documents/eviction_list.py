@@ -155,7 +155,7 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
     """
     if entries and not os.path.exists(last := f"{folder}/c.{(entries - 1) // ROWS}.0"):
         # A damaged count must not fill the disk with chunks.
-        raise FormatError(f"{last} is missing where {entries} entries are counted; run diskreplay repair on the store")
+        raise FormatError(f"{last} is missing, but {entries} entries are counted; run diskreplay repair on the store")
     path = root.folder / layout.EVICTIONS / layout.METADATA
     chunks = -(-count // ROWS)
     rows, document = _rows(root)

@@ -359,8 +359,8 @@ def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
             data = np.zeros(expected + _CRC_BYTES, np.uint8)
         except MemoryError:
             raise FormatError(
-                f"{path.parent} is an array of {expected} bytes, more than there is memory; delete {folder.parent} and "
-                "save again"
+                f"{path.parent} is an array of {expected} bytes, more than fits into memory; delete {folder.parent} "
+                "and save again"
             ) from None
         for start, stop in data_ranges(fd, 0, len(data)):  # a hole takes no memory, however long it is
             read_part(fd, start, data[start:stop])

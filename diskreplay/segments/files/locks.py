@@ -129,7 +129,8 @@ def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator
     while (lock := try_lock(path)) is None:
         if time.monotonic() > until:
             raise StoreLocked(
-                f"another process has held {os.fspath(path)} for {timeout_s:g} s; look for a stopped one and try again"
+                f"another process has held {os.fspath(path)} for {timeout_s:g} s; look for a stopped process, and try "
+                "again"
             )
         time.sleep(_POLL_S)
     try:

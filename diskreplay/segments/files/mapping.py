@@ -175,7 +175,7 @@ def read_into(path: str, nbytes: int, out: NDArray[np.uint8], lookup: Lookup = B
     """
     with opened(path, nbytes, lookup=lookup) as fd:
         if not read_part(fd, 0, out):
-            raise FormatError(f"{path} has become shorter than {nbytes} bytes; the store is damaged")
+            raise FormatError(f"{path} has become shorter than {nbytes} bytes; the store is damaged, restore this file")
 
 
 def read_part(fd: int, start: int, out: NDArray[np.uint8]) -> bool:
