@@ -225,7 +225,10 @@ _LEAVING = 8
 
 
 class Chunks(Protocol):
-    """The chunks of one array: the part of `ChunkTable` that this module uses."""
+    """The chunks of one array: the part of `ChunkTable` that this module uses.
+
+    The arrays have one value per chunk. The index of a chunk in them is its place.
+    """
 
     bases: NDArray[np.int64]
     used: NDArray[np.int64]

@@ -297,7 +297,7 @@ class ChunkTable:
         return rows if not isinstance(source, Pack) else min(rows, source.info.chunk_rows[self.leaf] - (chunk << bits))
 
     def _memory(self, source: Folder, use: int, copy: bool) -> Piece | None:
-        """Return memory to read a chunk into, or None if it is to be mapped.
+        """Return memory to read a chunk into, or None if the chunk is to be mapped.
 
         Chunks of packs, and of segments that may still grow, are always mapped. So are large chunks and wide rows,
         unless ``copy`` says that the system has too few mappings.
@@ -418,7 +418,7 @@ class ChunkTable:
         if self._read_priorities(ids, origin, lanes, found) < 0:
             return found
         known, slots, _, lane, row = locate(ids, origin, lanes)
-        # As in `values`: one segment at a time, and one thread.
+        # One segment and one thread at a time, for the reason given in `values`.
         for slot in np.unique(slots[known]).tolist():
             here = np.flatnonzero((slots == slot) & known)
             some = np.full(len(here), np.nan)

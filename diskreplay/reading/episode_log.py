@@ -129,14 +129,14 @@ class Evictions:
         self.found = Evicted(EpisodeTable.concatenate([]))
 
     def read(self, count: int) -> bool:
-        """Take in the first ``count`` entries; return whether any are new."""
+        """Read the list's entries up to number ``count``; return whether any are new."""
         new = self._entries.new(count)[:, 0]
         if len(new):
             self._firsts = np.union1d(self._firsts, new)
         return len(new) > 0
 
     def add_lost(self, firsts: Ints) -> bool:
-        """Take in the first ids of ranges that were lost to damage; return whether ``firsts`` has any."""
+        """Add the first ids of ranges that were lost to damage; return whether ``firsts`` has any."""
         if len(firsts):
             self._firsts = np.union1d(self._firsts, firsts)
         return len(firsts) > 0
@@ -174,7 +174,7 @@ def _keys(ids: Ints, lanes: Ints) -> Ints:
 
 
 class FollowedLanes(Protocol):
-    """The lanes of the segments that a follower knows, by slot."""
+    """The lanes of the segments that a follower knows. The slot of a segment is its number minus ``origin``."""
 
     @property
     def origin(self) -> int:

@@ -1,4 +1,7 @@
-"""The rows of a store that a reader has followed, which means read once to find their episodes."""
+"""The rows of a store that a reader has followed, which means read once to find their episodes.
+
+The slot of a segment is its number minus the number ``origin`` of the first segment.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -122,7 +125,7 @@ class FollowedRows:
         self._add_sealed(sealed)
 
     def _add_pack(self, pack: Pack, first_new: int) -> None:
-        """Take in a pack: the rows of its followed segments are read from it from now on, the other rows are added."""
+        """Add a pack: segments that were followed already are now read from the pack, rows of the others are added."""
         slots = pack.numbers - self.slots.origin
         self.tables = self.tables.with_pack(slots, pack)
         self.slots.move(slots, pack)
@@ -185,7 +188,7 @@ class FollowedRows:
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether all ended episodes stay in the log: none was evicted, lost, or may be part of a discarded one."""
+        """Whether all ended episodes stay in the log: none was evicted or lost, or may be part of a discarded one."""
         return self.evictions.has_none and not self._discards.waits
 
     def add_ended(self, end: int, steps: int) -> None:
@@ -265,7 +268,7 @@ class FollowedRows:
         return live.info.sealed
 
     def _take_sealed(self, slot: int, committed: Ints, observed: Ints) -> None:
-        """Take in the remaining rows of a live segment that is sealed now."""
+        """Add the remaining rows of a live segment that is sealed now."""
         span = self.slots.span(slot)
         self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
         self.slots.set_rows(span, committed, observed)
@@ -275,7 +278,7 @@ class FollowedRows:
     # --- new rows ----------------------------------------------------------------------------------------------------
 
     def _parse_live(self, slot: int, at: Ints, committed: Ints, sealed: bool) -> None:
-        """Take in the published rows of lanes of a live segment; ``at`` has their places among all lanes."""
+        """Add the published rows of lanes of a live segment; ``at`` has the places of the lanes among all lanes."""
         base, info = int(self.slots.lane_base[slot]), self.tables.info(slot)
         if not len(at) or info is None:
             return

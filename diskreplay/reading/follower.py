@@ -160,7 +160,7 @@ class _Generation:
         return "advance_hiding" if self._is_timed else "advance"
 
     def update(self, *, force: bool = False) -> int:
-        """Take in all changes and make a new snapshot; return the number of steps that became visible."""
+        """Follow all changes on disk and make a new snapshot; return the number of steps that became visible."""
         raw, rows = self._counters.raw(), self.rows
         if raw == self._raw and not (force or rows.live.segments or self._limits.max_age_s is not None):
             return 0  # nothing has changed: the fast path, as samplers refresh for every batch
@@ -194,7 +194,7 @@ class _Generation:
         return arrived + total - steps + rows.lost
 
     def _follow_counters(self, words: Ints, is_rearranged: bool) -> int:
-        """Take in new and deleted segments, and evictions; return the number of new steps."""
+        """Add new segments, drop deleted segments and evicted episodes; return the number of new steps."""
         rows = self.rows
         steps = rows.steps
         self._add_segments(int(words[layout.NEXT_SEGMENT]))
@@ -249,7 +249,7 @@ class _Generation:
         self.rows.drop(np.union1d(below, known[np.isin(slots.folder[known], list(gone))]).tolist())
 
     def _add_newly_sealed(self) -> bool:
-        """Take in newly sealed segments, the newest first; return whether there are any."""
+        """Add the last rows of newly sealed segments, the newest segment first; return whether there are any."""
         self._next_check_at = time.monotonic() + CHECK_EVERY_S
         changed, live = False, self.rows.live.segments
         for slot in sorted(live, reverse=True):

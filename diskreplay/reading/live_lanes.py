@@ -26,7 +26,7 @@ from diskreplay.segments.rebuild import read_shown
 
 
 class Segments(NamedTuple):
-    """The segments from number ``origin`` on, as `kernels.frozen` describes them.
+    """The segments from number ``origin`` on, as `kernels.frozen` describes them. The first one has slot 0.
 
     The arrays have, for each segment, its number of lanes, the place of its first lane among all lanes, the wall time
     of its time 0, and its folder. ``first_rows`` has the first row of each lane in its pack.
@@ -137,7 +137,7 @@ class CapacityFrontier:
         self._following = np.zeros(0, np.int64)
 
     def follow(self, log: EpisodeLog, place: Ints, open_start: Ints) -> None:
-        """Follow a log of another generation, and count its hidden steps; for the arrays see `drop`."""
+        """Start over with a log whose generation has changed, and count its hidden steps; for the arrays see `drop`."""
         self._forget(log.generation)
         hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
@@ -183,7 +183,7 @@ class LiveLanesOwner(Protocol):
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether all ended episodes stay in the log: none was evicted, lost, or may be part of a discarded one."""
+        """Whether all ended episodes stay in the log: none was evicted or lost, or may be part of a discarded one."""
 
     def add_ended(self, end: int, steps: int) -> None:
         """Extend the log to ``end`` lines and ``steps`` steps, without episodes that were evicted or lost."""
@@ -289,7 +289,7 @@ class LiveLanes:
         self.growing[self.growing[:, following.SLOT] == slot, following.CHECKED] = checked
 
     def advance(self, changed: bool, until: int, owner: LiveLanesOwner) -> Ints | None:
-        """Take in newly published rows, and hide steps older than ``until`` or beyond the capacity.
+        """Follow newly published rows, and hide steps older than ``until`` or beyond the capacity.
 
         Returns the record of a new snapshot, or None if nothing has changed. ``changed`` tells whether anything other
         than the lanes has changed.

@@ -404,7 +404,7 @@ class Snapshot:
         return EpisodeTable(found)
 
     def value_places(self, episodes: EpisodeTable) -> tuple[Ints, Ints, Ints]:
-        """Return the slots, lanes and rows of the values of ended episodes, in the arrays of episode fields.
+        """Return the slots, lanes and rows at which the arrays of episode fields have the values of ended episodes.
 
         All ``episodes`` must have values. For the rows see `ChunkTables.value_rows`.
         """

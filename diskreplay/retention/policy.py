@@ -130,7 +130,7 @@ class RetentionPolicy:
         self._by_first: list[tuple[int, int]] = []  # sorted: (time of the first step, number) of the same segments
         self._short = -1, 0  # a segment that had to stay, and the value of `_kept` at which it is checked again
         self._below: dict[int, None] = {}  # segments that are older than the horizon and still exist
-        self._kept = 0  # kept steps of all segments that are not in `_below`
+        self._kept = 0  # steps that were neither evicted nor lost, in all segments that are not in `_below`
         self._nbytes = 0  # bytes of the same segments
         self._draft_nbytes = 0  # bytes of the pack in progress
         self._ages = Ages()
@@ -299,7 +299,7 @@ class RetentionPolicy:
             self._by_hand[number] = self._by_hand.get(number, 0) + steps
             holder = in_pack.get(number, number)
             account = self._accounts.get(holder)
-            if account is not None:  # else it is removed
+            if account is not None:  # else the segment was removed
                 with self._changing(holder, account):
                     account.evicted += steps
 
@@ -357,7 +357,7 @@ class RetentionPolicy:
 
     @contextmanager
     def _changing(self, number: int, account: _Account) -> Iterator[None]:
-        """Update the sums of steps and bytes after a block that changes the account of a segment."""
+        """Update the sums of steps and bytes after a `with` block that changes the account of a segment."""
         kept, nbytes = account.kept, account.nbytes
         yield
         if number not in self._below:

@@ -61,8 +61,8 @@ from diskreplay.segments.segment import (
 LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
 # This many of the newest segments are searched for the clock of this boot, because some may be damaged or gone.
 _NEIGHBOURS = 16
-# The maximum number of segments that one call seals or removes. Each dead segment that waits to be sealed holds a
-# descriptor, and each rename delays other processes that wait for the store lock.
+# The maximum number of segments that one call seals or removes. Each segment of a dead writer that waits to be sealed
+# holds a descriptor, and each rename delays other processes that wait for the store lock.
 _AT_ONCE = 64
 # This limit is lower for merged segments, because a process that needs room also deletes the folders that other
 # processes are deleting.
@@ -83,7 +83,7 @@ class Retention:
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._policy = RetentionPolicy(root, counters)
-        self._tried: set[int] = set()  # dead segments that were returned for sealing
+        self._tried: set[int] = set()  # segments of dead writers that were returned for sealing
         self._sealed: set[int] = set()  # sealed segments; these never change again
         self._packs = KnownPacks(root)
         self._clock: Clock | None = None
@@ -182,7 +182,7 @@ class Retention:
 
     @contextmanager
     def making_pack(self, nbytes: int) -> Iterator[str]:
-        """Yield a folder for the pack that the block makes. Only one block, among all processes, runs at a time.
+        """Yield a folder for the pack that a `with` block makes. Among all processes, one such block runs at a time.
 
         If the store has a capacity in bytes, ``nbytes`` count as used until the block ends, and segments that are then
         due are removed first. Raises StoreLocked if another process is making a pack, StorageFull if the disk has no

@@ -32,7 +32,7 @@ QUARANTINE = f"{layout.COUNTERS}/quarantine"
 RECORD = ".record.json"  # a record's file name is the name of its entry plus this suffix
 
 _SEGMENT = re.compile(rf"{layout.SEGMENTS}(?:\.[0-9]+)?/([0-9]{{8,9}})(?:\.[0-9]+)?")
-_PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # a folder with 3 of these was a segment
+_PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # a folder with 3 of these names was a segment
 _TOP = (layout.SEGMENTS, layout.SAMPLERS, layout.LIMITERS, layout.COUNTERS, layout.EVICTIONS)
 _DEEPEST = 8  # the maximum depth of entries in a store's tree
 _MOST_BYTES = 1 << 16  # the maximum size of a record
@@ -265,7 +265,7 @@ def remove_stale_records(root: Path) -> dict[int, int]:
 
 
 def quarantined_numbers(root: Path) -> list[int]:
-    """Return the numbers of the segments in quarantine, by their folder names: new segments must not reuse them."""
+    """Return the segment numbers in the folder names of the quarantine: new segments must not reuse them."""
     found = (_segment_of(f"{layout.SEGMENTS}/{name.removesuffix(RECORD)}") for name in _segment_names(root))
     return sorted({number for number in found if number is not None})
 

@@ -202,7 +202,7 @@ class Root:
 
     @contextmanager
     def still_there(self) -> Iterator[None]:
-        """Check that the store is still there, before a block and after an error in it.
+        """Check that the store is still there, before a `with` block and after an error in the block.
 
         Raises StoreNotFound as `check_still_there` does.
         """

@@ -147,7 +147,7 @@ def storage_error(error: OSError, path: os.PathLike[str] | str, message: str | N
 
 @contextmanager
 def storage_errors(path: os.PathLike[str] | str, message: str | None = None) -> Iterator[None]:
-    """Raise StorageFull if the block raises an error that means "no space"; see `storage_error`."""
+    """Raise StorageFull if the `with` block raises an error that means "no space"; see `storage_error`."""
     try:
         yield
     except OSError as error:
@@ -158,7 +158,7 @@ def storage_errors(path: os.PathLike[str] | str, message: str | None = None) -> 
 
 @contextmanager
 def drafted(folder: os.PathLike[str] | str) -> Iterator[None]:
-    """Let a block make a folder from scratch; if the block fails, the folder is removed.
+    """Let a `with` block make a folder from scratch; if the block raises, the folder is removed.
 
     Raises StorageFull if the disk has no room.
     """
@@ -204,7 +204,7 @@ class NotWritten(OSError):
 
 @contextmanager
 def writing_back() -> Iterator[None]:
-    """Raise NotWritten if a block that syncs raises an OSError."""
+    """Raise NotWritten if a `with` block that syncs files raises an OSError."""
     try:
         yield
     except OSError as error:

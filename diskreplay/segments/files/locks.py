@@ -118,7 +118,7 @@ def try_lock(path: os.PathLike[str] | str) -> Lock | None:
 
 @contextmanager
 def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator[None]:
-    """Hold the lock for a block, waiting at most ``timeout_s`` seconds for it.
+    """Hold the lock on a file for a `with` block, after waiting at most ``timeout_s`` seconds for it.
 
     Raises StoreLocked if another process held it for the whole time, FormatError if a link, a folder or anything else
     that is not a regular file is at ``path``.
