@@ -259,7 +259,10 @@ class Discards:
             self._seek_parts_before(episodes, follower)
 
     def _seek_parts_before(self, episodes: EpisodeTable, follower: FollowedLanes) -> None:
-        """Record which lanes have the parts before these episodes: each is the last episode of a lane in a segment."""
+        """Record where the parts before these episodes are, to find them later.
+
+        Each is the last episode of the same lane in an earlier segment of the writer.
+        """
         continuing = episodes.select(episodes.end & CONTINUES != 0)
         positions = ((continuing.first & POSITION_MASK) % continuing.stride).tolist()
         for slot, at in zip(_slots(continuing, follower).tolist(), positions, strict=True):

@@ -514,7 +514,7 @@ class Snapshot:
         """Return ``count`` rows of a leaf from the row of ``step_id`` on, without a copy if one chunk has them."""
         slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
         if not 0 <= slot < len(self.lanes) or self.lanes[slot] == 0:
-            raise SegmentGone(f"the segment of id {step_id} was evicted or set aside; refresh, and use present ids")
+            raise SegmentGone(f"the segment of id {step_id} was evicted or set aside; refresh, and use current ids")
         lanes = int(self.lanes[slot])
         row, lane = divmod(position, lanes)
         if row + count > max(self.observed[self.lane_base[slot] + lane], self.committed[self.lane_base[slot] + lane]):

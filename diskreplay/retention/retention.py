@@ -69,7 +69,7 @@ _AT_ONCE = 64
 _MERGED_AT_ONCE = 8
 # At most this many segments exist that no counter includes: the processes that made them died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
-# Seconds to wait for the store lock, to count that segments were sealed. Readers also find them without the count.
+# Seconds to wait for the store lock, to count newly sealed segments. Readers also find these without the count.
 _HINT_TIMEOUT_S = 1.0
 
 
