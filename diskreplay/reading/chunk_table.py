@@ -376,7 +376,7 @@ class ChunkTable:
         """
         bits = int(self.shift[folder])
         where, first_chunk, last_chunk = np.array([[folder], [first >> bits], [(stop - 1) >> bits]])
-        # The lock is held until the rows were taken: another thread could release these chunks to map its own.
+        # The lock is held until the rows are taken: another thread could release these chunks to map others.
         with self._tables.lock:
             self._ensure(where, first_chunk, last_chunk)
             return self._blocks(folder, line, first, stop)

@@ -26,7 +26,7 @@ from diskreplay.segments.rebuild import read_shown
 
 
 class Segments(NamedTuple):
-    """The segments from number ``origin`` on, as `kernels.frozen` describes them. The first one has slot 0.
+    """The segments from number ``origin`` on, as `kernels.frozen` describes them. The first segment has slot 0.
 
     The arrays have, for each segment, its number of lanes, the place of its first lane among all lanes, the wall time
     of its time 0, and its folder. ``first_rows`` has the first row of each lane in its pack.

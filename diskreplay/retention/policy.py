@@ -366,8 +366,8 @@ class RetentionPolicy:
         info = account.info
         if info is None or not info.sealed or account.kept or not account.evicted + account.lost:
             return
-        # All steps of the segment are gone. It stays all the same if it has unproven rows, which were not evicted. It
-        # also stays if it has a row that discards earlier parts of an episode: without this row, readers would show
+        # All steps of the segment are gone. It is nevertheless kept if it has unproven rows, which were not evicted. It
+        # is also kept if it has a row that discards earlier parts of an episode: without this row, readers would show
         # those parts again.
         if info.claimed is None and not _discards_earlier_parts(info):
             self._doomed.add(number)

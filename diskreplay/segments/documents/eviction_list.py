@@ -214,7 +214,7 @@ def destroy(root: Root, gone: Sequence[str]) -> None:
     if not gone:
         return
     # The renames are synced first: after a power loss, a segment must not be back in its place without some of its
-    # files. If the sync fails, the folders are deleted all the same: a full disk needs the room.
+    # files. If the sync fails, the folders are deleted nevertheless: a full disk needs the room.
     with suppress(OSError):
         sync_folder(root.segments_folder)
     for path in gone:

@@ -230,7 +230,7 @@ class StepCounter:
         return [segment.info for segment in self._growing.values()]
 
     def _read_segments(self, end: int) -> None:
-        """Read the new segments below number ``end`` and the unsealed ones, and forget the deleted ones."""
+        """Read the unsealed segments and the new segments below number ``end``; forget deleted segments."""
         for number in [n for n in self._sealed if not self._root.segment_path(n).exists()]:
             del self._sealed[number]
         new = segment_numbers(self._root, max(0, self._next), end)

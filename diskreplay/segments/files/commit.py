@@ -193,8 +193,8 @@ class StoreCounters:
     def lower(self, word: int, value: int) -> None:
         """Decrease the number of the first segment, the only word that may decrease. The caller holds the store lock.
 
-        The complement is stored first: between the two stores, or after a death there, it is the lower of the two
-        numbers, which `read` returns.
+        The complement is stored first: between the two stores, or if the process dies there, the complement has the
+        lower number, which `read` returns.
         """
         if word != layout.FIRST_LIVE:
             raise ValueError(f"counter {word} never goes back")
