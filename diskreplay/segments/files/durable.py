@@ -271,7 +271,8 @@ def punch_hole(fd: int, start: int, stop: int) -> None:
 # --- guarantees of file systems ---------------------------------------------------------------------------------------
 
 
-# The numbers of linux/magic.h and of file systems outside the kernel. All FUSE file systems, also virtiofs, share one.
+# The numbers of linux/magic.h and of file systems outside the kernel. All FUSE file systems have the same number,
+# virtiofs included.
 _LOCAL = {
     0xEF53: "ext4",
     0x58465342: "xfs",
