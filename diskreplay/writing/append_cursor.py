@@ -1,4 +1,4 @@
-"""Lanes, and the fast path of a writer with one lane: it computes where rows are written once for many steps."""
+"""Lanes, and the fast path of a writer with one lane: it looks up the arrays to write to once for many steps."""
 
 from collections.abc import Mapping, Sequence
 from time import clock_gettime_ns
@@ -11,14 +11,14 @@ from diskreplay.segments.documents import layout
 from diskreplay.segments.files.machine import CLOCK
 from diskreplay.segments.segment_writer import SegmentWriter
 
-# The values of a step, one per leaf: a row's bytes for observations and arrays, a number for other scalars.
+# The values of a step, one per leaf of the schema: bytes for an observation or an array, a number for another scalar.
 Items = list[Any]
-# The values of an episode, by leaf.
+# The values of a whole episode, by the path of the leaf.
 EpisodeItems = Mapping[str, Any]
 
 
 class Lane:
-    """The stream of one environment: where it writes next, and the state of its open episode."""
+    """The stream of one environment: the segment to which its steps are written, and the state of its open episode."""
 
     __slots__ = ("at", "continues", "cursor", "number", "open", "pending", "resumes_at", "segment")
 
@@ -28,9 +28,9 @@ class Lane:
         self.at = 0  # the lane's index in the segment
         self.cursor: AppendCursor | None = None
         self.open = False
-        self.continues = False  # the next episode continues one that was cut for its length
-        self.resumes_at: list[bytes] | None = None  # the first observation that this next episode must have, if known
-        self.pending: list[bytes] | None = None  # the observation already written for the next row
+        self.continues = False  # the next episode continues one that was cut because its segment had to end
+        self.resumes_at: list[bytes] | None = None  # the observation with which that next episode begins, if known
+        self.pending: list[bytes] | None = None  # the observation that is already written to the next row, if any
 
     @property
     def home(self) -> SegmentWriter:
@@ -52,11 +52,11 @@ class Lane:
 
 
 class AppendCursor:
-    """Writes to reserved rows of a segment's only lane, as long as they are in one chunk of every field.
+    """Writes steps to reserved rows of a segment with one lane, up to the end of the first chunk that becomes full.
 
-    `append` is the scalar fast path of `SegmentWriter.write` and `SegmentWriter.publish`: it writes the same bytes
-    without the calls. Items are in the order of ``leaves``. The cursor ends before the row ``limit`` at the latest, and
-    begins no episode at the row ``begin_limit`` or later.
+    `append` writes the same bytes as `SegmentWriter.write` and `SegmentWriter.publish`, but does not call them, which
+    saves time. The items of a step are in the order of ``leaves``. The cursor writes only to rows below ``limit``, and
+    begins episodes only at rows below ``begin_limit``.
 
     Concurrency: as `EpisodeWriter`.
     """
@@ -81,11 +81,11 @@ class AppendCursor:
         self._lane, self._segment = lane, segment
         row = self._start = segment.rows[0]
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
-        # The last row may have to be followed by an observation.
+        # The last row for a step with `next_obs`, which is written to the row after the step.
         self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         self._begin_limit = begin_limit
         self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]
-        # Assigning a Python number to an element of a memoryview takes half as long as to one of an array.
+        # Assigning a Python number to an element of a memoryview takes half as long as to an element of an array.
         self._time = time.data if isinstance(time, np.ndarray) else time
         self._targets = [parts[leaf][0] for leaf in leaves]
         self._count = len(self._targets)
@@ -105,14 +105,19 @@ class AppendCursor:
     ) -> bool:
         """Write and publish a step and return True, or change nothing and return False.
 
-        It returns False if the step does not fit the rows of the cursor, or its observation differs from the one
-        already written to its row. It also returns False for a step that begins an episode at ``begin_limit`` or later,
-        or continues a cut episode. Last, it returns False if there is no room for the values of the step's episode.
+        The method returns False in these cases:
 
-        ``next_obs`` becomes the observation after the step, or a final row if ``final_flags`` are given. ``episode``
-        has the values of an episode that ends. ``now`` is the time of the rows if the clock was already read.
+        - the step does not fit the rows of the cursor;
+        - the observation of the step differs from the one already written to its row;
+        - the step begins an episode at the row ``begin_limit`` or later, or begins the rest of a cut episode;
+        - the segment has no reserved room for ``episode``.
 
-        Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
+        ``flags`` has the flags of the step. ``next_obs`` is written to the row after the step. That row ends the
+        episode if ``final_flags`` is not 0. ``episode`` has the values of the episode that ends with the step. ``now``
+        is the time of the rows in nanoseconds; with 0 the method reads the clock.
+
+        Raises StorageFull if the disk is full and the file system does not keep reserved blocks; the call may be
+        repeated.
         """
         lane, segment = self._lane, self._segment
         row, known, pending = segment.rows[0], 0, lane.pending
@@ -138,7 +143,7 @@ class AppendCursor:
                 target[at + 1] = next_obs[i]
         if flags:
             if final_flags:
-                # An interrupted append may have left bytes here.
+                # All fields are written, as an interrupted append may have left bytes in this row.
                 for target, zero in self._rest:
                     target[at + 1] = zero
                 self._done[at + 1], self._time[at + 1] = final_flags, now
@@ -146,7 +151,7 @@ class AppendCursor:
                 rows, next_obs = rows + 1, None
             if episode:
                 segment.write_values(0, episode)
-        # As `SegmentWriter.publish`, without the call. The assignments that a full disk may refuse come first.
+        # As in `SegmentWriter.publish`, without the call. The assignments that a full disk may refuse come first.
         self._committed[0] = segment.rows[0] = rows
         segment.total_rows += rows - row
         if next_obs is not None:

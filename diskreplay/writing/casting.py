@@ -1,9 +1,9 @@
-"""Casts the values of a step for a writer: arrays to rows as bytes, scalars to numbers, truth values to flags.
+"""Casts the values of a step for a writer: arrays to bytes, scalars to numbers, truth values to bools.
 
 Values that do not fit the schema are refused, and so are values that the store's `validate` excludes.
 
-Casters are made once per schema. Each has a short path for a value that needs no cast, and calls `Field.cast` for all
-others, so the rules and errors are those of `Field.cast`.
+A writer makes its casters once. A caster has a short path for values that need no cast, and calls `Field.cast` for all
+other values, so the rules and errors are those of `Field.cast`.
 """
 
 import sys
@@ -25,13 +25,13 @@ Items = list[Any]
 # --- values that a store refuses although they fit its schema --------------------------------------------------------
 
 Check = Callable[[NDArray[Any]], None]
-"""Raises SchemaError if a value of a leaf, ``(..., *shape)`` in the dtype of its field, breaks a rule."""
+"""A function of an array with values of a leaf, ``(..., *shape)``; it raises SchemaError if a value breaks its rule."""
 
 NO_CHECKS: Mapping[str, Check] = {}
 
 
 def checks_of(schema: Schema, validate: str | None) -> Mapping[str, Check]:
-    """Return the checks of a schema's leaves, by path."""
+    """Return the checks of a store with this ``validate``, by the path of the leaf; some leaves have no check."""
     if validate is None:
         return NO_CHECKS
     found: dict[str, Check] = {
@@ -45,14 +45,14 @@ def checks_of(schema: Schema, validate: str | None) -> Mapping[str, Check]:
 
 
 def _check_finite(path: str, values: NDArray[Any]) -> None:
-    """Refuse NaN and infinities."""
+    """Raise SchemaError if a value is NaN or infinite."""
     good = np.isfinite(values)
     if not good.all():
         raise SchemaError(f"{path}: {values[~good].flat[0]} is not finite, and this store takes finite values only")
 
 
 def _check_bounds(path: str, low: NDArray[Any], high: NDArray[Any], values: NDArray[Any]) -> None:
-    """Refuse values outside the space of a leaf, including NaN."""
+    """Raise SchemaError if a value is NaN, less than ``low`` or greater than ``high``."""
     good = (values >= low) & (values <= high)
     if not good.all():
         at = np.unravel_index(int(np.argmin(good)), good.shape)
@@ -61,7 +61,7 @@ def _check_bounds(path: str, low: NDArray[Any], high: NDArray[Any], values: NDAr
 
 
 def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the least and the greatest value of each element."""
+    """Return the least and the greatest value of each element in the space of a leaf; SchemaError without a space."""
     space = leaf.space or {}
     try:
         if space["type"] == "Box":
@@ -78,7 +78,7 @@ def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _numbers(values: Any) -> Any:
-    """Return bounds from JSON as numbers: JSON has no infinities, so they are stored as strings."""
+    """Return bounds that were read from JSON as numbers; infinities are strings in JSON."""
     if isinstance(values, list):
         return [_numbers(value) for value in values]
     return float(values) if isinstance(values, str) else values
@@ -88,7 +88,7 @@ def _numbers(values: Any) -> Any:
 
 
 class LeafCaster:
-    """Casts one step's value of a leaf to its item: the bytes of its row, or a number that fits the dtype."""
+    """Casts one step's value of a leaf to an item: the bytes of the value, or a number that fits the leaf's dtype."""
 
     __slots__ = ("_check", "_field", "_is_bytes", "_path")
 
@@ -105,7 +105,7 @@ class LeafCaster:
 
 
 class BytesCaster(LeafCaster):
-    """Casts values of leaves that are observations or arrays, and have no check."""
+    """Casts values of an observation or an array, without a check."""
 
     __slots__ = ("_dtype", "_shape")
 
@@ -114,14 +114,14 @@ class BytesCaster(LeafCaster):
         self._dtype, self._shape = field.dtype, field.shape
 
     def item(self, value: Any) -> Any:
-        """Return the bytes of a value's row."""
+        """Return the bytes of a value in the leaf's dtype. Raises the errors of `Field.cast`."""
         if type(value) is np.ndarray and value.dtype is self._dtype and value.shape == self._shape:
             return value.tobytes()
         return LeafCaster.item(self, value)
 
 
 class NumberCaster(LeafCaster):
-    """Casts values of leaves that are other scalars, and have no check."""
+    """Casts values of a scalar leaf outside the observation, without a check."""
 
     __slots__ = ("_exact", "_high", "_low", "_others", "_usual")
 
@@ -131,7 +131,7 @@ class NumberCaster(LeafCaster):
         self._usual, self._others, (self._low, self._high) = _python_numbers(field.dtype)
 
     def item(self, value: Any) -> Any:
-        """Return a number that fits the dtype, usually the value itself."""
+        """Return ``value`` as a number that fits the dtype, usually unchanged. Raises the errors of `Field.cast`."""
         kind = type(value)
         if (kind is self._usual and self._low <= value <= self._high) or kind is self._exact:
             return value
@@ -141,16 +141,17 @@ class NumberCaster(LeafCaster):
 
 
 def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCaster:
-    """Return the caster of a leaf."""
+    """Return the fastest caster for the leaf ``field`` at ``path``, which applies ``check`` if it is given."""
     if check is not None:
         return LeafCaster(field, path, check)
     return BytesCaster(field, path) if is_bytes(path, field.shape) else NumberCaster(field, path)
 
 
 def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
-    """Return the usual type of a dtype's values, other types that fit unchanged, and the bounds between which they do.
+    """Return which Python values fit a dtype without a cast: the most frequent type, other types, and the bounds.
 
-    NaN and infinities are outside all bounds, so `Field.cast` checks them.
+    The bounds are the least and the greatest number that fits. NaN and infinities are outside all bounds, so
+    `Field.cast` checks them.
     """
     if dtype.kind == "b":
         return bool, (), (False, True)
@@ -162,9 +163,9 @@ def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple
 
 
 class PartCaster:
-    """Casts one step's value of "obs", "action" or "extra" to the items of its leaves, in order.
+    """Casts one step's "obs", "action" or "extra" to a list of items, one per leaf in the order of the schema.
 
-    ``lone`` is the caster of a part that is a single field, else None.
+    ``lone`` is the caster of the field if this part of the schema is a single field; None if it is a mapping of fields.
     """
 
     def __init__(self, schema: Schema, part: str, checks: Mapping[str, Check] = NO_CHECKS) -> None:
@@ -174,10 +175,10 @@ class PartCaster:
         self.lone = self._casters.get(part)
         self._by_name = [(path.partition("/")[2], caster) for path, caster in self._casters.items()]
         is_flat = isinstance(getattr(schema, part), Mapping) and not any("/" in name for name, _ in self._by_name)
-        self._names = dict(self._by_name).keys() if is_flat else None  # if the part is a mapping of fields
+        self._names = dict(self._by_name).keys() if is_flat else None  # None: a single field, or nested mappings
 
     def items(self, value: Any) -> Items:
-        """Return the items of a value. Raises the errors of `Schema.flatten`, `Field.cast` and the checks, by path."""
+        """Return the items of a part's value. Raises the errors of `Schema.flatten`, `Field.cast` and the checks."""
         if self.lone is not None:
             return [self.lone.item(value)]
         if type(value) is dict and value.keys() == self._names:
@@ -185,13 +186,16 @@ class PartCaster:
         return [self._casters[path].item(raw) for path, raw in self._schema.flatten(self._part, value)]
 
 
-_BOOL = np.dtype(np.bool_)  # a comparison with np.bool_ would look this up each time
+_BOOL = np.dtype(np.bool_)  # comparing a dtype with np.bool_ would look up this dtype each time
 _PRIORITY = Field((), "float64")
 _priority_caster = leaf_caster(_PRIORITY, "priority")
 
 
 def as_priority(value: Any) -> float:
-    """Return a step's initial priority, |td| or None, as it is stored; SchemaError if it is not finite."""
+    """Return a step's initial priority as it is stored: |value|, but at least `LEAST_PRIORITY`, and 0.0 for None.
+
+    Raises SchemaError if the value is not finite.
+    """
     if value is None:
         return 0.0
     priority = abs(float(_priority_caster.item(value)))
@@ -201,10 +205,10 @@ def as_priority(value: Any) -> float:
 
 
 def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray[np.float64]:
-    """Return the initial priorities of ``count`` steps as they are stored, ``(count,)``; None means no priorities.
+    """Return the initial priorities of ``count`` steps as they are stored, ``(count,)``: see `as_priority`.
 
-    NaN in ``values`` means that the step has no priority. Values that are not ``chosen`` are not checked. Raises
-    SchemaError for an infinite priority.
+    NaN in ``values`` is a step without a priority, and None means that all steps are without one; 0.0 is stored for
+    these. Raises SchemaError for an infinite priority of the steps at the indices ``chosen``.
     """
     if values is None:
         return np.zeros(count)
@@ -220,10 +224,10 @@ def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray
 
 
 def as_flag(value: Any, name: str, reward: Any = None, floats: bool = False) -> bool:
-    """Return a bool from a truth value: a bool, or an integer 0 or 1 of any library, alone or in an array of one.
+    """Return a truth value as a bool: a bool or an integer 0 or 1 of any library, or an array with one of these.
 
     With ``floats``, 0.0 and 1.0 are truth values too. Raises SchemaError for any other value. The message also shows
-    the reward, as callers easily swap the two.
+    ``reward`` if it is given, as callers easily swap the reward and a flag.
     """
     if type(value) is bool:
         return value
@@ -245,7 +249,7 @@ def as_flags(
 ) -> NDArray[np.bool_]:
     """Return one bool per lane, ``(count,)``, perhaps ``value`` itself; tensors on any device are accepted.
 
-    The values of lanes that are not ``chosen`` are not checked. For the other arguments see `as_flag`.
+    Only the values of the lanes ``chosen`` are checked (None: all lanes). For the other arguments see `as_flag`.
     """
     if type(value) is np.ndarray and value.dtype is _BOOL and value.shape == (count,):
         return value
@@ -267,7 +271,7 @@ def _shown(name: str, value: Any, reward: Any) -> str:
 
 
 def length(value: Any, name: str) -> int:
-    """Return the number of rows of a field of a whole episode."""
+    """Return the number of rows of ``value``, a field of a whole episode; SchemaError if it has no length."""
     try:
         return len(value)
     except TypeError:

@@ -1,8 +1,8 @@
 """Writing episodes to segments: the flags of rows, and cuts of episodes.
 
-Both writers are thin layers over this module. Values arrive here cast and checked. So once a step has reserved rows,
-only an error of the disk can keep it from being published. A step's values are items: the bytes of a row for
-observations and arrays, a number for other scalars.
+`Writer` and `VectorWriter` are thin layers over this module. They cast and check all values first, so once rows are
+reserved for a step, only an error of the disk can keep the step from being published. A step's values are items: bytes
+for an observation or an array, a number for another scalar.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,12 +47,12 @@ Truth = TypeVar("Truth", int, Array)
 
 T = TypeVar("T")
 
-# Lanes or rows: a number, or an array for several lanes.
+# The number of a lane or row, or an array with one number per lane.
 Places = TypeVar("Places", int, Ints)
 
 
 def step_flags(first: Truth, continues: Truth, terminated: Truth, truncated: Truth) -> Truth:
-    """Return the flags of steps; ``continues`` only matters for the first step of an episode."""
+    """Return the flags of a step, or of each of many steps; ``continues`` only matters if ``first`` is true."""
     flags: Truth = first * FIRST | (first & continues) * CUT | terminated * TERMINATED | truncated * TRUNCATED
     return flags
 
@@ -88,11 +88,11 @@ class EpisodeWriter:
         )
 
     def read_clock(self) -> None:
-        """Read the clock for all rows that the present call publishes; an `AppendCursor` reads its own."""
+        """Store the time in `now`, for all rows that the present call publishes; an `AppendCursor` may read it anew."""
         self.now = clock_ns()
 
     def begin_priorities(self) -> None:
-        """Expect a priority after the other items of each step from now on; segments get an array of priorities.
+        """Expect a priority after the other items of every later step; the segments get an array of priorities.
 
         Raises StorageFull, StoreLocked or StoreNotFound if a segment cannot get the array; priorities are then not yet
         expected.
@@ -114,10 +114,10 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a step of a single lane.
+        """Write and publish a step of a writer with one lane.
 
-        Raises StorageFull if the disk has no room. Nothing was written then, except the end of an episode that had to
-        end here.
+        Raises StorageFull if the disk has no room. The step was not written then, but an open episode that the step
+        does not continue may have been cut.
         """
         lane = self.lanes[0]
         flags = _flags(lane, next_obs, terminated, truncated, episode)
@@ -140,7 +140,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a step of a lane through `SegmentWriter`, as its rows may be in several chunks."""
+        """Write and publish a step that an `AppendCursor` refused, for example because its rows are in two chunks."""
         known = 0 if lane.pending is None else self.obs_count
         values = dict(zip(self.columns[known:], items[known:], strict=True))
         flags, final = _flags(lane, next_obs, terminated, truncated, episode)
@@ -168,8 +168,8 @@ class EpisodeWriter:
         flags = np.zeros(steps, np.uint8)
         flags[0] = step_flags(True, False, False, False)
         flags[-1] |= step_flags(False, False, terminated, truncated)
-        # Each row has its own time, 1 ns after the row before, so that limits can hide rows one by one. Writing a row
-        # takes longer than 1 ns, so no time is in the future.
+        # Each row has its own time, 1 ns after the row before, so that the store's limits can hide rows one by one.
+        # Writing a row takes longer than 1 ns, so no time is in the future.
         times = np.arange(self.now, self.now + steps)
         self.now += steps
         fields = dict(zip(self.columns, values, strict=True))
@@ -178,7 +178,7 @@ class EpisodeWriter:
             flags[-1] |= EPISODE_VALUES
         self._append_rows(lane, segment, steps, fields, final_obs, final, episode)
         if self.rotation.segment_per_episode:
-            # No row follows in this segment, so it should hold no descriptors while the lane waits for an episode.
+            # The segment is complete: it should not hold file descriptors while the lane waits for its next episode.
             segment.close()
 
     def _append_rows(
@@ -191,12 +191,13 @@ class EpisodeWriter:
         final: int,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish successive steps of a lane, and the observation after them, in reserved rows.
+        """Write and publish successive steps of a lane, and the observation after the last step, in reserved rows.
 
-        ``final`` has the flags of a row after the steps that ends the episode; 0 means no such row. ``episode`` has the
-        values of an episode that ends.
+        If ``final`` is not 0, a row with these flags follows the steps and ends the episode. ``episode`` has the values
+        of the episode if it ends.
 
-        Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
+        Raises StorageFull if the disk is full and the file system does not keep reserved blocks; the call may be
+        repeated.
         """
         at, row = lane.at, segment.rows[lane.at]
         stop = row + steps
@@ -220,7 +221,10 @@ class EpisodeWriter:
         flags: int,
         obs: Mapping[str, Any],
     ) -> None:
-        """Write the rows after the last steps of episodes; ``obs`` has observations that are not written yet."""
+        """Write a row with ``flags`` after the last step of an episode, in one lane or in each of several lanes.
+
+        ``obs`` has the observations of these rows, by leaf, unless they are already written.
+        """
         # All fields are written, as an interrupted append may have left bytes in these rows.
         columns = segment.columns
         fields: dict[str, Any]
@@ -242,24 +246,23 @@ class EpisodeWriter:
     ) -> SegmentWriter:
         """Make room for the next ``rows`` rows of a lane, and return the segment of these rows.
 
-        ``items`` has the values of the next step, the observation first. An open episode is cut if the observation does
-        not continue it, or if its segment has to end. With ``values``, there is also room for values of an episode.
-        With ``whole``, the rows are a whole episode, and the lane has no open one.
+        ``items`` has the values of the next step, the observation first. The lane's open episode is cut if this
+        observation does not continue it, or if its segment has to end. With ``values``, room for the values of an
+        episode is reserved, too. With ``whole``, the rows are a whole episode, and the lane has no open episode.
 
-        Raises StorageFull if the disk has no room. Nothing was written then, except the end of an episode that had to
-        end here.
+        Raises StorageFull if the disk has no room. No row was written then, except the end of a cut episode.
         """
         return self._with_room(lambda: self._make_room(lane, items, rows, whole, values))
 
     def reserve_next(self, segment: SegmentWriter, lanes: Ints, count: Ints | int) -> None:
-        """Reserve the next ``count`` rows of each of some lanes of a segment.
+        """Reserve the next ``count`` rows of each of these lanes of a segment.
 
         Raises StorageFull if the disk has no room; nothing was written.
         """
         self._with_room(lambda: segment.reserve_next(lanes, count))
 
     def _with_room(self, reserve: Callable[[], T]) -> T:
-        """Call a function; if there is no room, remove the segment that was made ahead, and call it again."""
+        """Return ``reserve()``; if it raises StorageFull, remove the segment made in advance, and call it again."""
         try:
             return reserve()
         except StorageFull:
@@ -277,7 +280,7 @@ class EpisodeWriter:
             changes = self.rotation.changes
             self.rotation.assign_segment(lane, rows if whole else 1)
             if self.rotation.changes != changes:
-                self.read_clock()  # no row may be older than its segment, which may be the first of a boot
+                self.read_clock()  # no row may be older than its segment, and this boot's clock may begin with it
         self.rotation.preallocate()
         segment = lane.home
         row = segment.rows[lane.at]
@@ -291,8 +294,9 @@ class EpisodeWriter:
     def cut(self, lane: Lane, final_obs: Items | None, episode: EpisodeItems | None, *, marked: bool = False) -> None:
         """Cut the open episode of a lane, if there is one.
 
-        The observation after its last step is kept if it is known: the one already visible, else ``final_obs``. With
-        ``marked``, readers see at once that the episode has ended; otherwise they may see it with the next row only.
+        The observation after the last step is stored if it is known: the one that is already visible, or else
+        ``final_obs``. With ``marked``, readers see at once that the episode has ended; otherwise they may see the end
+        only when the lane's next row is written.
         """
         lane.continues, lane.resumes_at = False, None
         if not lane.open:
@@ -313,19 +317,19 @@ class EpisodeWriter:
         lane.open, lane.pending = False, None
 
     def end(self, lane: Lane, final: Items | None, episode: EpisodeItems | None) -> None:
-        """Cut a lane's open episode; an already visible observation is kept, even if ``final`` differs."""
+        """Cut a lane's open episode; an already visible final observation is kept, even if ``final`` differs."""
         if lane.open and final is not None and not self._continues(final, lane.pending):
             self._note_discontinuity(lane)
         elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
             warn_caller(
-                f"the episode of lane {lane.number} had been cut already, as it did not append while other lanes "
-                "filled segments; the end_episode() that came now is too late to store its final observation or "
-                "episode values",
+                f"the episode of lane {lane.number} had been cut already, as this lane appended no steps while other "
+                "lanes filled segments; this call of end_episode() is too late to store a final observation or episode "
+                "values",
             )
         self.cut(lane, final, episode, marked=True)
 
     def discard(self, lane: Lane) -> None:
-        """End a lane's episode, if it has one, so that readers leave out all of it, including earlier parts.
+        """End the lane's open or continued episode so that readers omit all of it, with its parts in older segments.
 
         Raises StorageFull if the disk has no room; the call may be repeated.
         """
@@ -343,14 +347,14 @@ class EpisodeWriter:
         lane.open, lane.pending, lane.continues, lane.resumes_at = False, None, False, None
 
     def report_cuts_to(self, listener: Callable[[], Callable[[int], None] | None]) -> None:
-        """Register a weak reference to a function that gets the lane of each discontinuity, in place of a warning.
+        """Register a weak reference to a function that replaces the warning of a discontinuity and receives the lane.
 
-        A discontinuity is an observation that differs from the ``next_obs`` of the step before.
+        A discontinuity is an observation that differs from the ``next_obs`` of the lane's step before.
         """
         self._cut_listener = listener
 
     def _note_discontinuity(self, lane: Lane) -> None:
-        """Report a discontinuity to the registered function, or warn once."""
+        """Call the registered function with a lane's number; if no function is registered, warn once."""
         if (listener := self._cut_listener()) is not None:
             listener(lane.number)
         elif not self._warned:
@@ -367,9 +371,9 @@ class EpisodeWriter:
             lane.continues, lane.resumes_at = True, list(obs)
 
     def _continues(self, items: list[Any], known: list[bytes] | None) -> bool:
-        """Return whether a step with these items, the observation first, continues from a known observation.
+        """Return whether the observation at the start of ``items`` equals ``known``, or ``known`` is None.
 
-        The result is True if ``known`` is None. Values are compared if the bytes differ, which they rarely do.
+        Values are compared only if the bytes differ, which is rare.
         """
         if known is None or items[: len(known)] == known:
             return True
@@ -379,7 +383,7 @@ class EpisodeWriter:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cut open episodes and submit every segment for sealing; it may be repeated after an interrupt."""
+        """Cut open episodes and submit every segment for sealing; after an interrupt, the call may be repeated."""
         self.read_clock()
         full: StorageFull | None = None
         try:
@@ -410,7 +414,7 @@ class EpisodeWriter:
 
 
 def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
-    """Return for each row whether it equals the same row of ``others``: NaN equals NaN, and 0.0 equals -0.0."""
+    """Return for each row whether it equals the row of ``others`` at its index: NaN equals NaN, 0.0 equals -0.0."""
     same = rows == others
     if rows.dtype.kind == "f":
         same |= (rows != rows) & (others != others)
@@ -421,7 +425,7 @@ def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
 def _flags(
     lane: Lane, next_obs: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
 ) -> tuple[int, int]:
-    """Return the flags of a lane's next step, and the flags of a final row after it, or 0."""
+    """Return the flags of a lane's next step, and the flags of a final row after it (0: no such row)."""
     flags = step_flags(not lane.open, lane.continues, terminated, truncated)
     if next_obs is not None and (terminated or truncated):
         return flags, final_flags(True, True, bool(episode))

@@ -1,4 +1,4 @@
-"""The lifetime of a writer: one call at a time, none after it is closed, and sealing if it is never closed.
+"""The lifetime of a writer: one call at a time, no call after `close`, and sealing of writers that were not closed.
 
 A call deletes the attribute `free` of the writer's lock, and sets it again at its end. Deleting an attribute, or
 finding it missing, is one operation: no other thread and no signal handler can run in between. A lock of `threading`
@@ -73,22 +73,22 @@ class OnError:
         """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Call the method with an error."""
+        """Call the method with the error of the block, if there is one."""
         if error is not None and (method := self._method()) is not None:
             method(error)
 
 
-# The code objects of functions that use the writer in their variable `self` while they run.
+# The code objects of methods that acquire a writer's lock while they run; their variable `self` is the writer.
 _codes: set[CodeType] = set()
 
 
 def note_exclusive(method: Callable[..., Any]) -> None:
-    """Register a method that acquires its writer's lock itself."""
+    """Register a method that acquires its writer's lock itself, so that `is_inside` finds calls of it."""
     _codes.add(method.__code__)
 
 
 def one_call_at_a_time(method: Method) -> Method:
-    """Wrap a method of a writer so that one thread at a time can call it; see `BaseWriter`."""
+    """Return a method that calls ``method`` with the writer's lock, or raises if it is taken: see `BaseWriter`."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def one_call_at_a_time(method: Method) -> Method:
 
 
 def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
-    """Acquire a writer's lock for good, and return True; return False if a call in progress did not end in time.
+    """Acquire a writer's lock for good, and return True; return False if a call in progress lasts too long.
 
     The function may be called again after an interrupt.
     """
@@ -139,7 +139,10 @@ _TIMEOUT_S = 5.0
 
 
 class Dropped(NamedTuple):
-    """The parts of a writer to seal without `close`; the reference ``writer`` is dead if it was garbage collected."""
+    """The parts of a writer that are needed to seal its segments when it was not closed.
+
+    ``writer`` is a weak reference to the writer, and dead if the writer was garbage collected.
+    """
 
     episode_writer: EpisodeWriter
     lock: CallLock
@@ -149,14 +152,14 @@ class Dropped(NamedTuple):
 def seal_when_dropped(writer: Any, episode_writer: EpisodeWriter, lock: CallLock) -> Any:
     """Return a finalizer that seals the writer's segments; call its ``detach()`` when the writer is closed.
 
-    It is ``alive`` until then, or until it has run.
+    The finalizer is ``alive`` until it is detached or has run.
     """
     return weakref.finalize(writer, _drop, Dropped(episode_writer, lock, weakref.ref(writer)), os.getpid())
 
 
-# The garbage collector may run at any point, in a thread that holds any lock. So dropped writers go to a queue that
-# takes no such lock. Another thread seals them. It is started by `_thread`, since `threading` would wait for the thread
-# to start.
+# The garbage collector may run at any point, in a thread that holds any lock. So a finalizer only puts the writer in a
+# queue, which takes no lock that this thread may hold. Another thread seals the writer. It is started by `_thread`,
+# since `threading` would wait for the thread to start.
 _waiting: queue.SimpleQueue[Dropped] = queue.SimpleQueue()
 _working = _thread.allocate_lock()
 _ending = False
@@ -171,7 +174,7 @@ def _drop(dropped: Dropped, owner: int) -> None:
         _waiting.put(dropped)
         try:
             _thread.start_new_thread(seal_dropped, ())
-        except RuntimeError:  # the interpreter is ending: `_end` seals it
+        except RuntimeError:  # the interpreter is ending: `_end` seals the writer
             pass
     warnings.warn(
         f"a writer of {dropped.episode_writer.path} was not closed, and its segments are sealed only now: close it, or "
@@ -199,7 +202,7 @@ def _seal(dropped: Dropped) -> None:
     """
     writer, path = dropped.writer(), dropped.episode_writer.path
     if writer is not None:
-        writer.refuse_calls()  # of daemon threads
+        writer.refuse_calls()  # daemon threads may still call it
     if not wait_for_calls(dropped.lock, _TIMEOUT_S):
         return
     for finish in (dropped.episode_writer.close, dropped.episode_writer.drain):

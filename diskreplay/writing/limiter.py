@@ -14,7 +14,8 @@ from diskreplay.segments.documents.limiters import SLOTS, Inserted, StepCounter,
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.locks import Lock, try_lock
 
-# Seconds between checks of the counts: short at first, as the other side may be about to finish its step.
+# Seconds between checks of the counts: the least, the greatest, and the factor from one to the next. They are short at
+# first, as the other side may be about to finish its step.
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.0002, 0.01, 1.5
 
 
@@ -24,14 +25,14 @@ class RateLimiter:
 
     The rule is Reverb's (Cassirer et al. 2021), counted in steps, with ``offset = samples_per_insert * min_size``:
 
-    - n steps may be drawn when the store holds `min_size`, and
+    - n steps may be drawn when the store holds at least `min_size` steps, and
       ``inserted * samples_per_insert - drawn - n >= offset - error_buffer``;
-    - a step may be inserted while the store holds fewer than `min_size`, or when
+    - a step may be inserted while the store holds fewer than `min_size` steps, or when
       ``(inserted + 1) * samples_per_insert - drawn <= offset + error_buffer``.
 
-    Steps that are appended in one call, of a vector's lanes or of an episode, are inserted together as soon as the
-    first of them may be. All steps ever committed count as inserted, also those of writers without the limiter. Steps
-    drawn by samplers with a limiter of this name count as drawn. Use the same arguments everywhere.
+    If one call appends several steps (one of each lane, or an episode), all are inserted as soon as the first step may
+    be inserted. All steps ever committed count as inserted, also steps of writers without the limiter. Steps drawn by
+    samplers with a limiter of this name count as drawn. Use the same arguments everywhere.
 
     Immutable; any number of writers and samplers, in any processes on this machine, may use it.
 
@@ -105,23 +106,23 @@ class RateLimiter:
             )
 
     def fits(self, steps: int) -> bool:
-        """Return whether a batch of ``steps`` steps may be drawn sooner or later, as long as writers insert."""
+        """Return whether a batch of ``steps`` steps can be drawn sooner or later, if writers continue to insert."""
         return self.error_buffer >= self._least_buffer(steps)
 
     def _least_buffer(self, steps: int) -> float:
-        # The bounds are 2 * error_buffer apart. Inserting stops less than one insert below the upper bound, and there a
-        # batch must fit above the lower one.
+        # The two bounds of inserted * samples_per_insert - drawn are 2 * error_buffer apart. Inserting stops when this
+        # value is less than samples_per_insert below the upper bound. A batch must then fit above the lower bound.
         return (steps + self.samples_per_insert) / 2
 
     def may_insert(self, inserted: Inserted, drawn: int) -> bool:
-        """Return whether a step may be inserted."""
+        """Return whether a step may be inserted after these numbers of inserted and drawn steps."""
         if inserted.held < self.min_size:
             return True
         lead = (inserted.ever + 1) * self.samples_per_insert - drawn
         return lead <= self.offset + self.error_buffer + _rounding(lead, drawn)
 
     def may_draw(self, inserted: Inserted, drawn: int, steps: int) -> bool:
-        """Return whether ``steps`` steps may be drawn."""
+        """Return whether ``steps`` more steps may be drawn after these numbers of inserted and drawn steps."""
         if inserted.held < self.min_size:
             return False
         lead = inserted.ever * self.samples_per_insert - drawn - steps
@@ -153,7 +154,7 @@ def _rounding(lead: float, drawn: int) -> float:
 
 
 class AttachedLimiter:
-    """A rate limiter of one writer or one sampler, with the counts of its store.
+    """The rate limiter of one writer or one sampler, connected to the counts in the store.
 
     The rule holds exactly, with any number of processes: a process holds the limiter's lock from reading the counts
     until it has changed them. Drawn steps are added to one of the limiter's 64 slots, chosen by the process id. Two
@@ -171,7 +172,7 @@ class AttachedLimiter:
             self._steps = StepCounter(root)
 
     def counts(self) -> tuple[Inserted, int]:
-        """Return the counts of inserted steps, and the number of drawn steps."""
+        """Return the numbers of steps that were ever inserted and that the store holds, and of drawn steps."""
         inserted = self._steps.read()
         capacity = self._root.limits.capacity
         held = inserted.held if capacity is None else min(inserted.held, capacity)
@@ -179,10 +180,10 @@ class AttachedLimiter:
 
     @contextmanager
     def inserting(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Wait until a step may be inserted, and let no other insert or draw during the block that commits it.
+        """Return a context: it waits until a step may be inserted, then holds the limiter's lock during the block.
 
-        While it waits, ``check`` is called now and then; an exception that it raises ends the wait. Raises RateLimited
-        at the timeout. In both cases nothing has changed.
+        The block commits the step. During the wait, ``check`` is called now and then; its exception ends the wait.
+        Raises RateLimited at the timeout. In both cases nothing has changed.
         """
         lock = self._wait(self.limiter.may_insert, "insert a step", check)
         try:
@@ -206,7 +207,7 @@ class AttachedLimiter:
     def _wait(
         self, may: Callable[[Inserted, int], bool], action: str, check: Callable[[], None] = lambda: None
     ) -> Lock:
-        """Wait until the counts allow an operation, and return the lock, which is held.
+        """Wait until ``may(*counts)`` is true, and return the acquired lock; ``action`` is part of the timeout's error.
 
         Raises StoreNotFound if the store was deleted or replaced since it was opened.
         """

@@ -21,7 +21,7 @@ _MOST_ALONE = 4
 
 
 def check_durability(durability: Durability) -> Durability:
-    """Return ``"none"``, ``"episode"`` or a number of seconds; ValueError for anything else."""
+    """Return a valid durability, seconds as a float; ValueError if it is not "none", "episode" or a valid number."""
     if durability in ("none", "episode"):
         return durability
     if isinstance(durability, (int, float)) and not isinstance(durability, bool) and 0 < durability <= _MOST_SECONDS:
@@ -45,7 +45,7 @@ class MarkedWriter(Protocol):
 
 @dataclass(eq=False)
 class _LeftSegment:
-    """A segment that its writer has left, and the time when its unmarked rows are due."""
+    """An unsealed segment that its writer no longer appends to, and the time at which it has to be marked next."""
 
     segment: SegmentWriter
     writer: MarkedWriter
@@ -54,9 +54,9 @@ class _LeftSegment:
 
 
 class Marker:
-    """Marks the segments of writers, each writer's at its own interval in seconds.
+    """Marks the segments of writers, at an interval in seconds that each writer chooses.
 
-    A segment that its writer has left is marked until it is sealed, which may take longer than the interval.
+    Segments that their writers have left are marked, too, until they are sealed: sealing may take several intervals.
 
     Concurrency: any thread of the process that made it. The marking thread runs while there are writers, or segments
     that they have left.
@@ -65,20 +65,20 @@ class Marker:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._condition = threading.Condition()
-        self._every: dict[MarkedWriter, float] = {}
-        self._due: dict[MarkedWriter, float] = {}
+        self._every: dict[MarkedWriter, float] = {}  # the interval of each writer
+        self._due: dict[MarkedWriter, float] = {}  # the time of each writer's next mark
         self._left: dict[int, _LeftSegment] = {}  # by segment number
         self._busy = threading.RLock()  # held while segments are being marked
         self._thread: threading.Thread | None = None
         self._file_system: FileSystemSync | None = None  # exists while the thread runs
 
     def add(self, segments: MarkedWriter, every_s: float) -> None:
-        """Start marking the published rows in the segments of a writer."""
+        """Start marking the published rows in the open segments of a writer, every ``every_s`` seconds."""
         with self._condition:
             self._file_system = self._file_system or FileSystemSync(str(self._root.folder))
             self._every[segments], self._due[segments] = every_s, time.monotonic() + every_s
             if self._thread is None:
-                # A daemon: if the interpreter ends without close(), the earlier marks count.
+                # A daemon thread: if the interpreter ends without close(), rows of earlier marks are durable.
                 thread = threading.Thread(target=self._run, name="diskreplay-marker", daemon=True)
                 try:
                     thread.start()
@@ -104,7 +104,7 @@ class Marker:
     def leave(self, segments: MarkedWriter, segment: SegmentWriter) -> None:
         """Keep marking a segment that a writer leaves; called after `add` and before `remove` of the writer."""
         with self._condition:
-            if segments in self._every:  # else a mark failed, and it is unknown which rows are durable
+            if segments in self._every:  # otherwise a mark failed, and it is unknown which rows are durable
                 left = _LeftSegment(segment, segments, self._every[segments], self._due[segments])
                 self._left[segment.number] = left
 
@@ -113,9 +113,9 @@ class Marker:
         return number in self._left
 
     def wait(self) -> None:
-        """Wait for the marks in progress, before segments that their writers have left are sealed.
+        """Wait for the marks in progress; called before segments that their writers have left are sealed.
 
-        Later marks of these segments do not disturb sealing.
+        Marks that begin later do not disturb the sealing.
         """
         with self._busy:
             pass
@@ -128,7 +128,7 @@ class Marker:
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """If there is nothing to mark, wait until the thread has ended, or has work again."""
+        """If there is nothing to mark, wait until the marking thread has ended or has work again."""
         with self._condition:
             thread = self._thread
             self._condition.notify_all()
@@ -171,7 +171,7 @@ class Marker:
                 with self._condition:
                     left = [left for left in self._left.values() if left.segment.has_unmarked]
                     for one in left:
-                        one.due = time.monotonic() + one.every_s  # the next attempt if there is no room now
+                        one.due = time.monotonic() + one.every_s  # if the disk has no room now, it is tried again then
                         # A segment that a writer leaves after this is sealed after these marks: see `wait`.
                 writers |= {segment: writer for writer in due for segment in writer.open if segment.has_unmarked}
                 writers |= {one.segment: one.writer for one in left}
@@ -182,7 +182,7 @@ class Marker:
                 self._fail(writers, dict.fromkeys(writers, error))
 
     def _mark_each(self, segments: Sequence[SegmentWriter]) -> dict[SegmentWriter, Exception]:
-        """Mark some segments; return the errors by segment."""
+        """Mark segments; return the error of each segment that could not be marked."""
         if len(segments) > _MOST_ALONE and self._file_system is not None:
             return mark_together(segments, self._file_system.sync)
         failed: dict[SegmentWriter, Exception] = {}

@@ -32,8 +32,8 @@ class Preallocator:
     process that dies leaves a folder with a free lock, which the next process that opens the store with mode "a"
     removes.
 
-    One thread makes segments. A second thread reserves the next rows of lanes: see `SegmentWriter.reserve_ahead`. It
-    also unmaps the segments that the writer has left.
+    One thread makes segments. A second thread reserves the next rows of lanes (see `SegmentWriter.reserve_ahead`), and
+    unmaps the segments that the writer has left.
 
     Concurrency: used by the thread that uses the writer. The first thread runs while a segment is being made, the
     second from its first work until `close`.
@@ -47,7 +47,7 @@ class Preallocator:
         self._reserver = Workers(1, "diskreplay-reserver")
 
     def request(self, writer: int, lanes: Sequence[int], size: Size, has_priority: bool = False) -> None:
-        """Start making a segment, and return at once. See `draft_segment`."""
+        """Start making a segment in the background. `draft_segment` describes the arguments."""
         if self._thread is None and self._made is None:
             # A daemon: if the interpreter ends without close(), the next process removes the unfinished segment.
             self._thread = threading.Thread(
@@ -69,7 +69,8 @@ class Preallocator:
                 raise
             self._made = segment
         except (OSError, ReplayError):
-            # No room, or the folder is gone: the call that needs the segment tries again, and raises the error.
+            # The disk is full, or the folder is gone. The call that needs the segment makes it then, or raises the
+            # error.
             pass
 
     def _wait(self) -> SegmentWriter | None:
@@ -80,9 +81,9 @@ class Preallocator:
         return made
 
     def acquire(self) -> SegmentWriter | None:
-        """Make the prepared segment one of the store's segments, and return it; None if no segment was made.
+        """Make the prepared segment one of the store's segments, and return it; None if there is no such segment.
 
-        Waits for a segment that is being made.
+        If the segment is still being made, the call waits for it.
 
         Raises StoreLocked if the store lock stayed taken for a minute, StoreNotFound if the store was deleted or
         replaced since it was opened.
@@ -102,7 +103,7 @@ class Preallocator:
     def discard(self) -> bool:
         """Remove the segment that was made or is being made; return whether there was one.
 
-        A segment that could not be completed for lack of room counts, too: the space that it had taken is free now.
+        The result is also True if a segment could not be completed for lack of room: its space on the disk is free now.
         """
         if os.getpid() != self._pid:
             return False  # a forked child's copy: the segment belongs to the parent
@@ -123,9 +124,10 @@ class Preallocator:
         self._reserver.begin(Job(lambda: segment.reserve_ahead(lanes)))
 
     def unmap_later(self, held: list[Mapping]) -> None:
-        """Unmap the chunks of a segment, which its writer has left, in the background: each takes milliseconds.
+        """Unmap the chunks in ``held``, of a segment that its writer has left, in the background.
 
-        The caller must hold no reference to the chunks. If no thread can be started, they are unmapped at once.
+        Unmapping takes milliseconds per chunk. The list must have the only references to the chunks. If no thread can
+        be started, they are unmapped at once.
         """
         self._reserver.begin(Job(held.clear))
 
@@ -147,16 +149,17 @@ _MOST_TARGETS = 16
 
 # The size of a segment for one episode whose length is not known yet.
 _UNKNOWN = Size(256)
-# The minimum bytes of a chunk, by the rows of a quarter of a segment. Creating, sealing and deleting a file takes as
-# long as thousands of steps. The shortest segments have no minimum: all their rows would be in one page, and damage to
-# this page would cost all rows.
+# The minimum bytes of a chunk: {at least this many rows in a quarter of a segment: bytes}. Creating, sealing and
+# deleting a file takes as long as thousands of steps. The shortest segments have no minimum: with one, all rows of such
+# a segment would be in one page, and damage to this page would cost all rows.
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
-# In seconds. A segment that is a quarter full in less time would be full before the next one is made in the background.
+# In seconds. No segment is made in the background if the newest one is a quarter full in less time than this: it would
+# be full before the next segment is ready.
 LEAST_QUARTER_S = 0.05
 
 
-# A forked child unmaps the segments of its parent's writers: else deleted segments would keep their space on disk.
+# A forked child unmaps the segments of its parent's writers: otherwise deleted segments would keep their disk space.
 _alive = fork_listeners(lambda rotation: rotation.unmap())
 
 
@@ -226,14 +229,14 @@ class Rotation:
     # --- the end of a segment ----------------------------------------------------------------------------------------
 
     def has_to_end(self, segment: SegmentWriter) -> bool:
-        """Return whether an open episode must be cut because its segment has to end."""
+        """Return whether open episodes in a segment must be cut before their next step, so that the segment can end."""
         newest = self.newest
         if newest is not None and segment is not newest:
             return self._holds(newest, 1)
         return self._holds(segment, 2) and (self._holds(segment, _MOST_TARGETS) or not self._older_lanes())
 
     def _holds(self, segment: SegmentWriter, targets: int) -> bool:
-        """Return whether a segment has ``targets`` times the rows at which it is full."""
+        """Return whether a segment has at least ``targets`` times the number of rows at which it is full."""
         return segment.total_rows >= targets * self._target or segment.most_rows >= targets * self._most_lane_rows
 
     def has_room_for_episode(self) -> bool:
@@ -248,15 +251,15 @@ class Rotation:
         return total > 0 and (total + rows > 2 * self._target or most + rows > 2 * self._most_lane_rows)
 
     def _older_lanes(self) -> list[Lane]:
-        """Return the lanes in segments before the newest; no lanes with one segment per episode."""
+        """Return the lanes that write to an older segment than the newest; [] if each episode has its own segment."""
         newest = self.newest
         return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
 
     def row_limits(self) -> tuple[int, int]:
-        """Return how many rows a writer's only lane may have before its next step needs another method of this class.
+        """Return two numbers of rows of a writer's only lane, up to which an `AppendCursor` may append by itself.
 
-        The first number is for any step: beyond it, `preallocate` and `has_to_end` have to be called. The second number
-        is for a step that begins an episode: beyond it, `assign_segment` has to be called, too.
+        At the first number, `preallocate` and `has_to_end` have to be called before the next step. At the second
+        number, `assign_segment` has to be called before a step that begins an episode.
         """
         if self.segment_per_episode:
             return 2 * self._target, 1
@@ -276,7 +279,7 @@ class Rotation:
     # --- moving ------------------------------------------------------------------------------------------------------
 
     def assign_segment(self, lane: Lane, rows: int) -> None:
-        """Assign a segment with room for ``rows`` rows to a lane between two episodes."""
+        """Assign a segment with room for ``rows`` rows to a lane that has no open episode."""
         segment = lane.segment
         if self.segment_per_episode:
             if segment is None or segment.rows[0]:
@@ -289,8 +292,8 @@ class Rotation:
         if newest is None or self._is_full(newest, rows):
             older = self._older_lanes()
             if newest is not None and older and not self._holds(newest, _MOST_TARGETS):
-                # The lane moves to the newest segment although it is full, so that at most two segments are open. Lanes
-                # in the older segment are cut at their next append.
+                # The lane moves to the newest segment although that is full, so that at most two segments are open.
+                # Open episodes in the older segment are cut at the next append of their lanes.
                 self._move(lane, newest)
                 return
             for straggler in [other for other in older if other.open]:
@@ -314,7 +317,8 @@ class Rotation:
             self.preallocator.request(self._first_number, newest.info.lanes, self._size(), self.has_priority)
 
     def _size(self) -> Size:
-        # A chunk has a quarter of the rows: it gets all its disk blocks at its first row, and few should stay unused.
+        # A chunk has a quarter of a segment's rows. All its disk blocks are reserved when its first row is written, and
+        # in the last chunk few of them should stay unused.
         rows = layout.floor_power_of_two(self._target // len(self._lanes) // 4)
         if len(self._lanes) > layout.CLOSE_LANES:
             close = layout.floor_power_of_two(layout.CLOSE_ROWS // len(self._lanes))
@@ -328,7 +332,7 @@ class Rotation:
             segment = SegmentWriter(info, lock, in_blocks=size.rows is not None)
         elif self.has_priority:
             try:
-                self._add_priority(segment)  # it may have been requested before priorities were used
+                self._add_priority(segment)  # the segment may have been requested before priorities were used
             except BaseException:
                 segment.close()
                 self._hand_over(segment)
@@ -352,9 +356,11 @@ class Rotation:
                 self._leave(before)
 
     def _leave(self, segment: SegmentWriter, *, seal: bool = True, ends: bool = False) -> None:
-        """Release a segment that no lane writes to, and submit it for sealing; it may be repeated after an interrupt.
+        """Release a segment that no lane writes to, and submit it for sealing if ``seal`` is true.
 
-        The chunks of several lanes are unmapped in the background, unless the writer ``ends``.
+        If the segment has several lanes, its chunks are unmapped in the background, unless the writer ``ends``.
+
+        The call may be repeated after an interrupt.
         """
         self.changes += 1
         if self._marker is not None and seal:
@@ -373,12 +379,12 @@ class Rotation:
         self.by_number.pop(segment.number, None)
 
     def _hand_over(self, segment: SegmentWriter) -> None:
-        """Submit a closed segment for sealing, which waits until all appended rows are published."""
+        """Submit a closed segment for sealing; rows whose publication a full disk has delayed are published first."""
         self._sealer.submit(segment.info, segment.lock, publish_delayed=segment.publish_delayed)
 
     def unmap(self) -> None:
-        """Unmap everything, in a forked child; its locks are already released."""
-        self._marker = None  # the marker has segments that the parent's writers have left
+        """Unmap all segments, in a forked child; the child's copies of their locks are already released."""
+        self._marker = None  # the marker belongs to the parent
         for lane in self._lanes:
             lane.cursor = None
         for segment in self.by_number.values():
@@ -386,9 +392,9 @@ class Rotation:
         self.preallocator.unmap()
 
     def abandon(self, *, seal: bool = True) -> None:
-        """Release every segment unchanged; each is sealed up to its committed rows, now or by the next process.
+        """Release every segment as it is, and submit it for sealing; with ``seal=False`` the next process seals it.
 
-        It may be repeated after an interrupt. After one call with ``seal=False``, later calls do not seal either.
+        The call may be repeated after an interrupt. After one call with ``seal=False``, later calls do not seal either.
         """
         seal = self._seals = self._seals and seal
         if self._marker is not None and not seal:

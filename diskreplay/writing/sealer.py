@@ -13,10 +13,10 @@ from diskreplay.segments.sealing import seal_segments
 from diskreplay.segments.segment import DAMAGE, SegmentInfo, read_segment
 from diskreplay.writing.marker import Marker
 
-# The most segments in the queue: each of them holds a descriptor, of its lock.
+# The maximum number of segments in the queue: each keeps a file descriptor open, for its lock.
 _MOST_WAITING = 128
-# With one segment per episode, syncing each segment alone would slow writers down. So a batch waits until it has this
-# many segments, or for this many seconds.
+# With one segment per episode, syncing each segment alone would slow writers down. So sealing begins when this many
+# segments are queued, or after this many seconds.
 _FULL_BATCH = 64
 _BATCH_WAIT_S = 0.5
 # Seconds between checks whether the holder of a segment's lock has sealed it. A sync takes at least as long.
@@ -26,8 +26,8 @@ _POLL_S = 0.01
 class Sealer:
     """Seals submitted segments, in order.
 
-    ``after`` is called when segments were sealed. ``marker`` marks segments that writers have left, until they are
-    sealed.
+    ``after`` is called after each batch of sealed segments. ``marker`` marks segments that writers of this process have
+    left, until they are sealed.
 
     Concurrency: any thread of the process that made it. The sealing thread runs while there is work.
     """
@@ -40,7 +40,8 @@ class Sealer:
         self._seals_at_once = False
         self._runner: int | None = None  # the thread that is sealing
         self._error: BaseException | None = None
-        # Segments that wait for room. The locks of marked ones are held until `drain` has raised the error.
+        # Segments that could not be sealed on a full disk. Locks of marked segments are held until `drain` has raised
+        # the error.
         self._postponed: dict[int, tuple[SegmentInfo, Lock | None, StorageFull]] = {}
         self._is_behind = False  # whether ``after`` found no room
         self._of_dead_writers: set[int] = set()
@@ -54,15 +55,15 @@ class Sealer:
         of_dead_writer: bool = False,
         publish_delayed: Callable[[], None] | None = None,
     ) -> None:
-        """Submit an unsealed segment with its lock; first wait while too many segments are queued.
+        """Add an unsealed segment and its lock to the queue; if the queue is full, wait first.
 
-        ``publish_delayed`` publishes counters that a full disk has delayed, or raises StorageFull if there is still no
-        room. It is called before the segment is sealed.
+        ``publish_delayed`` is called before the segment is sealed. It publishes rows whose publication a full disk has
+        delayed, or raises StorageFull if there is still no room.
 
         A segment that was already submitted is not sealed again: after an interrupt, the caller may submit it twice.
 
-        If a segment of a dead writer is damaged, it is left as it is: readers warn of it, and the user runs repair. If
-        a segment that this process wrote cannot be sealed, `drain` raises the error.
+        A damaged segment of a dead writer stays unsealed: readers warn of it, and the user runs ``diskreplay repair``.
+        If a segment that this process wrote cannot be sealed, `drain` raises the error.
         """
         if of_dead_writer:
             self._of_dead_writers.add(info.number)
@@ -79,7 +80,7 @@ class Sealer:
     def _begin(self) -> None:
         """Start a sealing thread, which ends at once if another one is sealing."""
         try:
-            # A daemon: if the interpreter ends without close(), the next process seals the segment.
+            # A daemon thread: if the interpreter ends without close(), the next process seals the segment.
             threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True).start()
         except RuntimeError:
             # The interpreter is ending; from Python 3.12 on it starts no more threads. Seal in this thread.
@@ -100,7 +101,7 @@ class Sealer:
             while self._runner != threading.get_ident() and self._has_work:
                 if self._runner is None:
                     self._begin()
-                if self._has_work:  # else this thread has done the work
+                if self._has_work:  # otherwise `_begin` has sealed all segments in this thread
                     self._condition.wait()
         self._seals_at_once = False
         with self._condition:
@@ -132,7 +133,7 @@ class Sealer:
                 self.submit(info, lock)
 
     def _resubmit(self, info: SegmentInfo) -> None:
-        """Submit a segment again whose lock was released, or wait for another process that seals it."""
+        """Submit an unsealed segment again after its lock was released; if another process seals it, wait for that."""
         try:
             while not read_segment(self._root, info.number).sealed:
                 if (lock := try_lock(info.lock_path)) is None:
@@ -146,7 +147,7 @@ class Sealer:
             pass  # it was sealed and evicted
 
     def _seal(self, batch: list[tuple[SegmentInfo, Lock]], held: set[int]) -> None:
-        """Seal segments; add the numbers of postponed ones whose locks stay held to ``held``."""
+        """Seal the segments of a batch; add the numbers of postponed segments that keep their locks to ``held``."""
         infos = [info for info, _ in batch]
         self._marker.wait()
         try:
@@ -154,7 +155,7 @@ class Sealer:
         except NotWritten as error:
             self._error = self._root.reason(error)
         except BaseException:
-            # One of them may be damaged: seal the others without it.
+            # One of the segments may be damaged: seal them one by one.
             for info, lock in batch:
                 try:
                     if not read_segment(self._root, info.number).sealed:
@@ -164,8 +165,8 @@ class Sealer:
                         continue
                     reason = self._root.reason(error)
                     if isinstance(reason, StorageFull):
-                        # A lock is only held for a segment that is still marked. Segments of dead writers are not; they
-                        # may be more than the process can have descriptors.
+                        # Only segments that are still marked keep their locks. Segments of dead writers are not marked,
+                        # and there may be more of them than the process may have open files.
                         is_held = self._marker.has_left(info.number)
                         held |= {info.number} if is_held else set()
                         with self._condition:
@@ -174,7 +175,7 @@ class Sealer:
                         self._error = reason
 
     def _seal_published(self, infos: list[SegmentInfo]) -> None:
-        """Seal segments after all rows appended to them are published."""
+        """Publish rows whose publication a full disk has delayed, then seal the segments."""
         for info in infos:
             if (publish_delayed := self._delayed.get(info.number)) is not None:
                 publish_delayed()
@@ -187,7 +188,7 @@ class Sealer:
             lock.release()
 
     def _run(self) -> None:
-        """Seal until no segment is waiting, unless another thread does so."""
+        """Seal segments until the queue is empty; return at once if another thread does this."""
         with self._condition:
             if self._runner is not None:
                 return
@@ -209,19 +210,19 @@ class Sealer:
                 batch, self._waiting = self._waiting, []
                 self._condition.notify_all()
                 if not batch:
-                    self._runner = None  # before the condition is released: a later `submit` then begins another one
+                    self._runner = None  # before the condition is released: a later `submit` then starts a new thread
                     return
             held = set[int]()
             try:
                 self._seal(list({lock: (info, lock) for info, lock in batch if not lock.is_released}.values()), held)
             finally:
-                # Not the locks of postponed segments: `drain` may have submitted such a segment again meanwhile.
+                # Except locks of postponed segments: `drain` may have submitted such a segment again meanwhile.
                 self._release([(info, lock) for info, lock in batch if info.number not in held])
             try:
                 self._after()
             except StoreLocked:
-                pass  # due segments are evicted after the next one is sealed
+                pass  # segments that have to be evicted are evicted after the next batch is sealed
             except StorageFull:
-                self._is_behind = True  # `drain` tries again, when there may be room
+                self._is_behind = True  # `drain` calls `after` again
             except BaseException as error:
                 self._error = self._root.reason(error)

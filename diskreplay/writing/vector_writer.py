@@ -38,9 +38,9 @@ STEP_KERNEL = "write_lanes"
 class Step(NamedTuple):
     """One step of the lanes ``lanes``, or of all lanes (None). The arrays have a row for each lane of the vector.
 
-    Rows of lanes that are not in ``lanes`` are ignored. ``ends`` is a mask of the lanes whose step terminated the
-    episode, ``cuts`` of the lanes whose step truncated it, and ``ended`` of both. ``episode`` has values of the ended
-    episodes.
+    Rows of lanes that are not in ``lanes`` are ignored. ``ends``, ``cuts`` and ``ended`` are masks of lanes: the step
+    terminated the episode, truncated it, or did either. ``some_end`` is True if ``ended`` has a True. ``episode`` has
+    the values of the ended episodes.
     """
 
     lanes: Ints | None
@@ -59,25 +59,25 @@ class Step(NamedTuple):
 
 
 class LaneArrays:
-    """The state of `Lane` for all lanes of a vector, as arrays."""
+    """The attributes of `Lane` for all lanes of a vector, as arrays with one value per lane."""
 
     def __init__(self, count: int) -> None:
         self.open = np.zeros(count, np.bool_)
         self.continues = np.zeros(count, np.bool_)
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
         self.known = np.zeros(count, np.bool_)  # whether the observation of a lane's next row is already written
-        # Whether every lane is `open` and `known`, and no lane `continues`. This holds before most steps. It may be
-        # False although it holds.
+        # True: every lane is `open` and `known`, and no lane `continues`, as before most steps. False: this was not
+        # checked.
         self.steady = False
         self._next_obs: list[Array] = []
-        self._words: list[Array] = []  # the bytes of `_next_obs` as integers
+        self._words: list[Array] = []  # views of `_next_obs` as integers: see `_word_of`
 
     def next_obs_of(self, lane: int) -> list[bytes]:
-        """Return the bytes of a lane's known next observation."""
+        """Return the bytes of a lane's known next observation, one item per leaf."""
         return [kept[lane].tobytes() for kept in self._next_obs]
 
     def keep_next_obs(self, lanes: Ints | None, next_obs: list[Array]) -> None:
-        """Keep a copy of the next observations of some lanes (None: all): the caller may reuse its arrays."""
+        """Copy the next observations of some lanes (None: all), as the caller may reuse its arrays."""
         if not self._next_obs:
             self._next_obs = [np.zeros_like(value, order="C") for value in next_obs]
             self._words = [np.frombuffer(value, _word_of(value)) for value in self._next_obs]
@@ -105,16 +105,16 @@ class LaneArrays:
 
 
 def _word_of(values: Array) -> np.dtype[Any]:
-    """Return the widest unsigned integer whose size divides a row's bytes.
+    """Return the widest unsigned integer dtype whose size divides the number of bytes of a row.
 
-    Bytes are compared as such integers, since floats with the same bytes differ if they are NaN.
+    The bytes of rows are compared as integers of this dtype: compared as floats, NaN differs from itself.
     """
     nbytes = values.nbytes // len(values)
     return np.dtype(f"u{next(size for size in (8, 4, 2, 1) if nbytes % size == 0)}")
 
 
 class _ArrayLane(Lane):
-    """A lane whose state is in the arrays of all lanes."""
+    """A lane that keeps its attributes in the `LaneArrays` of its vector."""
 
     __slots__ = ("_arrays", "_segment")
 
@@ -161,7 +161,7 @@ class _ArrayLane(Lane):
 
 
 class VectorSteps:
-    """Writes steps of a vector through an `EpisodeWriter`, and replaces its lanes by lanes with their state in arrays.
+    """Writes the steps of a vector of environments through an `EpisodeWriter`, whose lanes it keeps in arrays.
 
     Concurrency: as `EpisodeWriter`.
     """
@@ -194,14 +194,14 @@ class VectorSteps:
             lanes = self._every if step.lanes is None else step.lanes
             home = self._state.home[lanes]
             homes = [(x, here) for x in segments if len(here := lanes[home == x.number])]
-            # All are written before any is published, so that a full disk refuses the whole step.
+            # All segments are written before any row is published, so that a full disk refuses the whole step.
             rows = [self._write(segment, here, step) for segment, here in homes]
             for i, (segment, here) in enumerate(homes):
                 segment.publish(self._places(here), *rows[i], late=i > 0)
         self._update_lanes(step)
 
     def last_ids(self) -> Ints:
-        """Return the id of each lane's newest step; -1 if it has no step in its segment."""
+        """Return the id of each lane's newest step; -1 for a lane that has no step in its segment."""
         segments = self._episode_writer.rotation.open
         if len(segments) == 1 and not self._segment_per_episode:
             return self._last_ids_in(segments[0], None)
@@ -212,7 +212,7 @@ class VectorSteps:
         return found
 
     def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
-        """Return the id of the newest step of lanes of one segment (None: all lanes); -1 for a lane without a step."""
+        """Return the newest step's id of each of these lanes of a segment (None: all lanes); -1 without a step."""
         at = self._places(lanes)
         ids, count = segment.rows_of(at), len(segment.info.lanes)  # at first, the rows after the newest steps
         nowhere = None
@@ -228,13 +228,16 @@ class VectorSteps:
         return ids
 
     def _places(self, lanes: Ints | None) -> Ints | None:
-        """Return the positions of some lanes in their segment."""
+        """Return the indices of some lanes (None: all) in their segment."""
         return self._only if self._segment_per_episode else lanes
 
     # --- making room -------------------------------------------------------------------------------------------------
 
     def _make_room(self, step: Step) -> None:
-        """Make room for a step, lane by lane if needed: room for one lane may open a segment that others move to."""
+        """Make room for a step.
+
+        If needed, this is done lane by lane: making room for one lane may open a segment, and other lanes move to it.
+        """
         writer = self._episode_writer
         if not self._segment_per_episode:
             writer.rotation.preallocate()
@@ -264,7 +267,7 @@ class VectorSteps:
                 rotation.preallocator.reserve_ahead(segment, lanes)
 
     def _reserve_next(self, step: Step) -> None:
-        """Reserve the next rows of all open lanes in segments that need not end."""
+        """Reserve the rows for the step in each lane with an open episode, unless the lane's segment has to end."""
         state, rotation = self._state, self._episode_writer.rotation
         lanes = self._every if step.lanes is None else step.lanes
         for segment in rotation.open:
@@ -274,10 +277,10 @@ class VectorSteps:
                 self._episode_writer.reserve_next(segment, here, count)
 
     def _in_turn(self, step: Step) -> Iterator[int]:
-        """Yield the lanes whose step needs more than a write, in order.
+        """Yield the lanes whose step needs more than a write, in ascending order.
 
-        Making room for one lane may make other lanes need more than a write: when the last lane leaves an older
-        segment, the newest segment may have to end.
+        The caller makes room for each yielded lane. After that, other lanes may need more than a write, too: when the
+        last lane leaves an older segment, the newest segment may have to end.
         """
         rotation, last = self._episode_writer.rotation, -1
         changes = -1
@@ -291,7 +294,7 @@ class VectorSteps:
                     break
 
     def _needs_only_writing(self, newest: SegmentWriter, step: Step) -> bool:
-        """Return whether the step only needs room in the newest segment and a write; if in doubt, False."""
+        """Return whether the step only needs reserved rows in the newest segment and a write; if in doubt, False."""
         state, rotation = self._state, self._episode_writer.rotation
         if len(rotation.by_number) > 1 or rotation.has_to_end(newest):
             return False
@@ -307,7 +310,7 @@ class VectorSteps:
         return discontinuous is None or (step.lanes is not None and not np.count_nonzero(discontinuous[step.lanes]))
 
     def _lanes_that_need_more(self, step: Step) -> Ints:
-        """Return the lanes whose step needs more than a write."""
+        """Return the lanes whose step needs more than a write: another segment, a cut, or reserved rows."""
         lanes = self._every if step.lanes is None else step.lanes
         if self._segment_per_episode:
             return lanes
@@ -338,7 +341,10 @@ class VectorSteps:
     def _write(
         self, segment: SegmentWriter, lanes: Ints | None, step: Step
     ) -> tuple[Ints, int, bool | NDArray[np.bool_], Ints | None]:
-        """Write prepared steps of lanes of one segment (None: all lanes); return the arguments of `publish`."""
+        """Write the step of some lanes of one segment (None: all lanes) to reserved rows, without publishing it.
+
+        Returns the arguments of `SegmentWriter.publish` after the lanes.
+        """
         writer = self._episode_writer
         at = self._places(lanes)
         rows = segment.rows_of(at)
@@ -379,7 +385,7 @@ class VectorSteps:
         return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
 
     def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
-        """Write the observations that were not written as next observations of the step before."""
+        """Write the observations of lanes whose last step had no ``next_obs``; the others are already written."""
         if self._state.steady:
             return
         known = self._state.known if lanes is None else self._state.known[lanes]
@@ -399,7 +405,7 @@ class VectorSteps:
         if step.next_obs is not None:
             state.keep_next_obs(step.lanes, step.next_obs)
             if state.steady and not step.some_end:
-                return  # their state is unchanged
+                return  # the other attributes of the lanes are unchanged
         chosen: Any = slice(None) if step.lanes is None else step.lanes
         going_on = ~step.ended[chosen]
         state.open[chosen] = going_on
@@ -409,12 +415,12 @@ class VectorSteps:
 
 
 def _of(lanes: Ints | None, values: Sequence[Array]) -> Sequence[Array]:
-    """Return the values of some lanes (None: all) from arrays of all lanes."""
+    """Return, for each array with a row per lane, the rows of some lanes (None: all)."""
     return values if lanes is None else [value[lanes] for value in values]
 
 
 def as_item(leaf: str, value: Any) -> Any:
-    """Return one lane's value as an item of `EpisodeWriter`: the bytes of a row, or a number."""
+    """Return one lane's value as an item: bytes for an observation or an array, a number for another scalar."""
     return value.tobytes() if is_bytes(leaf, value.shape) else value
 
 
@@ -444,7 +450,7 @@ class VectorWriter(BaseWriter):
 
     @property
     def last_ids(self) -> NDArray[np.int64]:
-        """The id of each lane's newest step, ``(num_envs,)``; -1 if it has none since it moved to a new segment."""
+        """The id of each lane's newest step, ``(num_envs,)``; -1 for a lane without a step in its present segment."""
         return self._steps.last_ids()
 
     @one_call_at_a_time
@@ -464,13 +470,14 @@ class VectorWriter(BaseWriter):
         """Append one step of every lane; all arrays have a leading axis of ``num_envs``.
 
         Tensors on a CUDA device are copied to pinned memory after the operations of the current stream, and the call
-        waits once. It cannot return earlier: it checks their values before it writes, and the step can be sampled when
-        it returns. The caller may change the tensors after that.
+        waits once, for all copies. It cannot return earlier: it checks the values before it writes, and the step can
+        be sampled when it returns. The caller may change the tensors after that.
 
         Parameters
         ----------
         obs, action, reward, next_obs, **extra
-            As in `Writer.append`. ``next_obs`` has the true next observations: the final one for a lane that ends.
+            As in `Writer.append`. ``next_obs`` has the true next observations: the final one, not the one after the
+            reset, for a lane whose episode ends.
         terminated, truncated : (num_envs,) bool
             Whether the step ended each lane's episode, and how. 0 and 1 are accepted, other numbers are refused.
         mask : (num_envs,) bool, optional

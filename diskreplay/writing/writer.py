@@ -1,4 +1,4 @@
-"""The writer of one environment, and the base of both writers.
+"""The class `Writer`, for the steps of one environment, and the base class of `Writer` and `VectorWriter`.
 
 All values are checked and cast before the first byte is written.
 """
@@ -41,11 +41,11 @@ _alive = fork_listeners(lambda writer: writer.refuse_calls())
 
 
 class BaseWriter:
-    """The common part of both writers: casting by the schema, syncing, closing.
+    """The common part of `Writer` and `VectorWriter`: casting by the schema, syncing, closing.
 
-    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. It is the writer's own lock, or a lock that is never
-    free if the writer is closed, is being closed, or has to refuse calls for another reason. `_refusal` names the
-    reason. So an append pays for a single check.
+    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. This is the writer's own lock. If the writer is
+    closed, is being closed, or has to refuse calls for another reason, it is replaced by a lock that is never free, and
+    `_refusal` returns the error to raise. An append therefore makes only one check.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class BaseWriter:
         self._own_lock, self._on_error = CallLock(), OnError(weakref.WeakMethod(self._abandon_after))
         self._lock = self._own_lock
         self._closing, self._closer = threading.Lock(), 0
-        self.closes_later = False  # whether the present call closes the writer at its end, as `close` interrupted it
-        # Before the finalizer exists: if the system allows no more threads, no writer is made.
+        self.closes_later = False  # whether the present call has to close the writer: a signal handler called `close`
+        # Before the finalizer is made: this fails if the system allows no more threads.
         episode_writer.rotation.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
         self._dropped = seal_when_dropped(self, episode_writer, self._own_lock)
         _alive.add(self)
@@ -84,7 +84,7 @@ class BaseWriter:
         self._lock = held
 
     def _refusal(self) -> Exception:
-        """Return the error to raise when the lock cannot be acquired."""
+        """Return the error that a call raises if it cannot acquire the lock."""
         if os.getpid() != self._pid:
             return WriterClosed(
                 "this writer belongs to the parent of this forked process; open the store here, and make a new writer"
@@ -99,7 +99,7 @@ class BaseWriter:
         return WriterClosed("this writer is closed; ask the store for a new one: store.writer()")
 
     def _background_failure(self) -> Exception | None:
-        """Return the error of a background thread, if any, and close the writer unless the error is StorageFull."""
+        """Return a background thread's error or None; close the writer if there is an error other than StorageFull."""
         rotation = self._episode_writer.rotation
         if rotation.failure is None or not self._own_lock.acquire():
             return None
@@ -113,7 +113,7 @@ class BaseWriter:
         return error
 
     def _release(self, lock: CallLock) -> None:
-        """Release the lock at the end of a call during which `refuse_calls` was called; close the writer if asked."""
+        """Release the lock after a call during which `refuse_calls` was called; close the writer if `closes_later`."""
         if not self._closed:
             lock.free = True
         if self.closes_later:
@@ -130,7 +130,10 @@ class BaseWriter:
     def _cast(
         self, part: str, value: Any, leading: tuple[int, ...] = (), rows: NDArray[np.int64] | None = None
     ) -> list[NDArray[Any]]:
-        """Cast a part of some steps, and apply the store's checks, only to ``rows`` if these are given."""
+        """Return the cast values of a part ("obs", "action", ...) of steps with the shape ``leading``, one per leaf.
+
+        The checks of the store's ``validate`` are made for all steps, or only for ``rows`` if these are given.
+        """
         leaves = self._schema.cast(part, value, leading)
         if self._checks:
             for path in self._checks.keys() & leaves.keys():
@@ -152,7 +155,7 @@ class BaseWriter:
         return values
 
     def _with_priorities(self, cast: Priorities) -> Priorities:
-        """Return ``cast`` unchanged; at the first call, have the writer expect a priority for every later step."""
+        """Return ``cast`` unchanged; the first call makes the episode writer expect a priority for every later step."""
         if not self._gives_priorities:
             with self._on_error:
                 self._episode_writer.begin_priorities()
@@ -211,7 +214,7 @@ class BaseWriter:
             self._flush()
 
     def _end_episodes(self, lanes: Iterable[int], end: Callable[[Lane], None]) -> None:
-        """End the open episodes of some lanes without a step."""
+        """Call ``end`` for each of these lanes, to end its open episode without a step."""
         with self._recording(inserts=False):
             self._episode_writer.read_clock()
             for number in lanes:
@@ -219,7 +222,10 @@ class BaseWriter:
         self._after_episode()
 
     def _recording(self, inserts: bool = True) -> AbstractContextManager[None]:
-        """Return a context that waits for the limiter, and closes the writer if a step may be half recorded."""
+        """Return a context for writing: it waits for the limiter, and closes the writer if a step may be half written.
+
+        With ``inserts=False`` no step is appended, and there is no wait.
+        """
         return self._on_error if self._limiter is None or not inserts else self._limited(self._limiter)
 
     @contextmanager
@@ -228,7 +234,10 @@ class BaseWriter:
             yield
 
     def _abandon_after(self, error: BaseException) -> None:
-        """Close the writer after an error that may have left a step half written; raise the reason of the error."""
+        """Close the writer after an error that may have left a step half written.
+
+        Raises StoreNotFound if the store is gone.
+        """
         if not isinstance(error, (StorageFull, StoreLocked)):  # raised before anything was written
             self._abandon()
             self._episode_writer.explain(error)
@@ -249,7 +258,7 @@ class BaseWriter:
         WriterClosed
             The writer is closed.
         StorageFull
-            The disk has no room to mark durable steps, or to seal. All steps are there; flush again later.
+            The disk has no room to mark durable steps, or to seal. All steps are intact; flush again later.
         StoreNotFound
             The store was deleted or replaced since it was opened; the writer closes.
         StoreLocked
@@ -272,16 +281,17 @@ class BaseWriter:
 
     @shown_paths()
     def close(self) -> None:
-        """Cut open episodes, seal, and wait until that is done. Closing twice is allowed.
+        """Cut open episodes, seal the writer's segments, and wait until they are sealed. Closing twice is allowed.
 
-        If a call is interrupted, the next one, of the writer or of the store, completes it. Any thread may call it. It
-        waits for a call in progress in another thread; later calls raise WriterClosed. If a signal handler closes the
-        writer while its own thread is inside a call of it, the writer closes at the end of that call.
+        If `close` is interrupted, call it again, or `Store.close`, to complete it. Any thread may close the writer.
+        `close` waits for a call in progress in another thread; later calls raise WriterClosed. If a signal handler
+        closes the writer during a call in the same thread, the writer closes at the end of that call.
 
         Raises
         ------
         StorageFull
-            The disk has no room to seal. All steps are there; the next process that opens the store seals them.
+            The disk has no room to seal. All steps are intact. The next process that opens the store with mode "a"
+            seals the segments.
         OSError
             The disk refused a sync, here or in the background. It is unknown which steps are durable.
         """
@@ -302,7 +312,7 @@ class BaseWriter:
                 if not self._closed:
                     wait_for_calls(self._own_lock)
                 if not self._dropped.alive:
-                    return  # another thread has closed it, or the call in progress has
+                    return  # another thread has closed the writer, or the call that was in progress has
                 self._closed = True
                 try:
                     self._finish()
@@ -327,20 +337,21 @@ class BaseWriter:
             self._episode_writer.drain()
 
     def report_cuts_to(self, listener: Callable[[int], None]) -> None:
-        """Call a method with the number of each lane whose episode is cut because an observation does not continue it.
+        """Register a method that is called with a lane's number when an observation does not continue its episode.
 
-        The method is called before the step is written, and replaces the warning. Its object is referenced weakly.
+        The episode is cut there. The method is called before the step is written, instead of a warning. Its object is
+        referenced weakly.
         """
         self._episode_writer.report_cuts_to(weakref.WeakMethod(listener))
 
     def leave_at_exit(self) -> None:
-        """Leave it to the owner of this writer to close it when the interpreter ends."""
+        """Do not seal this writer's segments when the interpreter ends: the owner of the writer closes it then."""
         self._dropped.atexit = False
 
     def __reduce__(self) -> Any:
         raise TypeError(
             f"a {type(self).__name__} cannot be pickled, as its segments are locked by this process; send the store "
-            "to the other one and ask it there for a writer: store.writer()"
+            "to the other process and make a writer there: store.writer()"
         )
 
     def __enter__(self) -> Self:
@@ -523,8 +534,8 @@ class Writer(BaseWriter):
         because a segment was full. The next append begins a new episode.
 
         The steps stay on disk until their segments are deleted, and count towards the store's capacity until then.
-        ``Store.info`` counts them as discarded, a limiter as inserted. Samplers skip priorities for them. A batch that
-        was made ahead may still have them.
+        ``Store.info`` counts them as discarded, a limiter as inserted. `Sampler.update_priorities` skips them. Batches
+        that were already drawn ahead may still contain them.
 
         Nothing happens if no episode is open. Raises as `append`.
         """

@@ -17,7 +17,7 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.locks import Lock, try_lock
 from diskreplay.segments.files.machine import boot_id
 
-# Fewer segments are not worth merging. This many bytes are worth compressing.
+# Merging is worthwhile from this number of segments on, and compressing from this number of bytes on.
 LEAST_SEGMENTS, MUCH_BYTES = 8, 256 << 20
 # Seconds before the first check of segments, and the minimum between checks: short-lived writers merge nothing.
 _FIRST_S, _BETWEEN_S = 5.0, 1.0
@@ -51,7 +51,7 @@ class BackgroundCompaction:
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._looked_at: int | None = None  # the number of the next segment at the last check
+        self._looked_at: int | None = None  # the number that the next new segment had at the last check
         self._is_stopped = False
         self._wait_s = _FIRST_S
 
@@ -59,7 +59,7 @@ class BackgroundCompaction:
         """Record that segments were sealed, and start merging if it is due."""
         with self._condition:
             is_due = self._has_new and (self._compresses or self._has_many)
-            # A thread that an error ended may be replaced.
+            # If an error has ended the thread, a new one may be started.
             is_idle = self._thread is None or not self._thread.is_alive()
             if is_due and is_idle and not self._is_stopped:
                 thread = threading.Thread(target=self._run, name="diskreplay-compaction", daemon=True)
@@ -69,16 +69,16 @@ class BackgroundCompaction:
 
     @property
     def _has_new(self) -> bool:
-        """Whether enough segments were begun since the last check, or none was made: old segments may be many."""
+        """Whether there was no check yet, so that old segments may be many, or enough new segments were begun since."""
         return self._looked_at is None or self._counters.peek(layout.NEXT_SEGMENT) - self._looked_at >= self._between
 
     @property
     def _has_many(self) -> bool:
-        """Whether there may be enough segments to merge."""
+        """Whether the store may have at least `LEAST_SEGMENTS` segments."""
         return self._counters.peek(layout.NEXT_SEGMENT) - self._counters.peek(layout.FIRST_LIVE) >= LEAST_SEGMENTS
 
     def stop_soon(self) -> None:
-        """Stop without waiting; a half-made pack is removed."""
+        """Ask the thread and the child process to stop, and return; the child removes a pack that is not complete."""
         with self._condition:
             self._is_stopped = True
             self._condition.notify_all()
@@ -91,7 +91,7 @@ class BackgroundCompaction:
         thread = self._thread
         while thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(_ASK_AGAIN_S)
-            self.stop_soon()  # again: the child may have inherited that SIGTERM is ignored until it sets a handler
+            self.stop_soon()  # again: until the child has set its handler, it may ignore SIGTERM, as its parent does
 
     def _run(self) -> None:
         with suppress(_Stopped):
@@ -106,7 +106,7 @@ class BackgroundCompaction:
                     self._thread = self._thread if goes_on else None
 
     def _pause(self, seconds: float) -> None:
-        """Wait. Raises _Stopped when the store is being closed."""
+        """Wait for this time. Raises _Stopped when the store is being closed."""
         with self._condition:
             if self._condition.wait_for(lambda: self._is_stopped, seconds):
                 raise _Stopped
@@ -117,7 +117,7 @@ class BackgroundCompaction:
         Raises _Stopped, and OSError if no process could be started.
         """
         since, turn = self._looked_at, None
-        while not self._is_busy():  # else another process is merging it
+        while not self._is_busy():  # otherwise another process is merging this store
             self._looked_at = self._counters.peek(layout.NEXT_SEGMENT)
             has_turn, turn = _try_turn()
             if has_turn:
@@ -163,7 +163,7 @@ def _try_turn() -> tuple[bool, Lock | None]:
 
 
 def _private_folder(above: str) -> str:
-    """Return a folder in ``above`` that only this user can use, which is made if missing; OSError if that fails."""
+    """Return a folder in ``above`` that only this user can use; it is made if needed. OSError if that is impossible."""
     if not os.path.isabs(above):
         raise NotADirectoryError(errno.ENOTDIR, "not an absolute path", above)
     folder = f"{above}/diskreplay-{os.geteuid()}"
@@ -176,10 +176,10 @@ def _private_folder(above: str) -> str:
 
 
 def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes]":
-    """Start a process that merges due segments; it imports from the same paths as this one.
+    """Start a child process that merges due segments, and return it; it imports modules from this process's paths.
 
-    ``since`` is the number of the next segment at the last check. The process keeps the ``turn`` for its lifetime, even
-    if this one dies. The store's folder is its working directory, whatever happens to the path.
+    ``since`` is the number that the next new segment had at the last check. The child holds the lock ``turn`` until it
+    ends, even if this process dies. Its working directory is the store's folder, even if that is moved meanwhile.
     """
     from multiprocessing.spawn import get_executable  # the user may have set it, if Python is embedded in a program
 
@@ -195,5 +195,5 @@ def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes
         cwd=root.folder,
         env={**os.environ, "PYTHONPATH": imported_from},
         pass_fds=() if turn is None else (turn.fd,),
-        process_group=0,  # an interrupt of this process at a terminal does not reach it
+        process_group=0,  # Ctrl-C at the terminal interrupts this process, but not the child
     )

@@ -1,4 +1,4 @@
-"""Merges segments into packs: selects and orders them, and makes one pack after another."""
+"""Merges segments into packs: selects the segments for each pack, and makes one pack after another."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ from diskreplay.writing.merging.background import LEAST_SEGMENTS, MUCH_BYTES
 
 Progress = Callable[[int, int], None]
 
-# A pack takes at most 1 / SHARE of a store's limits, as it is evicted as a whole.
+# A pack has at most 1 / SHARE of the steps and bytes that the store's limits allow, as a pack is evicted as a whole.
 SHARE = 16
-# A segment that fills at least half of a pack stays as it is: copying it would gain little.
+# A segment with more than 1 / _ENOUGH of a pack's rows is not merged: copying it would gain little.
 _ENOUGH = 2
-# This many segments of about the same length are merged, or fewer that fill a pack.
+# Segments of about the same length are merged if there are this many of them, or if they fill a pack.
 _MANY = 64
-# Seconds after which no more packs are begun: other stores wait for their turn.
+# Seconds after which a call of `run_due` begins no more packs: other stores wait for their turn.
 _TURN_S = 30.0
 
 
 def _at_once() -> None:
-    """Do nothing: the pace of a compaction that need not leave time to other processes."""
+    """Do nothing. This ``pace`` is for a compaction that need not leave processor time to other processes."""
 
 
 class Compacted(NamedTuple):
@@ -59,7 +59,7 @@ class Candidate(NamedTuple):
 
     @property
     def values(self) -> int:
-        """The number of values of episodes in it."""
+        """The number of episode values in the segment."""
         return sum(self.info.values)
 
 
@@ -75,12 +75,15 @@ class Compaction:
         *,
         only_compress: bool = False,
     ) -> None:
-        """Prepare compaction at a level; with ``only_compress``, only of segments that are not compressed yet."""
+        """Prepare compaction with a compression level (None: no compression).
+
+        With ``only_compress``, only segments and packs with fields that are still to be compressed are copied.
+        """
         self._root, self._counters, self._retention, self._level = root, counters, retention, level
         self._only_compress = only_compress
 
     def run(self, progress: Progress | None = None) -> Compacted:
-        """Merge all segments that can be merged; see `Store.compact`."""
+        """Merge all segments that can be merged, and return the result; see `Store.compact`."""
         groups = self.groups(self.candidates())
         sizes = {one.info.number: disk_usage(one.info.path)[0] for group in groups for one in group}
         done, made = 0, list[Compacted]()
@@ -95,16 +98,17 @@ class Compaction:
         return Compacted(*map(sum, zip(*made, strict=True)))
 
     def plan(self) -> Compacted:
-        """Return the result that `run` would have now, with 0 for the unknown bytes after it."""
+        """Return the result that `run` would have now; its ``bytes_after`` is unknown, and 0."""
         every = [one.info for group in self.groups(self.candidates()) for one in group]
         steps = sum(info.steps or 0 for info in every)
         return Compacted(len(every), steps, sum(disk_usage(info.path)[0] for info in every), 0)
 
     def run_due(self, pace: Callable[[], None]) -> bool:
-        """Merge segments if it pays: many of about the same length, or much to compress. Return whether any was merged.
+        """Merge many segments of about the same length, or compress many bytes; return whether any were merged.
 
-        As segments of about the same length are merged, a step is copied again only into a pack that is `_MANY` times
-        as long. ``pace`` is called often.
+        Only segments of about the same length are merged with each other. A step in a pack is therefore copied again
+        only into a pack that is about `_MANY` times as long. ``pace`` is called often during the work: it can pause the
+        work, or end it by raising.
         """
         kinds: dict[tuple[int, bool], list[Candidate]] = {}
         for one in self.candidates(pace):
@@ -116,7 +120,7 @@ class Compaction:
             for group in self.groups(candidates)
             if self._pays(group, is_new=is_new)
         ]
-        # Several packs per call: reading the attributes of many segments takes long.
+        # One call makes several packs, as finding the candidates among many segments takes long.
         until, has_merged = time.monotonic() + _TURN_S, False
         for group in due:
             has_merged = self.merge(group, pace) is not None or has_merged
@@ -139,13 +143,13 @@ class Compaction:
             try:
                 info = read_segment(self._root, number)
             except DAMAGE:
-                continue  # gone, or damaged: repair handles it
+                continue  # the segment is gone, or it is damaged and `diskreplay repair` handles it
             if info.sealed and not info.claimed and not info.came_before(int(words[layout.HORIZON])):
                 infos.append(info)
         current = {*current_numbers(self._root)} if infos else set[int]()
         found = []
         for info in infos:
-            # A call without a compression does not decompress the packs that an earlier call has compressed.
+            # Without a compression level, packs that an earlier call has compressed are not decompressed.
             is_wanted = self._compresses(info) or not (self._only_compress or (info.compressed and self._level is None))
             if info.number in current and is_wanted:
                 try:
@@ -157,10 +161,10 @@ class Compaction:
         return sorted(found, key=lambda one: (one.info.bounds[1], one.info.number))
 
     def groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """Return the segments for each pack to make; segments of one pack are neighbours in time.
+        """Return a list of segments for each pack to make; the segments of a pack are consecutive in ``candidates``.
 
-        A pack has at least two segments, or one that has to be compressed. Segments of this boot are not mixed with
-        older ones: new segments take the clock of the boot from the segments of this boot.
+        A pack has at least two segments, or one segment that has to be compressed. Segments of this boot are not mixed
+        with older ones: new segments take the clock of the boot from the segments of this boot.
         """
         most, most_values = self._most_rows(), self._most_values()
         groups: list[list[Candidate]] = []
@@ -200,7 +204,10 @@ class Compaction:
         return min(most, limit // SHARE // self._root.value_bytes)
 
     def merge(self, group: Sequence[Candidate], pace: Callable[[], None] = _at_once) -> Merged | None:
-        """Put segments into a pack, except segments that are gone or damaged; None if too few are left."""
+        """Make a pack of these segments and return it; segments that are gone or damaged are skipped.
+
+        Returns None if fewer than two segments are left, and none of them has to be compressed.
+        """
         left = list(group)
         while len(left) > 1 or any(self._compresses(one.info) for one in left):
             try:
@@ -226,7 +233,7 @@ class Compaction:
         return Merged(pack, [info.number for info in infos])
 
     def _evicted(self) -> EvictedBySegment:
-        """Return the episodes that were evicted by hand, by segment."""
+        """Return the episodes that `Store.evict` has evicted, by segment: (position of the first step, steps)."""
         evicted: dict[int, list[tuple[int, int]]] = {}
         for first, steps in EvictionEntries(self._root).new(self._counters.peek(layout.EVICTION_ENTRIES)).tolist():
             entry = first & layout.POSITION_MASK, steps

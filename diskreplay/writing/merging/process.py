@@ -1,7 +1,7 @@
-"""The process that merges the due segments of a store, and leaves time to other processes; see `BackgroundCompaction`.
+"""The child process in which `BackgroundCompaction` merges the segments of a store.
 
-It has the priority of its parent, and rests often. A process of low priority might get no processor time on a busy
-machine, and every writer would wait while it holds the store lock or a lock of the file system.
+To leave time to other processes, it sleeps often instead of running at a low priority. A process of low priority might
+get no processor time on a busy machine while it holds the store lock, for which every writer would wait.
 """
 
 import os
@@ -19,23 +19,24 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.writing.merging.background import MERGED
 from diskreplay.writing.merging.compaction import Compaction
 
-# Seconds of processor time after which it rests, the least rest as a multiple of this time, and the maximum in seconds.
+# Seconds of processor time after which the process rests, the least rest in multiples of the processor time used, and
+# the maximum rest in seconds.
 _WORK_S, _REST, _MOST_S = 0.01, 3.0, 1.0
-# Seconds between checks, during a rest, whether it has to stop.
+# Seconds between two checks during a rest whether the process has to stop.
 _SLICE_S = 0.05
-# It rests less the more segments were begun since the last check, and not at all after this many, to keep up.
+# The more segments were begun since the last check, the shorter the rest. After this many, there is no rest.
 _BEHIND = 1024
 
 
 class Stopped(Exception):
-    """The process that wanted the merge is gone, or has stopped it."""
+    """The parent process is gone, or has stopped the merge."""
 
 
 class Pace:
-    """The pace of the process: each call rests if it is time, and raises Stopped if the process has to stop.
+    """The pace of the process: a call sleeps if a rest is due, and raises Stopped if the process has to stop.
 
-    It has to stop after `stop`, or when the process ``parent`` is gone. ``since`` is the number of the next segment at
-    the last check.
+    The process has to stop after a call of `stop`, or when the process with the id ``parent`` is gone. ``since`` is the
+    number that the next new segment had at the parent's last check.
     """
 
     def __init__(self, counters: StoreCounters, parent: int, since: int) -> None:
@@ -51,7 +52,7 @@ class Pace:
         self._cpu_s, self._wall_s = time.process_time(), time.monotonic()
 
     def __call__(self) -> None:
-        """Rest if it is time: at least as long as the work took, but less the more segments wait to be merged."""
+        """Sleep if a rest is due: the more segments were begun since the last check, the shorter."""
         worked = time.process_time() - self._cpu_s
         if worked >= _WORK_S:
             begun = self._counters.peek(layout.NEXT_SEGMENT) - self._since
@@ -71,10 +72,10 @@ class Pace:
 
 
 def main(uuid: str, parent: str, since: str) -> bool:
-    """Merge segments of the store in the working directory, if that pays; return whether any were merged.
+    """Merge segments of the store in the working directory if enough are due; return whether any were merged.
 
-    It stops when the process with the id ``parent`` is gone. A store with another identity than ``uuid`` is left alone.
-    For ``since`` see `Pace`.
+    The work ends when the process with the id ``parent`` is gone. A store with another UUID is not changed. For
+    ``since`` see `Pace`.
     """
     root = read_root(Path.cwd())
     if root.uuid != uuid or not root.compacts:
@@ -90,7 +91,7 @@ def main(uuid: str, parent: str, since: str) -> bool:
 
 if __name__ == "__main__":
     has_merged = False
-    # After a full disk, a lock of another process or a deleted store, the next process tries again.
+    # If the disk is full, another process holds a lock or the store was deleted, a later child process tries again.
     with suppress(Stopped, ReplayError, OSError):
         has_merged = main(*sys.argv[1:])
     sys.exit(MERGED if has_merged else 0)
