@@ -41,15 +41,15 @@ Progress = Callable[[int, int], None]
 NEWEST = 100
 """The number of newest episodes whose total rewards are averaged."""
 
-# From this number of growing lanes on, compiled code follows them: plain Python takes 70 us per lane with new rows.
-# Loading that code, or even compiling it, is not worthwhile for a single look.
+# From this number of lanes in unsealed segments on, compiled code finds their new rows: plain Python takes 70 us per
+# lane. For a single look, loading or compiling that code would take longer.
 _MANY_LANES = 256
 
-# Seconds over which changes of steps and of bytes are measured, and the least for bytes. Bytes grow by whole reserved
-# blocks, so their growth in less than a minute does not predict an hour.
+# Seconds over which changes of the numbers of steps and of bytes are measured, and the minimum for bytes. The number of
+# bytes grows by whole reserved blocks, so its growth in less than a minute does not predict the growth in an hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
-# A store at its limit in bytes is a little below it after a segment is deleted; a segment has up to a sixteenth of it.
+# A store counts as full with this part of `capacity_bytes`: a segment that is deleted has up to a sixteenth of it.
 _FULL = 7 / 8
 
 
@@ -57,9 +57,8 @@ _FULL = 7 / 8
 class Disk:
     """The bytes of a store, and the free bytes of its file system.
 
-    `full_in_s` is the time until the disk is full at this rate, or None if it will not be.
-
-    `bytes_per_hour` is None in the first minute, and for a store at its limit, which no longer grows.
+    `bytes_per_hour` is the growth of the store. It is None in the first minute, and for a store at its limit, which no
+    longer grows. `full_in_s` is the time in seconds until the disk is full at this rate, or None if it will not fill.
     """
 
     bytes: int
@@ -70,11 +69,12 @@ class Disk:
 
 @dataclass(frozen=True)
 class RetentionActivity:
-    """The limits of a store, and how fast steps leave it.
+    """The limits of a store, and the number of steps that are no longer visible.
 
     `share` is the used part of `capacity` or `capacity_bytes`: the larger part if both are set, None without either.
-    `reached_in_s` is the time until the first of them is reached at this rate. `steps_gone` counts inserted steps that
-    are not visible.
+    `reached_in_s` is the time in seconds until the first of these two limits is reached at the present rate.
+    `steps_gone` is the number of inserted steps that are not visible, and `gone_per_second` its growth. `oldest_age_s`
+    is the age of the oldest visible step.
     """
 
     capacity: int | None
@@ -91,8 +91,9 @@ class RetentionActivity:
 class Look:
     """The result of one look at a store; rates are None at the first look.
 
-    Every inserted step is in one class: `inserted` is the sum of `steps` (the visible ones), `steps_hidden`,
-    `steps_evicted`, `steps_discarded`, `steps_lost` and `steps_in_quarantine`.
+    Every inserted step is in one class: `inserted` is the sum of `steps` (visible steps), `steps_hidden`,
+    `steps_evicted`, `steps_discarded`, `steps_lost` and `steps_in_quarantine`. `mean_total_reward` is the mean over the
+    `newest_episodes` episodes that ended last.
     """
 
     path: str
@@ -182,7 +183,7 @@ class Activity:
         return look
 
     def _compile(self, growing: Sequence[SegmentInfo]) -> None:
-        """Follow lanes with compiled code from now on, if they are many and numba is installed."""
+        """Find new rows with compiled code from now on, if ``growing`` has many lanes and numba is installed."""
         if not (self._is_first or self._is_compiled) and sum(len(info.lanes) for info in growing) >= _MANY_LANES:
             self._is_compiled = True
             with suppress(MissingExtra):
@@ -240,7 +241,7 @@ class Activity:
         )
 
     def _is_full(self, steps: int, nbytes: int) -> bool:
-        """Return whether the store is at a limit. It then does not grow, as old segments are deleted for new ones."""
+        """Return whether the store is at a limit: it does not grow then, as old segments are deleted for new ones."""
         capacity, capacity_bytes = self._root.limits.capacity, self._root.limits.capacity_bytes
         if capacity is not None and steps >= capacity:
             return True
@@ -249,7 +250,7 @@ class Activity:
     def _limit(
         self, steps: int, nbytes: int, steps_per_s: float | None, bytes_per_s: float | None
     ) -> tuple[float | None, float | None]:
-        """Return the used share of the nearer limit, and the seconds until it is used up; None if unknown."""
+        """Return the larger used share of the limits, and the seconds until the first is reached; None if unknown."""
         limits, shares, seconds = self._root.limits, [], []
         for used, most, rate in (
             (steps, limits.capacity, steps_per_s),
@@ -287,12 +288,12 @@ def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: fl
     free = shutil.disk_usage(folder).free
     full = free / bytes_per_s if bytes_per_s is not None and bytes_per_s > 0 else None
     if full is not None and reached_in_s is not None and reached_in_s <= full:
-        full = None  # the store reaches its limit first, and does not grow any further
+        full = None  # the store reaches its limit first, and stops growing
     return Disk(nbytes, free, None if bytes_per_s is None else bytes_per_s * 3600, full)
 
 
 def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
-    """Return the age in seconds of the oldest visible step of the oldest segment that has one, or None."""
+    """Return the age in seconds of the oldest visible step, in the oldest segment with visible steps, or None."""
     for slot in np.flatnonzero(snapshot.lanes).tolist():
         lanes, base = int(snapshot.lanes[slot]), int(snapshot.lane_base[slot])
         oldest, committed = snapshot.oldest[base : base + lanes], snapshot.committed[base : base + lanes]
@@ -324,7 +325,10 @@ class DiskUse:
         self._growing_before: Collection[int] = ()
 
     def read(self, growing: Collection[int], progress: Progress | None = None) -> int:
-        """Return the bytes on disk; ``growing`` has the numbers of the segments that may grow."""
+        """Return the number of bytes on disk; ``growing`` has the numbers of the segments that may grow.
+
+        ``progress(done, total)`` is called with numbers of segments.
+        """
         there = listed_numbers(self._root)
         self._at_rest = {number: self._at_rest[number] for number in there if number in self._at_rest}
         measured = [number for number in there if number not in self._at_rest]
@@ -344,7 +348,7 @@ class DiskUse:
 
 # --- newest episodes -------------------------------------------------------------------------------------------------
 
-# The newest episodes are searched among at most this many: reading the times of millions would take long.
+# The newest episodes are searched among at most this many episodes: reading the times of millions would take long.
 _CANDIDATES = 8192
 
 
@@ -356,7 +360,10 @@ class Ended(NamedTuple):
 
 
 class NewestEpisodes:
-    """The newest ended episodes, at most ``most``, and the number that ended since the first look. Not thread-safe."""
+    """The newest ended episodes, at most ``most``. Not thread-safe.
+
+    `newest` has them in the order of their ends, and `seen` is the number of episodes that ended since the first look.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -371,13 +378,13 @@ class NewestEpisodes:
             new = log.select(slice(self._read, None)).without_discarded()
             self.seen += len(new)
             self._take(snapshot, new)
-        else:  # positions in the log now mean other episodes: compare times instead
+        else:  # the positions in the log have changed, so new episodes are found by their times
             count = self._take(snapshot, log.without_discarded(), self.newest[-1].time if self.newest else 0)
             self.seen += 0 if is_first else count
         self._generation, self._read = snapshot.generation, len(log)
 
     def _take(self, snapshot: Snapshot, ended: EpisodeTable, after: int = 0) -> int:
-        """Keep the newest of some ended episodes, and return how many of them ended after the time ``after``."""
+        """Add ended episodes to `newest`, and return how many of them ended after the time ``after``."""
         if not len(ended):
             return 0
         ended = _candidates(ended, self._most)
@@ -407,9 +414,9 @@ def count_ended(snapshot: Snapshot) -> int:
 
 
 def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
-    """Return a part of the episodes that has the newest ones.
+    """Return a part of ``ended`` that includes the newest ``most`` episodes, without reading times.
 
-    It has the episodes of the newest segments or, if these have many episodes, the ones in their last rows.
+    The part has the episodes of the newest segments. If these are too many, it has the episodes in the last rows only.
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())

@@ -15,7 +15,8 @@ from diskreplay.retention.retention import Retention
 def evict(follower: Follower, retention: Retention, where: Callable[[Episode], bool]) -> int:
     """Evict the episodes of sealed segments for which ``where`` is true, and return the number of their steps.
 
-    They are hidden all at once; segments without any other step are deleted. Nothing changes if ``where`` raises.
+    The episodes disappear all at once. A segment is deleted when all its steps are evicted or hidden. Nothing changes
+    if ``where`` raises.
     """
     follower.refresh()
     chosen = chosen_episodes(follower.snapshot, where)
@@ -28,13 +29,13 @@ def evict(follower: Follower, retention: Retention, where: Callable[[Episode], b
 
 
 def hidden_before(follower: Follower) -> int:
-    """Return the time before which the limits hide every step now."""
+    """Refresh, and return a time, in nanoseconds since the epoch: the store's limits hide all steps before it."""
     follower.refresh()
     return follower.snapshot.hidden_before
 
 
 def chosen_episodes(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dict[int, int]:
-    """Return the length of each episode that `evict` would evict, by its first id, in order."""
+    """Return the episodes that `evict` would evict, in order, as {id of the first step: number of steps}."""
     episodes, chosen = snapshot.episodes, {}
     for position in np.flatnonzero(snapshot.sealed[(episodes.first >> POSITION_BITS) - snapshot.origin]).tolist():
         try:

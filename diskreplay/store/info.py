@@ -41,7 +41,7 @@ def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[
 
 
 def _columns(snapshot: Snapshot, total_rewards: NDArray[np.float64] | None) -> dict[str, NDArray[Any]]:
-    """Return the columns of `episode_table` without reading data; None for ``total_rewards`` leaves that column out."""
+    """Return the columns of `episode_table`, without a column of total rewards if ``total_rewards`` is None."""
     episodes = snapshot.episodes
     end = episodes.end
     position = episodes.first & layout.POSITION_MASK
@@ -93,7 +93,10 @@ def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[N
 def _sum_lane(
     snapshot: Snapshot, group: NDArray[np.int64], start: NDArray[np.int64], total_rewards: NDArray[np.float64]
 ) -> Iterator[NDArray[np.int64]]:
-    """Sum the rewards of episodes of one lane, in order, in bounded reads; yield the episodes that were summed."""
+    """Store the total rewards of the episodes ``group``, successive ones of one lane, in ``total_rewards``.
+
+    Rows are read in parts of about `_ROWS_AT_ONCE`. After each part, the episodes that it completed are yielded.
+    """
     episodes = snapshot.episodes
     stop = start[group] + episodes.steps[group]
     at = 0
@@ -133,7 +136,7 @@ def store_info(
     counter = StepCounter(root)
     snapshot, account = read_account(follower, counter)
     table = episode_table(snapshot, progress) if total_reward else _columns(snapshot, None)
-    if len(table["id"]) < len(snapshot.episodes):  # segments were evicted meanwhile
+    if len(table["id"]) < len(snapshot.episodes):  # segments were evicted since the account was read
         account = read_account(follower, counter)[1]
     ended = ~table["open"]
     segments, members, gone = _segments(root, account, follower.damaged)
@@ -178,7 +181,7 @@ def store_info(
 def _segments(
     root: Root, account: StepAccount, damaged: Collection[int]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[int]]:
-    """Describe the segments, lowest number first, and the members of packs, which `_writers` counts.
+    """Return descriptions of the segments, lowest number first, and of the segments that were merged into packs.
 
     Also return the numbers of segments that are gone by now.
     """
@@ -197,9 +200,9 @@ def _segments(
 
 
 def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any], list[list[int]]]:
-    """Describe a segment, a damaged one as far as possible; also return the segments that were merged into it.
+    """Return the description of a segment, and a row of `read_members` for each segment that was merged into it.
 
-    Raises FileNotFoundError if it is gone.
+    A damaged segment is described as far as possible. Raises FileNotFoundError if the segment is gone.
     """
     path = root.segment_path(number)
     try:
@@ -249,7 +252,10 @@ def segment_state(info: SegmentInfo) -> str:
 
 
 def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Group segments by their writer. A writer whose segments are all sealed has closed."""
+    """Return a description of each writer, from the descriptions of its segments.
+
+    A writer is "closed" if all its segments are sealed.
+    """
     writers: dict[int, dict[str, Any]] = {}
     for segment in segments:
         if segment["writer"] is None:  # damaged: its writer is unknown

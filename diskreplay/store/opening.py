@@ -42,8 +42,8 @@ def create(
         limit.
     max_age_s : float, optional
         Segments are deleted this many seconds after they were sealed. The limit is enforced when a segment is begun or
-        sealed, or when `Store.evict` is called. Segments are deleted later if only a wall clock that no time service
-        sets can tell their age. None: no limit.
+        sealed, or when `Store.evict` is called. Segments from before a reboot may be deleted later if no time service,
+        such as NTP, sets the machine's clock. None: no limit.
     exist_ok : bool
         Open an existing store if it has the same schema, and the same value of each limit that is given here.
     chunk_bytes : int
@@ -51,8 +51,8 @@ def create(
         mappings with larger chunks.
     segment_steps : int or "episode", optional
         The rows, summed over all lanes, after which a writer begins a new segment. "episode": one segment per episode.
-        None: the rows of 4 GiB, or of a sixteenth of `capacity` or `capacity_bytes` if that is less. If a sixteenth of
-        `capacity` is below 1 MiB, it is 1 MiB or a quarter of `capacity`, whichever is less.
+        None: the rows of 4 GiB, but at most a sixteenth of `capacity` and of `capacity_bytes`. If a sixteenth of
+        `capacity` takes less than 1 MiB, the rows of 1 MiB are allowed instead, up to a quarter of `capacity`.
     compression : "zstd" or ("zstd", level), optional
         The compression of fields of at least 256 bytes per step when segments are merged. The level is from 1 to 22;
         the default is 1. Samplers decompress the rows that they draw. Needs ``diskreplay[zstd]``, here and
@@ -62,13 +62,13 @@ def create(
         most of the time; see `Store.compact`. With "manual", only `Store.compact` merges.
     validate : "finite" or "space", optional
         The values that writers refuse with a SchemaError, which names the value. "finite": NaN and infinities. "space":
-        also actions outside their space, for a schema made of spaces. An append then takes some microseconds more.
-        None: no value is refused.
+        also actions outside their space, for a schema made of spaces. These checks take some microseconds per append.
+        None: no checks.
 
     Raises
     ------
     StoreExists
-        Something exists at ``path``. With ``exist_ok``, it is not a store, or has another schema or another limit.
+        Something exists at ``path``. With ``exist_ok``: it is not a store, or has another schema or another limit.
     StorageFull
         The disk has no room for the store.
     SchemaError
@@ -123,7 +123,7 @@ def create(
 
 
 def _difference(found: Schema, wanted: Schema) -> str:
-    """Describe the first difference of two schemas."""
+    """Return the first difference of two schemas as a clause of an error message."""
     for path in found.leaves | wanted.leaves:
         if (one := found.leaves.get(path)) != (other := wanted.leaves.get(path)):
             return f"in which {path} is {one or 'missing'}, not {other or 'missing'}"
@@ -131,7 +131,7 @@ def _difference(found: Schema, wanted: Schema) -> str:
 
 
 def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
-    """Open the store at a path; StoreExists if its schema or one of these limits differs."""
+    """Open the store at ``target``; StoreExists if its schema differs, or a limit that is not None in ``limits``."""
     try:
         root = read_root(target)
     except StoreNotFound:

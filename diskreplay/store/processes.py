@@ -25,14 +25,14 @@ _STATES = ("dead", "foreign", "unknown", "writing", CLOSED)
 
 
 class Rate:
-    """The change of a number per second, over a window of looks. Not thread-safe.
+    """The change per second of a number, over a window of time. Not thread-safe.
 
     Parameters
     ----------
     window_s : float
-        The length of the window in seconds. If the last look was longer ago, the window begins with that look.
+        The length of the window in seconds. If nothing was added during this time, the rate is since the last number.
     least_s : float
-        The minimum length of the time over which a rate is taken, in seconds.
+        The minimum time in seconds between the first and the last number of a rate.
     """
 
     def __init__(self, window_s: float, least_s: float = 0.0) -> None:
@@ -40,7 +40,7 @@ class Rate:
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, time: float, value: float) -> float | None:
-        """Add a number and its time in seconds; return its change per second, or None if it is too early."""
+        """Add a number and its time in seconds; return the change per second, or None before `least_s` has passed."""
         self._seen.append((time, value))
         while len(self._seen) > 2 and self._seen[1][0] <= time - self._window_s:
             self._seen.popleft()
@@ -53,12 +53,12 @@ class WriterActivity:
     """The activity of a writer.
 
     `state` is "writing", "dead", "foreign", "unknown" or "closed". The next process that opens the store with mode "a"
-    seals the segments of a dead writer. A foreign writer belongs to another machine, so nothing tells whether it is
-    alive. A closed writer was closed since the first look.
+    seals the segments of a dead writer. A foreign writer belongs to another machine, so this machine cannot find out
+    whether it is alive. A closed writer was closed after the first look.
 
-    `segments` are the writer's unsealed segments. `lanes` is the number of its environments. `steps` counts all its
-    steps on disk. A power loss now would take the steps that it appended in the last `durable_behind_s` seconds, which
-    is None if that is unknown.
+    `segments` has the numbers of the writer's unsealed segments. `lanes` is the number of its environments. `steps`
+    counts all its steps on disk. A power loss now would lose the steps that the writer appended in the last
+    `durable_behind_s` seconds; None means that this time is unknown.
     """
 
     writer: int
@@ -83,7 +83,7 @@ class Writers:
         self._appended: dict[int, int] = {}  # time of each writer's newest row, in nanoseconds since the epoch
 
     def read(self, now: float, snapshot: Snapshot, counter: StepCounter) -> list[WriterActivity]:
-        """Return the activity of each writer, sorted by need for attention; ``counter`` has just counted the steps."""
+        """Return the activity of each writer, dead writers first; ``counter`` has just counted the steps."""
         own: dict[int, list[SegmentInfo]] = {}
         for info in counter.growing():
             own.setdefault(info.writer, []).append(info)
@@ -97,7 +97,10 @@ class Writers:
         return sorted(found, key=lambda one: (_STATES.index(one.state), one.writer))
 
     def _count(self, steps: Mapping[int, int], writers: Mapping[int, int]) -> None:
-        """Count each writer's steps on disk, and its new steps since the last look."""
+        """Update each writer's steps on disk, and add its new steps since the last look.
+
+        ``steps`` has the number of steps of each segment, and ``writers`` the writer of each segment.
+        """
         before, self._counted = self._counted, steps
         self._steps = {}
         for number, writer in writers.items():
@@ -112,7 +115,7 @@ class Writers:
         # A segment may have been sealed since the count.
         unsealed = {info.number: state for info in own if (state := _state(info)) != "sealed"}
         states = set(unsealed.values())
-        # A writer may have segments of several states: "writing" decides.
+        # If the segments of a writer have several states, one that is "writing" decides.
         state = "writing" if "writing" in states else min(states, key=_STATES.index, default=CLOSED)
         behind: list[int] = []
         for info in own:
@@ -142,7 +145,10 @@ def _state(info: SegmentInfo) -> str:
 
 
 def _newest_and_undurable(info: SegmentInfo, snapshot: Snapshot) -> tuple[int, int]:
-    """Return the times of a segment's newest row and of its oldest row that is not durable; 0 without such a row."""
+    """Return the times of a segment's newest row and of its oldest row that is not durable.
+
+    Times are in nanoseconds since the epoch; 0 means that there is no such row.
+    """
     slot, lanes = info.number - snapshot.origin, len(info.lanes)
     if not 0 <= slot < len(snapshot.lanes) or snapshot.lanes[slot] != lanes:
         return 0, 0
@@ -174,7 +180,7 @@ def _times(
 class SavedSampler:
     """The state of a sampler when it last saved.
 
-    `batches_per_second` is the rate between the last two saves that looks have found, None before the second.
+    `batches_per_second` is the rate between the last two saves that the looks have found, or None before there are two.
     """
 
     name: str
@@ -187,7 +193,7 @@ class SavedSampler:
 
 
 class SavedSamplers:
-    """The states that samplers save under `samplers/`; replaced ones are read again. Not thread-safe."""
+    """The states that samplers have saved in the store's folder `samplers/`. Not thread-safe."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -218,7 +224,7 @@ class SavedSamplers:
             max(0.0, now - saved.time),
             batches,
             _count(saved.plain, "steps"),
-            rate if rate is None or rate >= 0 else None,  # negative: another sampler saved under the name
+            rate if rate is None or rate >= 0 else None,  # negative: another sampler saved its state under this name
             *(str(sampler[key]) if key in sampler else None for key in ("view", "distribution")),
         )
 
@@ -233,8 +239,8 @@ class LimiterCounts:
     """The counts of a rate limiter.
 
     `samples_until_held` is the number of steps that can be drawn before samplers have to wait. `inserts_until_held` is
-    the number that can be inserted before writers have to wait. `held` names the side that has to wait now, if any. All
-    three are None if the caller did not give the limiter, as its arguments are not on disk.
+    the number of steps that can be inserted before writers have to wait. `held` names the side that has to wait now, or
+    is None. All three are None if the caller did not give the limiter, as its arguments are not on disk.
     """
 
     name: str
@@ -266,7 +272,7 @@ class Limiters:
         self._rates: dict[str, Rate] = {}
 
     def read(self, now: float, inserted: Inserted) -> list[LimiterCounts]:
-        """Return the counts of each limiter, by name."""
+        """Return the counts of each limiter, sorted by name."""
         found = []
         for name in limiter_names(self._root):
             with suppress(FormatError, OSError):
@@ -279,7 +285,7 @@ class Limiters:
 
 
 def _bounds(limiter: RateLimiter | None, inserted: Inserted, drawn: int) -> tuple[int | None, int | None, str | None]:
-    """Return the numbers of steps until samplers and until writers have to wait, and the side that has to wait now."""
+    """Return the last three attributes of `LimiterCounts`."""
     if limiter is None:
         return None, None, None
     lead = inserted.ever * limiter.samples_per_insert - drawn

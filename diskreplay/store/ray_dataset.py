@@ -30,7 +30,7 @@ Where = Callable[[Episode], bool]
 BLOCK_BYTES = 32 << 20
 NEXT_OBS = "next_obs"
 _EVERY = "..."
-# The columns that are not leaves.
+# The columns with properties of a step, instead of fields of the schema.
 _PROPERTIES: dict[str, Any] = {
     "episode": np.dtype(np.int64),
     "step": np.dtype(np.int64),
@@ -51,7 +51,7 @@ def to_ray_dataset(
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the dataset; ``leaf`` is the leaf with its values, or None for a property of the step."""
+    """A column of the dataset; ``leaf`` is the path of the schema's leaf, or None for a property of the step."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Column:
 
     @property
     def is_next(self) -> bool:
-        """Whether the column has values of the next step."""
+        """Whether the column has the observation after each step."""
         return self.leaf is not None and self.name.split(".")[0] == NEXT_OBS
 
     @property
@@ -70,8 +70,8 @@ class Column:
 
 
 def chosen_columns(schema: Schema, fields: Sequence[str] | None) -> tuple[Column, ...]:
-    """Return the named columns; SchemaError if one does not exist."""
-    if isinstance(fields, str):  # it would be taken letter by letter
+    """Return the columns that ``fields`` names (None: the usual columns); SchemaError if one does not exist."""
+    if isinstance(fields, str):  # each letter would be taken as a name
         raise ValueError(f'fields must be a sequence of columns, such as ("obs",), not {fields!r}')
     properties = {**_PROPERTIES, hidden_column(schema): np.dtype(np.bool_)}
     columns = [Column(name, (), dtype) for name, dtype in properties.items()]
@@ -91,7 +91,7 @@ def chosen_columns(schema: Schema, fields: Sequence[str] | None) -> tuple[Column
 
 
 class StoreDatasource(Datasource):  # type: ignore[misc]
-    """Reads the steps of episodes of a store."""
+    """A source of Ray Data that reads the steps of a snapshot's episodes."""
 
     def __init__(self, root: Root, snapshot: Snapshot, where: Where | None, columns: tuple[Column, ...]) -> None:
         super().__init__()
@@ -123,9 +123,9 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[Any]:
-        """Return about ``parallelism`` tasks, each for the episodes of some segments or of a part of one."""
+        """Return about ``parallelism`` tasks: each reads the episodes of several segments, or of a part of one."""
         cuts = segment_cuts(self._episodes.first >> POSITION_BITS, self._steps, parallelism)
-        # The schema is taken from a block of one row: Ray has no tensors without rows.
+        # The schema is taken from a block with one row, as Ray cannot make a tensor without rows.
         row = [np.zeros((1, *column.shape), column.dtype) for column in self._columns]
         schema = BlockAccessor.for_block(_block(self._columns, [row])).schema()
         tasks = []
@@ -145,9 +145,9 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
 
 
 def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
-    """Return the cuts that divide episodes, sorted by segment, into about ``parts`` parts with equal numbers of steps.
+    """Return indices that divide episodes, sorted by segment, into about ``parts`` parts of about equal steps.
 
-    Cuts are between segments, and inside a segment that is larger than a part.
+    The parts end where a segment ends. Segments that are larger than a part are divided, too.
     """
     count, ends = len(steps), np.cumsum(steps)
     if not count:
@@ -169,7 +169,7 @@ def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class ReadSteps:
-    """Reads the steps of some episodes, in the process that calls it.
+    """A task of Ray Data: when it is called, it reads the steps of some episodes.
 
     ``number`` is the index of the first of these episodes among all episodes of the dataset. ``steps`` has the number
     of steps to read of each episode, and ``hidden`` the number of its steps that were hidden when the dataset was made.
@@ -185,7 +185,7 @@ class ReadSteps:
     columns: tuple[Column, ...]
 
     def __call__(self) -> Iterator[Any]:
-        """Yield blocks of rows."""
+        """Yield blocks of up to `BLOCK_BYTES` bytes with the steps of the episodes, in order."""
         snapshot = _follower(self.path, self.uuid).refresh()[0]
         most = max(1, BLOCK_BYTES // max(1, sum(column.row_bytes for column in self.columns)))
         pieces: list[list[NDArray[Any]]] = []
@@ -244,7 +244,7 @@ def _block(columns: tuple[Column, ...], pieces: list[list[NDArray[Any]]]) -> Any
 
 @lru_cache(maxsize=1)
 def _follower(path: str, uuid: str) -> Follower:
-    """Return a follower of the store. It is kept, as a worker of Ray runs many tasks for one store in turn."""
+    """Return a `Follower` of the store; it is cached, as a worker process of Ray runs many tasks for one store."""
     root = read_root(Path(path))
     if root.uuid != uuid:
         raise StoreNotFound(f"the store at {path} was replaced since the dataset was made: make the dataset again")

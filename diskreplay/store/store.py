@@ -199,8 +199,8 @@ class Store:
     def episodes(self) -> EpisodeList:
         """The episodes of the current snapshot with a visible step, oldest first, open ones included.
 
-        Each episode is whole: it includes the steps that a capacity or an age hides. `Episode.hidden_steps` counts
-        these.
+        Each episode is whole: it includes the steps that the capacity or the age limit hides. `Episode.hidden_steps`
+        counts the hidden steps.
         """
         return EpisodeList(self.snapshot)
 
@@ -219,9 +219,9 @@ class Store:
         return (self._follower or self._open_follower()).refresh()[0]
 
     def follow_compiled(self, also: Sequence[str] = ()) -> None:
-        """Follow new rows with a compiled kernel from now on, as samplers do; until then, plain Python does.
+        """Read new rows with a compiled kernel from now on, instead of plain Python; samplers call this.
 
-        ``also`` names further kernels to compile.
+        ``also`` has the names of further kernels to compile.
         """
         follower = self._open_follower()
         compile_all([follower.kernel_name, *also])
@@ -231,7 +231,7 @@ class Store:
             self._compile_for(writer)
 
     def _compile_for(self, writer: object) -> None:
-        """Let a writer use compiled code too, if it has enough lanes to profit."""
+        """Compile the kernel that a writer with many lanes uses; other writers need no kernel."""
         if isinstance(writer, VectorWriter) and writer.num_envs > layout.CLOSE_LANES:
             compile_all([STEP_KERNEL])
 
@@ -241,12 +241,13 @@ class Store:
 
         Every step that was ever inserted is in one class. `steps_inserted` is the sum of `steps` (visible),
         `steps_hidden`, `steps_evicted`, `steps_discarded`, `steps_lost` and the `steps` of `quarantine`. The entries of
-        `segments` have the same keys. Episodes whose segment was evicted during the call are not counted.
+        `segments` have the same keys, for each segment. Episodes whose segment was evicted during the call are not
+        counted.
 
         Parameters
         ----------
         progress : callable, optional
-            ``progress(done, total)`` is called with the bytes of rewards that were read, and of all rewards.
+            ``progress(done, total)`` is called with two numbers of bytes: of rewards read so far, and of all rewards.
         total_reward : bool
             Whether to sum the rewards of every episode. If False, `total_reward` is None.
         """
@@ -255,7 +256,7 @@ class Store:
 
     @property
     def quarantine(self) -> list[Quarantined]:
-        """The entries that repair or a recovery set aside, by path: segment, steps, reason, since and where."""
+        """The data that repairs and recoveries have set aside, sorted by path; see the attributes of each entry."""
         return read_quarantine(self._root.folder)
 
     @shown_paths()
@@ -276,9 +277,9 @@ class Store:
         foreign : bool
             Also seal segments that another machine wrote. Their writer must be dead, which cannot be checked from here.
         salvage : bool
-            Also keep steps that no mark proves, as far as their flags are valid. Their bytes may be torn.
+            Also keep steps that no mark proves, as far as their flags are valid. They may have wrong bytes.
         restore : int, optional
-            Only bring back this segment from quarantine.
+            The number of a segment to bring back from quarantine. Nothing else is repaired then.
         max_lost_steps : int, optional
             Leave a segment as it is if its repair would set aside more steps than this. None: no limit.
 
@@ -312,7 +313,7 @@ class Store:
         """Check the store on disk, and return a list of problems.
 
         It checks structure and file sizes, and compares metadata with the schema and flags with counters. With
-        ``deep``, it also compares every sealed chunk with its checksum. Others may write meanwhile. See
+        ``deep``, it also compares every sealed chunk with its checksum. Writers may append meanwhile. See
         docs/repair.md.
         """
         from diskreplay.integrity.verify.verify import verify  # as above
@@ -327,8 +328,8 @@ class Store:
 
         The copy is the store at one moment of this call. It has every lane up to some step, including all steps that
         were committed before the call, and the same ids, priorities, saved states and limits. It appears at its path
-        when it is complete. In the copy, every writer has died at that moment: open episodes are cut. Writers wait
-        while the store lock is held, which takes as long as reading counters and copying small files.
+        when it is complete. Episodes that were open at that moment are cut in the copy. The store lock is held while
+        counters are read and small files are copied; a writer that needs it waits.
 
         The checksums of sealed segments are verified in the copy. Damaged segments are copied unchanged and listed in
         `problems` of the result. If a call is interrupted or the disk is full, the copied files stay in a hidden folder
@@ -342,7 +343,7 @@ class Store:
             ``progress(done, total)`` is called now and then, with numbers of bytes.
         link : bool
             Whether files of sealed segments may share disk blocks with the copy, or be hard links, if the file system
-            supports either. Sharing takes no time and no space, but damage of the disk then affects both.
+            supports either. Sharing takes no time and no space, but damage of the disk then affects store and copy.
 
         Raises
         ------
@@ -382,7 +383,7 @@ class Store:
 
         Segments are left as they are if they are being written, fill half of a pack or are damaged. A pack holds at
         most a sixteenth of the capacity, as it is evicted as a whole. Merged segments are deleted when their pack is
-        complete and durable. Until then, the disk needs room for both.
+        complete and durable. Until then, the disk needs room for the segments and their pack.
 
         Parameters
         ----------
@@ -394,7 +395,7 @@ class Store:
         dry_run : bool
             Change nothing, and return the segments that would be merged, with ``bytes_after`` 0.
         only_compress : bool
-            Only segments that are to be compressed are put into packs. Other segments, and packs, are not copied.
+            Copy only segments and packs with fields that are still to be compressed.
 
         Returns
         -------
@@ -431,13 +432,13 @@ class Store:
     def evict(self, where: Callable[[Episode], bool]) -> int:
         """Evict the episodes for which a predicate is true, and return the number of their steps.
 
-        The predicate is called for every episode that has a visible step and is in a sealed segment: one that no writer
-        appends to any more. An episode is evicted whole, and all its steps count, hidden ones included.
+        The predicate is called for every episode with a visible step in a sealed segment: a segment that is complete.
+        An episode is evicted as a whole, and the result counts all its steps, hidden ones included.
 
         The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or its
         process dies, either all of them are evicted or none. Bytes are deleted when all steps of a segment are evicted
-        or hidden. Samplers still deliver the batches whose ids they have drawn already. The priorities of evicted steps
-        are gone, and later updates of these priorities are skipped.
+        or hidden. If a sampler has already drawn the ids of a batch, it still delivers the batch. The priorities of
+        evicted steps are deleted, and later updates of these priorities are skipped.
 
         Parameters
         ----------
@@ -501,13 +502,13 @@ class Store:
 
     @shown_paths()
     def save_sampler_state(self, name: str, tree: Any) -> None:
-        """Save a tree of numbers, texts and arrays under a name, as `Sampler.save` does; raises the same errors."""
+        """Save nested dicts and lists of numbers, texts and arrays under a name. Raises as `Sampler.save`."""
         self._check_writable("save a sampler's state")
         write_state(self._root, name, tree)
 
     @shown_paths()
     def load_sampler_state(self, name: str) -> Any:
-        """Return the tree that was last saved under a name; raises the errors of `Sampler.load`."""
+        """Return the value that was last saved under a name; raises the errors of `Sampler.load`."""
         return read_state(self._root, name)
 
     @shown_paths()
@@ -526,9 +527,9 @@ class Store:
 
     @shown_paths()
     def write_note(self, name: str, value: Any) -> None:
-        """Save a JSON value under a name, such as the source of the data. It replaces an earlier value.
+        """Save a JSON value under a name, such as the source of the data. An earlier note of this name is replaced.
 
-        Notes are kept with the store, which does not interpret them. The note is durable when this returns.
+        Notes are kept in the store, but do not affect it. The note is durable when the call returns.
 
         Raises
         ------
@@ -557,7 +558,7 @@ class Store:
 
     @property
     def texts(self) -> dict[str, list[str]]:
-        """The texts that an import found, in lists by field name. A field's integers are indices into its list.
+        """The texts of imported fields, as a list for each field. The field's integers are indices into its list.
 
         For example, ``store.texts["split"][store.episodes[0]["split"]]`` is the split of an episode. LeRobot's
         ``task_index`` is an index into ``texts["task"]``.
@@ -574,7 +575,7 @@ class Store:
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
         """Return the properties of all episodes as columns, oldest episode first: id, segment, lane, length, ...
 
-        ``progress(done, total)`` is called with the bytes of rewards that were read, and of all rewards.
+        ``progress(done, total)`` is called with two numbers of bytes: of rewards read so far, and of all rewards.
         """
         return episode_table(self.snapshot, progress)
 
@@ -595,11 +596,12 @@ class Store:
             - `time`, (N,) float64, seconds since the epoch;
             - `episode`, (N,) int64, the index of the episode in `Store.episodes`;
             - `step`, (N,) int64, the index of the step in its episode;
-            - `hidden`, (N,) bool, whether the capacity or the age limit hides the step from samplers. It is `is_hidden`
-              if an extra field is called `hidden`.
+            - `hidden`, (N,) bool, whether the capacity or the age limit hides the step from samplers. The column is
+              called `is_hidden` if an extra field is called `hidden`.
 
-            A field whose name is taken is under its path, such as `extra/id` or `episode/length`. The observation that
-            a step led to is the next step's observation, or the final observation after an episode's last step.
+            A field with the name of another column is under its path, such as `extra/id` or `episode/length`. The
+            observation that a step led to is the next step's observation, or the final observation after an episode's
+            last step.
 
             Under `episodes`, the columns of E episodes: `id`, `length`, `hidden_steps`, `total_reward`, `ended`, (E,);
             `final_obs`, nested (E, ...); and the episode fields. The latter two are masked arrays, as an episode may
@@ -616,10 +618,10 @@ class Store:
     def to_pandas(self) -> "pandas.DataFrame":
         """Return the steps of the current snapshot as a data frame, indexed by `episode` and `step`.
 
-        It has the columns of `to_numpy`, without `episodes`. Each element of a vector of up to 64 has its own
-        column, such as `obs[0]`; a larger field is a column of arrays. A nested field is called `obs.image`, and an
-        extra field called `id` is `extra.id`. ``pandas.DataFrame(store.episode_table())`` is a data frame of the
-        episodes.
+        It has the columns of `to_numpy`, without `episodes`. Each element of a vector of up to 64 elements has its own
+        column, such as `obs[0]`; a larger field is a column of arrays. A nested field has a name such as `obs.image`,
+        and an extra field called `id` has the name `extra.id`. ``pandas.DataFrame(store.episode_table())`` is a data
+        frame of the episodes.
 
         Raises
         ------
@@ -653,9 +655,9 @@ class Store:
         """Return the steps of the current snapshot as a dataset of Ray Data with one row per step.
 
         It has the columns of `to_pandas`, including `episode` and `step`. Arrays are tensors: ``obs`` has the shape
-        of the field. Nothing is read here: Ray's tasks read, on the caller's machine. Each task reads several small
-        segments, or a part of a large one, and yields blocks of up to 32 MiB. The rows of an episode are in order
-        inside a block. Ray's execution options decide the order of blocks.
+        of the field. This call reads no steps: Ray's tasks read them later, on the caller's machine. Each task reads
+        several small segments, or a part of a large segment, and yields blocks of up to 32 MiB. The rows of an episode
+        are in order inside a block. Ray's execution options decide the order of blocks.
 
         Parameters
         ----------
@@ -664,8 +666,8 @@ class Store:
             pickled.
         fields : sequence of str, optional
             The columns: "obs" stands for all leaves of the observation, "obs.image" for one leaf, "..." for all
-            columns. "next_obs", the observation that a step led to, is included only if it is named. A step without one
-            is then left out: the last step of an episode that has no final observation.
+            columns. "next_obs", the observation that a step led to, is included only if it is named. Then, the last
+            step of an episode without a final observation is left out.
 
         Raises
         ------
@@ -698,18 +700,19 @@ class Store:
     def writer(
         self, num_envs: int | None = None, *, durability: Durability = 5.0, limiter: RateLimiter | None = None
     ) -> Writer | VectorWriter:
-        """Return a writer for one environment, or for ``num_envs`` of them that step together.
+        """Return a writer for one environment, or for ``num_envs`` environments that step together.
 
         Parameters
         ----------
         num_envs : int, optional
             The number of environments. None: one environment, whose arrays have no leading axis.
         durability : float, "episode" or "none"
-            What a power loss, or a copy or move to another disk, can take from a writer that has not closed. Appended
-            steps are visible to all processes at once, and survive the death of any process, with each choice.
+            Which steps of an open writer can be lost in a power loss, or if the store is copied or moved to another
+            disk. With each choice, appended steps are visible to all processes at once, and survive the death of any
+            process.
 
-            - a number of seconds: at most the steps of that period, as a background thread makes older steps durable;
-            - ``"episode"``: nothing of an episode whose end was appended, as that append waits for the disk;
+            - a number of seconds: the steps of that period, as a background thread makes older steps durable;
+            - ``"episode"``: steps of open episodes, as the append that ends an episode waits for the disk;
             - ``"none"``: all steps outside sealed segments.
         limiter : RateLimiter, optional
             Makes an append wait while the writers are too far ahead of the samplers with the same limiter.
@@ -738,10 +741,10 @@ class Store:
     def close(self) -> None:
         """Close the store's writers and wait until their segments are sealed. Closing twice is allowed.
 
-        If a call is interrupted, the next one completes it.
+        If a call is interrupted, call `close` again to complete it.
         """
         if self._is_closed or self._closer == threading.get_ident():
-            return  # it is closed, or a signal handler has interrupted this thread inside `close`
+            return  # the store is closed, or a signal handler has interrupted this thread inside `close`
         self._closer = threading.get_ident()
         try:
             self._close_now()
@@ -757,8 +760,8 @@ class Store:
             self._compaction.stop_soon()
             background = [self._sealer.drain, self._compaction.stop]
         errors = self._finish([writer.close for writer in list(self._writers)])
-        # Otherwise a signal handler has interrupted a call of a writer, which may hold locks: that call closes the
-        # rest at its end.
+        # If a writer closes later, a signal handler has called this method during a call of that writer, which may hold
+        # locks. The writer closes when that call ends, and the next `close` of the store does the rest.
         if not any(writer.closes_later for writer in self._writers):
             errors += self._finish([seal_dropped, *background])
             self._counters.close()

@@ -24,7 +24,7 @@ Column = NDArray[Any]
 WIDEST = 64
 
 HIDDEN = "hidden"
-"""The column that tells whether a capacity or an age limit hides a step."""
+"""The name of a bool column: whether the capacity or the age limit hides the step."""
 
 
 def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _free_names(part: str, fields: dict[str, Any], taken: set[str]) -> dict[str, Any]:
-    """Return fields by name, or by path if the name is taken."""
+    """Return ``fields`` with each name that is in ``taken`` replaced by the field's path, such as "extra/id"."""
     return {f"{part}/{name}" if name in taken else name: column for name, column in fields.items()}
 
 
@@ -84,9 +84,9 @@ def to_xarray(snapshot: Snapshot) -> "xarray.Dataset":
 
 
 def step_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Return the properties of all steps by name, (steps,), and their leaves by path, (steps, *shape).
+    """Return the properties of all steps by name, (steps,), and their field values by path, (steps, *shape).
 
-    Episodes are in order, the oldest first.
+    Steps are in the order of their episodes, oldest episode first.
     """
     episodes = snapshot.episodes
     count, last = int(episodes.steps.sum()), np.cumsum(episodes.steps) - 1
@@ -119,7 +119,7 @@ def _rows(snapshot: Snapshot, path: str) -> Iterator[Column]:
 
 
 def joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]) -> Column:
-    """Concatenate the parts to an array."""
+    """Return an array of this shape and dtype with the rows of all parts, in order."""
     out, at = np.empty(shape, dtype), 0
     for part in parts:
         out[at : at + len(part)] = part
@@ -169,7 +169,7 @@ def _value(episode: Episode, keys: list[str]) -> Any:
 
 
 def _below(tree: Any, keys: list[str]) -> Any:
-    """Return the value under the keys of a tree; None if the tree is None."""
+    """Return ``tree[keys[0]][keys[1]]...``, or None if ``tree`` is None."""
     for key in keys if tree is not None else ():
         tree = tree[key]
     return tree
@@ -181,7 +181,10 @@ def _missing(column: Column) -> NDArray[np.bool_]:
 
 
 def column_name(path: str, taken: Container[str] = ()) -> str:
-    """Return the name of a leaf in tables: its path with dots, without "extra" or "episode" unless that is taken."""
+    """Return a leaf's name in tables: its path with dots, such as "obs.image".
+
+    The prefix "extra" or "episode" is left out, unless the name without it is in ``taken``.
+    """
     name = path.removeprefix("extra/").removeprefix("episode/").replace("/", ".")
     return path.replace("/", ".") if name in taken else name
 
@@ -192,7 +195,7 @@ def _variable(dimension: str, path: str, column: Column) -> tuple[list[str], Col
 
 
 def _scalars(name: str, column: Column) -> dict[str, Any]:
-    """Return small vectors as one column per element, any other field as one column of arrays."""
+    """Return a field as columns: one per element of a small vector, or one column of arrays for a larger field."""
     if column.ndim == 1:
         return {name: column}
     if column.ndim == 2 and column.shape[1] <= WIDEST:

@@ -18,7 +18,7 @@ EpisodeItems = Mapping[str, Any]
 
 
 class Lane:
-    """The stream of one environment: the segment to which its steps are written, and the state of its open episode."""
+    """The stream of one environment: the segment of its next step, and the state of its open episode."""
 
     __slots__ = ("at", "continues", "cursor", "number", "open", "pending", "resumes_at", "segment")
 
@@ -29,7 +29,7 @@ class Lane:
         self.cursor: AppendCursor | None = None
         self.open = False
         self.continues = False  # the next episode continues one that was cut because its segment had to end
-        self.resumes_at: list[bytes] | None = None  # the observation with which that next episode begins, if known
+        self.resumes_at: list[bytes] | None = None  # the first observation of that next episode, if it is known
         self.pending: list[bytes] | None = None  # the observation that is already written to the next row, if any
 
     @property

@@ -88,7 +88,7 @@ class EpisodeWriter:
         )
 
     def read_clock(self) -> None:
-        """Store the time in `now`, for all rows that the present call publishes; an `AppendCursor` may read it anew."""
+        """Set `now` to the present time, for all rows that this call publishes. Fast appends read the clock instead."""
         self.now = clock_ns()
 
     def begin_priorities(self) -> None:

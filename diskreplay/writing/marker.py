@@ -45,7 +45,7 @@ class MarkedWriter(Protocol):
 
 @dataclass(eq=False)
 class _LeftSegment:
-    """An unsealed segment that its writer no longer appends to, and the time at which it has to be marked next."""
+    """An unsealed segment after its writer's last append, and the time of its next mark."""
 
     segment: SegmentWriter
     writer: MarkedWriter

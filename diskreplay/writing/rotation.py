@@ -256,10 +256,10 @@ class Rotation:
         return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
 
     def row_limits(self) -> tuple[int, int]:
-        """Return two numbers of rows of a writer's only lane, up to which an `AppendCursor` may append by itself.
+        """Return two limits of the rows of a writer's only lane, for an `AppendCursor`.
 
-        At the first number, `preallocate` and `has_to_end` have to be called before the next step. At the second
-        number, `assign_segment` has to be called before a step that begins an episode.
+        At the first limit, `preallocate` and `has_to_end` have to be called before the next step. At the second limit,
+        `assign_segment` has to be called before a step that begins an episode.
         """
         if self.segment_per_episode:
             return 2 * self._target, 1

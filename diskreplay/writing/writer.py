@@ -43,9 +43,9 @@ _alive = fork_listeners(lambda writer: writer.refuse_calls())
 class BaseWriter:
     """The common part of `Writer` and `VectorWriter`: casting by the schema, syncing, closing.
 
-    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. This is the writer's own lock. If the writer is
-    closed, is being closed, or has to refuse calls for another reason, it is replaced by a lock that is never free, and
-    `_refusal` returns the error to raise. An append therefore makes only one check.
+    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. This is the writer's own lock. When the writer is
+    closed, or has to refuse calls for another reason, ``_lock`` is replaced by a lock that is never free. `_refusal`
+    returns the error to raise then. An append therefore makes only one check.
     """
 
     def __init__(
