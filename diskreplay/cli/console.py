@@ -1,4 +1,4 @@
-"""The output of commands: results go to stdout or a file, progress bars to a terminal on stderr."""
+"""The output of commands: results go to stdout or a file, progress bars go to stderr if it is a terminal."""
 
 import os
 import signal
@@ -31,7 +31,8 @@ from diskreplay.cli.text import aligned, count, duration, size, to_json
 from diskreplay.interop.exchange.progress import Amount
 from diskreplay.segments.files.durable import write_atomic
 
-# The width of the output to a pipe, in characters. rich's default of 80 would fold lines that grep should find whole.
+# The width of tables in a pipe, in characters. At rich's default of 80, long lines would be folded, and grep could not
+# find them.
 PIPE_WIDTH = 200
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 
@@ -47,14 +48,14 @@ Row = TypeVar("Row")
 
 
 def not_nan(value: float) -> float:
-    """Return the value of an option, or raise BadParameter for NaN, which the bounds of typer before 0.29 accept."""
+    """Return the value of an option; BadParameter for NaN, which typer before 0.29 accepts as within any bounds."""
     if value != value:
         raise typer.BadParameter("nan is not a number")
     return value
 
 
 def show(*parts: RenderableType) -> None:
-    """Print rich tables and text to stdout."""
+    """Print parts, such as tables of rich, to stdout."""
     console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
@@ -62,7 +63,7 @@ def show(*parts: RenderableType) -> None:
 
 
 def emit(text: str) -> None:
-    """Print text for a program to stdout, exactly as it is."""
+    """Print text to stdout unchanged, so that a program can read it."""
     _write(lambda: print(text, file=sys.stdout))
 
 
@@ -76,7 +77,7 @@ def save(path: Path, data: bytes) -> None:
 
 
 def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, problems: object = None) -> None:
-    """Print a record as JSON, or as lines or tables for a person; exit with 1 if there are problems."""
+    """Print ``record`` as JSON if ``json``, or else ``shown``, its lines or tables; exit with 1 if ``problems``."""
     if json:
         emit(to_json(record))
     elif isinstance(shown, (Group, Table)):
@@ -88,7 +89,7 @@ def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, probl
 
 
 def facts(lines: Iterable[tuple[str, str]]) -> Table:
-    """Build a table of two columns: names and their values."""
+    """Return a table of two columns from pairs: a name and its value."""
     table = Table.grid(padding=(0, 2))
     for name, value in lines:
         table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
@@ -100,13 +101,13 @@ def _write(write: Callable[[], None]) -> None:
         write()
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, a pager) has closed the pipe. Without this, Python complains when it flushes at exit.
+        # The reader (head, a pager) has closed the pipe. Without this line, Python would print an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Align rows in columns like `text.aligned`; if a terminal is too narrow, each row is a paragraph."""
+    """Return the lines of `text.aligned` as one text; on a terminal that is too narrow, each row is a paragraph."""
     console = Console(file=sys.stdout)
     if not console.is_terminal:
         return "\n".join(aligned(headers, rows))
@@ -123,7 +124,7 @@ def complain(message: str) -> None:
 
 
 def ask(question: str) -> bool:
-    """Ask a question on the terminal, and return whether the answer was yes; return False without a terminal."""
+    """Ask a question on the terminal, and return whether the answer was yes; without a terminal, return False."""
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
@@ -132,7 +133,7 @@ def ask(question: str) -> bool:
 
 @contextmanager
 def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
-    """Show a bar on a terminal while the block works; the block reports with `progress(done, total)`."""
+    """Show a bar on a terminal during the block; the block calls the yielded function, `progress(done, total)`."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, total: None
@@ -146,9 +147,10 @@ def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
 
 @contextmanager
 def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
-    """Show the finished episodes and bytes, and the time left, while the block works.
+    """Show the finished episodes and bytes, and the time left, during the block.
 
-    A terminal shows a bar. Other outputs, such as the log of a job, get a line every 30 seconds.
+    The block calls the yielded function with the amount done and the total. A terminal shows a bar; another output,
+    such as the log of a job, gets a line every 30 seconds.
     """
     console, last_line = Console(stderr=True), time.monotonic()
     columns = (TextColumn(title), BarColumn(), _Amounts())
@@ -166,14 +168,14 @@ def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
 
 
 class _Amounts(ProgressColumn):
-    """The text of `_amounts` after a bar."""
+    """A column of a progress bar with the text of `_amounts`."""
 
     def render(self, task: Task) -> Text:
         return Text(_amounts(task))
 
 
 def _amounts(task: Task) -> str:
-    """Return the state of a transfer: 12 of 80 episodes, 1.2 GB of 8.0 GB, 3 min left."""
+    """Return the state of a transfer as text, such as "12 of 80 episodes, 1.2 GB of 8.0 GB, 3 min left"."""
     if task.fields["amounts"] is None:
         return ""
     done, total = task.fields["amounts"]
@@ -187,7 +189,10 @@ def _amounts(task: Task) -> str:
 
 @contextmanager
 def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle signals during the block, if it runs in the main thread; ignored signals, as with nohup, stay ignored."""
+    """Call ``handler`` for these signals during the block; without effect outside the main thread.
+
+    Signals that the process ignores, as with nohup, stay ignored.
+    """
     in_main = threading.current_thread() is threading.main_thread()
     wanted = [number for number in numbers if in_main and signal.getsignal(number) is not signal.SIG_IGN]
     previous = [(number, signal.signal(number, handler)) for number in wanted]
@@ -199,10 +204,11 @@ def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType
 
 
 class TextTable:
-    """A table whose columns are functions from a row to its text; on a narrow terminal, each row is a paragraph.
+    """A table for rich; on a terminal that is too narrow, each row is a paragraph.
 
-    Columns whose headers begin with > are aligned to the right. At most ``limit`` rows are shown; ``hint`` names the
-    option that shows the others.
+    ``columns`` has a function for each header, which returns the text of a row in this column. Columns whose headers
+    begin with > are aligned to the right. At most ``limit`` rows are shown. If there are more, the last line has their
+    number and ``hint``, which names the option that shows all rows.
     """
 
     def __init__(

@@ -43,9 +43,9 @@ def merge(
 ) -> None:
     """Merge the ended episodes of stores with one schema into a new store.
 
-    Episodes are copied as by `copy`. The new store has the settings of the first store, but no limits, since these
-    could evict merged episodes. `Store.resize` sets limits later. An episode that is in several stores is copied from
-    each.
+    Episodes are copied as by `copy`. The new store has the settings of the first store, but no limits, since limits
+    could evict merged episodes. `Store.resize` sets limits later. An episode that is in several stores is copied once
+    for each store.
     """
     *sources, to = paths
     if len(sources) < 2:
@@ -82,7 +82,7 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
 
 @contextmanager
 def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
-    """Make a store with the settings of another and yield it; the store appears at its path after the block."""
+    """Make a store with the schema and settings of ``like``, and yield it; it appears at ``to`` after the block."""
     building = hidden_sibling(to.absolute(), f".new-{os.getpid()}")
     try:
         with dr.create(
@@ -101,7 +101,7 @@ def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
 
 
 def write(target: dr.Store, episodes: Sequence[Episode], progress: console.Report) -> list[Episode]:
-    """Append unchanged copies of the episodes whose segment still exists, and return these episodes."""
+    """Append copies of the episodes to a store; return the copied ones, without episodes evicted meanwhile."""
     total, done, copied = sum(map(len, episodes)), 0, []
     with target.writer(durability="none") as writer:
         for episode in episodes:

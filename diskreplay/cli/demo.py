@@ -1,6 +1,7 @@
 """`diskreplay demo`: runs the example `dqn_per`. Four processes play CartPole, and this process learns.
 
-`diskreplay/cli/dqn_per.py` is a link to the example: a wheel has no examples, and a copy could drift.
+`diskreplay/cli/dqn_per.py` is a link to the example: a wheel does not include the folder of examples, and a copy could
+become outdated.
 """
 
 import math
@@ -92,9 +93,9 @@ def demo(
 def signals_noted() -> Iterator[Callable[[], None]]:
     """Delay the effect of signals that would end the process, and yield a function that checks for a signal.
 
-    After a signal, the check and the end of the block raise SystemExit. The first signal raises nowhere else, since an
-    exception during compilation crashes the process, and Python drops an exception in a finalizer. A second signal
-    raises immediately.
+    After a signal, the next call of this function or the end of the block raises SystemExit. The signal handler itself
+    raises only at a second signal, since an exception during compilation would crash the process, and Python ignores
+    an exception in a finalizer.
     """
     received: list[int] = []
 

@@ -25,10 +25,11 @@ from diskreplay.reading.chunk_budget import MOST_MAPPINGS
 from diskreplay.segments.files.durable import file_system_type, network_warning
 from diskreplay.segments.files.machine import check_platform
 
-# Features of a processor that checksums (the first two) and compiled kernels use.
+# Processor features that speed up checksums (the first two) and compiled kernels (the others).
 _FEATURES = ("sse4_2", "pclmulqdq", "avx2", "bmi1", "bmi2", "fma", "avx512f", "avx512bw")
 _SHM = "/dev/shm"
-# Values below these are problems: bytes of a disk, of shared memory (Docker gives 64 MB), descriptors of a process.
+# Values below these are problems: free bytes of a disk, bytes of shared memory (Docker gives 64 MB), and file
+# descriptors of a process.
 _LITTLE_DISK, _LITTLE_SHM, _FEW_DESCRIPTORS = 10**9, 256 * 2**20, 1024
 # Extras for the development of the package.
 _DEVELOPMENT = {"all", "bench", "docs", "fuzz", "test"}
@@ -36,7 +37,10 @@ _PYTHON = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
 
 
 class Library(NamedTuple):
-    """A library that the package or one of its extras uses."""
+    """A library that the package or one of its extras needs: its installed version or None, and the tested versions.
+
+    ``is_core``: the package itself needs the library, and not only an extra.
+    """
 
     version: str | None
     tested: SpecifierSet
@@ -66,7 +70,7 @@ def doctor(
 
 
 def examine(path: Path) -> dict[str, Any]:
-    """Describe this process, its libraries, this machine, and the file system of a path."""
+    """Return a description of this process, its libraries, this machine, and the file system of a path."""
     libraries = known_libraries()
     found: dict[str, Any] = versions_of_this_process(libraries) | {
         "tested": {name: str(library.tested) for name, library in libraries.items()},
@@ -114,7 +118,7 @@ def _space(path: str) -> dict[str, int] | None:
 
 
 def _file_system(path: Path) -> dict[str, Any]:
-    # Other systems have a different struct statfs.
+    # The type is read from Linux's struct statfs, which other systems do not have.
     kind = file_system_type(path) if _is_linux() else "unknown"
     mount_point, options = _mount(path)
     return {
@@ -140,7 +144,7 @@ def _mount(path: Path) -> tuple[str | None, list[str]]:
             # If two file systems are mounted at one place, the later one is in use.
             if path.is_relative_to(point) and len(point) >= len(found[0] or ""):
                 names = dict.fromkeys([*options.split(","), *shared.split(",")])
-                found = point, [name for name in names if "/" not in name]  # an overlay names dozens of folders
+                found = point, [name for name in names if "/" not in name]  # without an overlay's dozens of folders
     return found
 
 
@@ -160,7 +164,7 @@ def _numba() -> dict[str, Any]:
     """Return the state of numba and of the cache of compiled kernels."""
     folder = why = kept = error = None
     try:
-        from diskreplay.kernels import cache  # Imported here: it loads numba.
+        from diskreplay.kernels import cache  # imported here, as this loads numba
 
         folder, why = cache.find_folder()
         kept = None if folder is None else cache.count_kept(folder)
@@ -187,7 +191,7 @@ def _fatal(libraries: Mapping[str, Library]) -> Iterator[str]:
 
 
 def _problems(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield other problems, and what to do about each."""
+    """Yield a line for each problem that does not prevent the use of the package: the problem, and what to do."""
     disk, shm, limits, numba = found["file_system"], found["shm"], found["limits"], found["numba"]
     if warning := network_warning(disk["type"], disk["path"]):
         yield warning
@@ -232,7 +236,7 @@ def _untested(libraries: Mapping[str, Library]) -> Iterator[str]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each line of the output."""
+    """Yield the name and the value of each line of the output, from the result of `examine`."""
     cpu, disk, shm, limits, numba = (found[name] for name in ("cpu", "file_system", "shm", "limits", "numba"))
     yield "diskreplay", f"{found['diskreplay']}, Python {found['python']}, {found['platform']}"
     yield "libraries", ", ".join(f"{name} {version}" for name, version in found["libraries"].items())
@@ -276,7 +280,7 @@ def versions_of_this_process(known: Mapping[str, Library]) -> dict[str, object]:
 
 
 def known_libraries() -> dict[str, Library]:
-    """Return the libraries of the core and the extras by name; an empty dict if the package has no metadata."""
+    """Return the libraries that the package and its extras need, by name; {} if the package has no metadata."""
     known = _metadata()
     extras = {"", *known.get_all("Provides-Extra", [])} - _DEVELOPMENT
     tested: dict[str, SpecifierSet] = {}

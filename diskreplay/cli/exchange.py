@@ -37,7 +37,7 @@ SCHEMES: Mapping[str, str] = {
     "d4rl": "an HDF5 file of D4RL",
     "robomimic": "an HDF5 file of demonstrations of robosuite, robomimic or Isaac Lab",
 }
-"""The formats. The key is the word before the colon and a module of `diskreplay.interop`, the value explains WHERE."""
+"""The formats: {SCHEME, which is also the name of a module of `diskreplay.interop`: what WHERE is}."""
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -62,7 +62,7 @@ def _names(part: str) -> Any:
     return typer.Option(metavar="NAMES", help=says)
 
 
-# Options of an import, with names of the data set, and of an export, with paths of the store.
+# Options of both commands. For an import, the names are those in the data set; for an export, paths in the store.
 Obs = Annotated[str | None, _names("observation")]
 Action = Annotated[str | None, _names("action")]
 Reward = Annotated[str | None, _names("reward")]
@@ -146,7 +146,7 @@ def import_store(
 
 
 class WhereOfSource:
-    """A condition on the episodes of a data set, which is compiled when the schema is known."""
+    """A condition on the episodes of a data set; the expression is compiled at the first call, with its schema."""
 
     def __init__(self, expression: str) -> None:
         self.expression = expression
@@ -169,7 +169,7 @@ def _shared(
     skip: list[str] | None,
     dtype: str | None,
 ) -> dict[str, Any]:
-    """Return the options of both imports and exports as arguments of the functions in Python."""
+    """Return the options that imports and exports share, as keyword arguments of the functions in Python."""
     return {
         "obs": _parse_names("--obs", obs),
         "action": _parse_names("--action", action),
@@ -185,7 +185,11 @@ def _shared(
 def _watched(
     before: str, title: str, announce: Callable[[Any], None], if_interrupted: str, *, dry_run: bool = False
 ) -> Iterator[Announced]:
-    """Show the progress of an import or an export, which calls ``announce`` before its first episode."""
+    """Show the progress of an import or an export, and ``if_interrupted`` after Ctrl-C.
+
+    The yielded object is the argument ``progress`` of the import or export. Before its first episode, ``announce`` is
+    called with the plan. Until then, a bar has the title ``before``.
+    """
     with ExitStack() as shown:
         shown.enter_context(console.bar(before))
 
@@ -278,7 +282,7 @@ def export_store(
 
 
 def _listed(title: str, names: Sequence[str]) -> list[str]:
-    """Return the names as a part of the last line, in a list, which is empty if there are no names."""
+    """Return a list of one text, the title and the names, for the last line of the output; [] without names."""
     return [f"{title}: {', '.join(map(text.clean, names))}"] if names else []
 
 
@@ -290,7 +294,7 @@ def _show_names(title: str, named: Sequence[tuple[str, str]]) -> None:
 
 
 def _parsed(given: str) -> tuple[str, str]:
-    """Return the scheme, and the text after the colon."""
+    """Return the scheme and the text after the colon of SCHEME:WHERE; BadParameter for another text."""
     name, colon, where = given.partition(":")
     known = f"the schemes are {', '.join(SCHEMES)}"
     if not colon or not where:
@@ -308,19 +312,19 @@ def _amount(done: Any) -> str:
 
 
 class _Kind(NamedTuple):
-    """The values of an option in words, and a function that parses a value, or raises ValueError or KeyError."""
+    """The kind of an option: its values in words, and a function that parses a value; ValueError or KeyError if bad."""
 
     words: str
     read: Callable[[str], Any]
 
 
 def parse_options(scheme: str, function: Callable[..., Any], given: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of a function from options NAME=VALUE.
+    """Return keyword arguments of a function, from options ``given`` as NAME=VALUE.
 
     Raises
     ------
     typer.BadParameter
-        If the function does not have the option or does not accept the value.
+        The function has no argument of this name, or its type does not allow the value.
     """
     kinds = {
         name: _kind(parameter.annotation)

@@ -1,7 +1,7 @@
 """The `diskreplay` command: collects the commands, and turns errors into one line and an exit code.
 
-Exit codes: 0 success, 1 problems found, 2 invalid arguments or an unusable store, 130 interrupted. The demo ends with
-128 plus the number of the signal that ended it.
+Exit codes: 0 success, 1 problems found, 2 invalid arguments or an unusable store, 130 interrupted. If a signal ends the
+demo, its exit code is 128 plus the number of the signal.
 """
 
 import os
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
-    """Print a warning as one line, without its line of source code."""
+    """Print a warning as one line, without the place in the source code."""
     console.complain(f"warning: {text.clean(' '.join(str(message).split()))}")
 
 
@@ -110,7 +110,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return int(app(arguments, prog_name="diskreplay", standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except SystemExit as stop:  # typer's answer to a broken pipe
+    except SystemExit as stop:  # raised by typer after a broken pipe, or by a signal handler
         return stop.code if isinstance(stop.code, int) else console.PROBLEMS
     except (dr.ReplayError, OSError) as error:
         console.complain(text.one_line(error))
@@ -123,7 +123,10 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _unfit(found: Mapping[str, Any], message: str) -> str:
-    """Return why pydantic refused an argument, with its value; for other reasons, return ``message``."""
+    """Return why pydantic refused an argument, with its value, from an entry of pydantic's errors.
+
+    For other types of errors, return ``message``.
+    """
     value, context = found["input"], found.get("ctx", {})
     match found["type"]:
         case "int_parsing" | "int_from_float":
@@ -140,7 +143,7 @@ def _unfit(found: Mapping[str, Any], message: str) -> str:
 
 
 def _unexpected(error: Exception) -> str:
-    # Errors of arguments have this method in every version of typer; their class is not public in all of them.
+    # Errors of arguments are found by this method, as their class is not public in every version of typer.
     if hasattr(error, "format_message"):
         command = getattr(getattr(error, "ctx", None), "command_path", "diskreplay")
         message = error.format_message()

@@ -1,4 +1,4 @@
-"""`diskreplay verify` and `repair`: find damage in a store, and repair it; a line for each problem and action."""
+"""`diskreplay verify` and `repair`: find damage in a store, repair it, and print a line for each problem or action."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -48,7 +48,7 @@ def summary(problems: Sequence[Problem], path: str) -> str:
 
 
 MOST_LOST = 10_000
-"""The most steps that `repair` sets aside (moves to quarantine) without asking."""
+"""The maximum number of steps that `repair` sets aside (moves to quarantine) without asking."""
 
 
 def repair(
@@ -77,8 +77,8 @@ def repair(
 ) -> None:
     """Repair a damaged store.
 
-    Reads everything, like verify --deep. Metadata that follows from other files is written again. A segment with
-    damaged rows is rebuilt from its whole episodes, with the same ids. The damaged segment, other damaged files, and
+    Reads everything, like verify --deep. Damaged metadata is written again if other files determine it. A segment with
+    damaged rows is rebuilt from its intact episodes, with the same ids. The damaged segment, other damaged files, and
     files that do not belong in a store are set aside: moved to counters/quarantine in the store. Segments of dead
     writers are sealed. Nothing is deleted except unfinished files of dead processes, and the segment of --drop.
     Segments of living writers are left alone. The command asks on the terminal, unless --yes is given, before it sets
@@ -125,7 +125,7 @@ def aside(quarantine: Sequence[Quarantined]) -> list[Quarantined]:
 
 
 def report_lines(done: Repaired, dry_run: bool) -> list[str]:
-    """List the actions done or planned, the remaining damage, and the quarantine."""
+    """Return lines with the actions done (planned with ``dry_run``), the remaining damage, and the quarantine."""
     lines = [action_line(action, dry_run) for action in done.actions] or ["nothing to repair"]
     if done.steps_refused:
         lines.append("to set them aside use --yes, or a higher --max-lost-steps")
@@ -174,6 +174,6 @@ def entry_line(entry: Quarantined) -> str:
 
 
 def action_line(action: Action, dry_run: bool) -> str:
-    """Return the line of an action, done or planned: action, file, reason or new place."""
+    """Return the line of an action, done or planned with ``dry_run``: action, file, and reason or new place."""
     done = f"would be {action.what}" if dry_run else action.what
     return f"{done}  {text.clean(action.where)}  {text.clean(action.detail)}"

@@ -1,4 +1,4 @@
-"""Formats values as text: readable numbers, JSON for programs, and no control characters of a terminal."""
+"""Formats values as text: readable numbers, and JSON for programs, without control characters of a terminal."""
 
 import json
 import math
@@ -18,22 +18,25 @@ def one_line(error: BaseException) -> str:
 
 
 def count(number: int | None) -> str:
-    """Return a whole number with groups of digits: 1,234,567."""
+    """Return a whole number with groups of digits, such as 1,234,567; "-" for None."""
     return NOTHING if number is None else f"{number:,}"
 
 
 def step_classes(counts: Mapping[str, int]) -> list[str]:
-    """Return the counts of hidden, evicted, discarded and lost steps in `Store.info` as texts: "49,369 hidden"."""
+    """Return the counts of hidden, evicted, discarded and lost steps that are not 0 as texts, such as "9 hidden".
+
+    ``counts`` has them with the keys of `Store.info`.
+    """
     names = {"hidden": "hidden", "evicted": "evicted", "discarded": "discarded", "lost": "lost to damage"}
     return [f"{count(counts[f'steps_{key}'])} {name}" for key, name in names.items() if counts[f"steps_{key}"]]
 
 
 def size(number: int | None) -> str:
-    """Return a number of bytes as text, in the largest unit that gives 1 or more: 12.3 MB."""
+    """Return a number of bytes as text in the largest unit that gives 1 or more, such as 12.3 MB; "-" for None."""
     if number is None:
         return NOTHING
     amount, unit = float(number), 0
-    # 999.95 would be rounded to 1000.0, so it has the next unit.
+    # 999.95 would be printed as 1000.0, so the next unit is used.
     while abs(amount) >= (1000 if unit == 0 else 999.95) and unit < len(UNITS) - 1:
         amount, unit = amount / 1000, unit + 1
     return f"{number:,} B" if unit == 0 else f"{amount:,.1f} {UNITS[unit]}"
@@ -86,7 +89,7 @@ def rate(per_second: float | None) -> str:
 
 
 def moment(value: object) -> str:
-    """Return a time, given as seconds since 1970 or as ISO text, in UTC."""
+    """Return a time in UTC as text; ``value`` is seconds since 1970 or an ISO text."""
     try:
         seconds = datetime.fromisoformat(value).timestamp() if isinstance(value, str) else value
         if isinstance(seconds, (int, float)):
@@ -119,7 +122,7 @@ def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
 
 
 def space(bounds: Mapping[str, Any] | None) -> str:
-    """Describe the gymnasium space of a field in one short phrase."""
+    """Return a short text for the gymnasium space of a field, such as "Discrete(4)"."""
     if not bounds:
         return NOTHING
     kind = clean(bounds.get("type", "?"))
@@ -146,7 +149,7 @@ def _bound(value: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value, also NumPy scalars and arrays, for JSON; NaN and infinities become null."""
+    """Return a value as objects that JSON can hold; NumPy arrays become lists, NaN and infinities None."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -161,5 +164,5 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any, indent: int | None = 2) -> str:
-    """Return a value as JSON for any parser: ASCII, no NaN; one line if `indent` is None."""
+    """Return a value as JSON for any parser: ASCII, without NaN, and on one line if `indent` is None."""
     return json.dumps(plain(value), indent=indent, allow_nan=False)

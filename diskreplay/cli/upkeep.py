@@ -47,7 +47,7 @@ def backup(
 
 
 def summary(made: Backup, to: Path) -> str:
-    """Return the last line of the output: the size of the backup, and the bytes that it shares with the store."""
+    """Return the last line of the output: the size of the backup, and the bytes shared by backup and store."""
     amount = f"{text.plural(made.segments, 'segment')} of {text.plural(made.steps, 'step')}"
     shared = f", {text.size(made.bytes_shared)} of them shared with the store" if made.bytes_shared else ""
     line = f"backed up  {amount}, {text.size(made.bytes)}{shared}  to {text.clean(to)}"
@@ -85,7 +85,7 @@ def compact(
 
 
 def parse_compression(compression: str | None) -> str | tuple[str, int] | None:
-    """Return the `compression` argument of `Store.compact` and `create`."""
+    """Return the text of the option --compression as the argument `compression` of `Store.compact` and `create`."""
     if compression is None:
         return None
     name, colon, level = compression.partition(":")
@@ -107,9 +107,9 @@ def evict(
 ) -> None:
     """Evict the episodes that meet an expression, for good.
 
-    Evicted episodes disappear at once in every process. Their bytes are deleted when no other episode is left in their
-    segment. Episodes in segments that are still written stay. The command asks on the terminal, unless --yes is given.
-    Exit code 1 if the answer is not yes.
+    Evicted episodes disappear at once in every process. Their bytes are deleted when all episodes of their segment are
+    evicted. Episodes in segments that are still written stay. The command asks on the terminal before it evicts, unless
+    --yes is given. Exit code 1 if the answer is not yes.
     """
     with dr.open(path, "r" if dry_run else "a") as store:
         condition = compile_where(where, store.schema)

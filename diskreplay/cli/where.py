@@ -1,6 +1,6 @@
 """The expressions of `--where`: conditions on episodes, in a small part of Python's syntax.
 
-Python parses an expression and never runs it. An expression may have comparisons, ``in``, ``and``, ``or``, ``not``,
+An expression is parsed by Python, but never run by it. It may have comparisons, ``in``, ``and``, ``or``, ``not``,
 ``+ - * /``, numbers, texts and the names below, but no calls and no attributes.
 """
 
@@ -29,10 +29,10 @@ _OPTION = typer.Option(
     help='Only episodes that meet this condition, such as "total_reward > 20 and length < 100".',
 )
 Where = Annotated[str | None, _OPTION]
-"""The option of commands that can select episodes."""
+"""The option --where of commands that can select episodes."""
 
 Required = Annotated[str, _OPTION]
-"""The option of commands that require a selection."""
+"""The option --where of commands that require a selection."""
 
 _ATTRIBUTES = "total_reward", "length", "hidden_steps", "continues", "continued", "terminated", "truncated", "cut"
 PROPERTIES: Mapping[str, tuple[type, Read]] = {
@@ -56,9 +56,9 @@ RIGHT_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("return", "returns", "ret", "reward", "rewards", "score", "total_return"), "called total_reward"),
     **dict.fromkeys(("len", "lengths", "steps", "n_steps", "num_steps", "size"), "called length"),
 }
-"""What messages say about names that users may try instead of the names of properties."""
+"""Names that users may try instead of the names of properties, and the end of the error message for each."""
 
-FIELDS = "episode"  # episode["length"] is the field, if a property has the same name
+FIELDS = "episode"  # episode["length"] is the episode field called "length", and length the property
 
 _COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt,
@@ -80,7 +80,7 @@ _KINDS = {float: "a number", str: "a text"}
 def compile_where(
     expression: str, schema: Schema, properties: Mapping[str, tuple[type, Read]] = PROPERTIES
 ) -> Predicate:
-    """Return a function that tells whether an episode meets an expression, for any ``where`` argument.
+    """Return a function that tells whether an episode meets an expression; it can be any ``where`` argument.
 
     A comparison with a missing value is false, and the result of a calculation with a missing value is missing.
     ``properties`` has the names that an expression may use in addition to episode fields.
@@ -88,7 +88,7 @@ def compile_where(
     Raises
     ------
     SchemaError
-        If the text is not an expression or uses an unknown name; the message has the column.
+        The text is not an expression, or has an unknown name; the message names the column in the text.
     """
     expression = expression.strip()
     try:
@@ -112,7 +112,7 @@ def compile_where(
 
 
 def matching(episodes: Iterable[Episode], where: Predicate) -> list[bool]:
-    """Return for each episode whether it meets a condition; False if its segment is gone."""
+    """Return for each episode whether it meets a condition; False if its segment was evicted meanwhile."""
     found = []
     for episode in episodes:
         try:
@@ -123,7 +123,7 @@ def matching(episodes: Iterable[Episode], where: Predicate) -> list[bool]:
 
 
 class _Term(NamedTuple):
-    kind: type  # float also stands for truth values
+    kind: type  # str or float; float also stands for truth values
     read: Read
 
 
@@ -132,7 +132,7 @@ class _Compiler:
         self._expression, self._fields, self._properties = expression, schema.episode, properties
 
     def condition(self, node: ast.expr) -> Read:
-        """Compile a condition."""
+        """Return a function that computes the number or truth value of an expression for an episode."""
         return self._of_kind(node, float)
 
     def _of_kind(self, node: ast.expr, kind: type) -> Read:
@@ -186,7 +186,7 @@ class _Compiler:
         return _joined(_COMPARISONS[type(op)], term.read, self._of_kind(right, term.kind), False)
 
     def _named(self, node: ast.expr) -> _Term:
-        """Compile a property, or one number of an episode field by its keys."""
+        """Return the term of a property, or of one number of an episode field, such as ``goal[0]``."""
         keys, base = self._keys(node)
         if not keys and base in self._properties:
             return _Term(*self._properties[base])
@@ -232,7 +232,10 @@ class _Compiler:
 
 
 def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Episode], Any], otherwise: Value) -> Read:
-    """Return a function that combines two values; it returns `otherwise` if a value is missing or a division fails."""
+    """Return a function that computes ``work(left, right)`` for an episode.
+
+    It returns ``otherwise`` if a value is missing, or the calculation fails, as a division by zero does.
+    """
 
     def read(episode: Episode) -> Value:
         one, other = left(episode), right(episode)
@@ -245,7 +248,7 @@ def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Epis
 
 
 def _number(value: Any, keys: list[Any]) -> Value:
-    """Return the number of a field at some keys, rounded as Python prints it: a float32 of 0.1 then equals 0.1."""
+    """Return the number ``value[keys[0]][keys[1]]...`` or None; a float32 of 0.1 becomes 0.1, as it is printed."""
     if value is None:
         return None
     for key in keys:

@@ -24,7 +24,7 @@ COLOURS = ("#0067a8", "#c05a00", "#00795a", "#a3468a", "#7a6400", "#555e66")
 
 @dataclass(frozen=True)
 class Series:
-    """Points, and a name for a chart with several series."""
+    """The points of a series, and its name, which is shown if a chart has several series."""
 
     name: str
     x: NDArray[Any]
@@ -33,9 +33,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: a bar at each x if ``bars``, else points over x, with the later series as lines.
+    """A chart of one or more series.
 
-    ``lines``: the first series is a line, too; only without ``bars``.
+    With ``bars``, each point is a bar. Without ``bars``, the first series is drawn as points, or as a line with
+    ``lines``, and the other series are drawn as lines.
     """
 
     title: str
@@ -119,7 +120,7 @@ def sparkline(counts: NDArray[Any]) -> bytes:
     with MissingExtra.raised_for("a picture of a plot", EXTRA):
         from matplotlib.figure import Figure
 
-    heights = np.where(counts > 0, np.maximum(counts, 0.05 * counts.max()), 0)  # one value among many stays visible
+    heights = np.where(counts > 0, np.maximum(counts, 0.05 * counts.max()), 0)  # a bin with few values stays visible
     figure, file = Figure((1.1, 0.25)), io.BytesIO()
     axes = figure.add_axes((0, 0, 1, 1), frame_on=False, xticks=[], yticks=[])
     axes.stairs(heights, fill=True, color=COLOURS[0])

@@ -22,7 +22,7 @@ _ENDS = ("length", "terminated", "truncated", "cut")
 
 
 class Difference(NamedTuple):
-    """A difference, with the value of each store; None: the store has no value there."""
+    """What differs, and its value in the stores A and B; None: the store has no such value."""
 
     what: str
     a: Any
@@ -47,7 +47,10 @@ def diff(
 
 
 def differences(a: dr.Store, b: dr.Store, progress: console.Report) -> Iterator[Difference]:
-    """Yield the differences of two stores. If the schemas are equal, that includes the first one of episodes."""
+    """Yield the differences of two stores in schema, limits and counts, and the first difference of their episodes.
+
+    Episodes are compared only if the schemas are equal.
+    """
     fields = [dict(store.schema.leaves) for store in (a, b)]
     yield from _of_mappings("schema: ", fields[0], fields[1])
     yield from _of_mappings("", vars(read_root(a.path).limits), vars(read_root(b.path).limits))
@@ -93,7 +96,7 @@ def of_episodes(a: Episode, b: Episode, schema: Schema) -> Difference | None:
 
 
 def first_difference(a: NDArray[Any], b: NDArray[Any]) -> tuple[int, ...] | None:
-    """Return the first index where two arrays of one shape differ in bytes: NaN equals itself, 0 is not -0."""
+    """Return the first index at which the bytes of two arrays of one shape differ: NaN equals itself, 0 is not -0."""
     one, two = (np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, x.itemsize) for x in (a, b))
     places = np.flatnonzero((one != two).any(axis=-1))
     return tuple(int(at) for at in np.unravel_index(places[0], a.shape)) if len(places) else None
@@ -108,4 +111,4 @@ def _shown(value: Any) -> str:
         return text.NOTHING
     if isinstance(value, np.ndarray) and value.ndim:
         return cell(value)
-    return text.clean(value)  # with all digits: cells round
+    return text.clean(value)  # with all digits, while `cell` rounds numbers

@@ -16,7 +16,7 @@ from diskreplay.segments.damage.quarantine import QUARANTINE
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import read_root
 
-# Arrays of a segment apart from the fields of its schema, and the bytes of a row.
+# The arrays of a segment that are not fields of the schema: {name: bytes per row}.
 OWN_ARRAYS = {layout.DONE: 1, layout.TIME: 8, layout.PRIORITY: 8}
 REST = "documents, counters and checksums"
 SEGMENTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -34,9 +34,9 @@ def du(
 ) -> None:
     """Show the disk usage of a store by field and by segment.
 
-    For each field, the table has the bytes of a row by the schema, and the bytes on disk for each step, which include
-    reserved space and evicted steps. Holes are bytes of a file's size that take no space on disk. Quarantine and saved
-    states of samplers are separate. Nothing is written.
+    For each field, the table has the bytes of a row by the schema, and the bytes on disk per visible step, which
+    include reserved space and evicted steps. Holes are parts of files that take no space on disk. Quarantine and saved
+    states of samplers are listed separately. Nothing is written.
     """
     with dr.open(path) as store, console.bar("Measuring segments", in_bytes=True) as progress:
         usage = usage_of(store, store.info(total_reward=False), progress)

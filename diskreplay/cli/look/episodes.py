@@ -18,7 +18,7 @@ from diskreplay.cli.look.show import cell, short
 from diskreplay.cli.where import RIGHT_NAMES, Where, compile_where, matching
 
 TABLE_LIMIT = 50
-TRIES = 20  # to read a store whose episodes are evicted all the time
+TRIES = 20  # attempts to read a store while its segments are being evicted
 COLUMNS = (
     *("index", "id", "segment", "lane", "start", "length", "hidden_steps", "total_reward"),
     *("terminated", "truncated", "cut", "open"),
@@ -32,7 +32,7 @@ Ended = StrEnum("Ended", ["terminated", "truncated", "cut", "open"])
 """How an episode ended."""
 
 SortBy = StrEnum("SortBy", ["age", "segment", "lane", "length", "hidden_steps", "total_reward"])
-"""Sort keys of episodes apart from their fields."""
+"""The names that --sort accepts in addition to episode fields."""
 
 
 def episodes(
@@ -65,9 +65,9 @@ def episodes(
     """List the episodes of a store, oldest first.
 
     total_reward is the undiscounted sum of rewards; for an open episode, the sum so far. Episodes are whole:
-    hidden_steps is the number of their first steps that a capacity or an age hides from samplers. index is the position
-    in store.episodes, and id is the id of the first step. Columns of episode fields follow; an episode without a value
-    is sorted last. Nothing is written, and other processes may write to the store meanwhile.
+    hidden_steps is the number of first steps that the capacity or the age limit hides from samplers. index is the
+    position in store.episodes, and id is the id of the first step. The last columns are the episode fields; an episode
+    without a value is sorted last. Nothing is written, and other processes may write to the store meanwhile.
     """
     bounds = {"length": (min_length, max_length), "total_reward": (min_total_reward, max_total_reward)}
     for name, (low, high) in bounds.items():
@@ -96,12 +96,12 @@ def episodes(
 
 
 def with_index(columns: Columns) -> Columns:
-    """Add each episode's place in `store.episodes`."""
+    """Return ``columns`` with another column, "index": each episode's index in `store.episodes`."""
     return {"index": np.arange(len(columns["length"])), **columns}
 
 
 def read_columns(store: dr.Store, progress: console.Report) -> Columns:
-    """Return the table of episodes with their fields; take a newer snapshot if some are gone meanwhile."""
+    """Return the columns of the episodes and their fields; if a segment was evicted meanwhile, refresh and repeat."""
     for _ in range(TRIES):
         with suppress(dr.SegmentGone):
             return with_fields(store, with_index(store.episode_table(progress=progress)))
@@ -110,7 +110,7 @@ def read_columns(store: dr.Store, progress: console.Report) -> Columns:
 
 
 def with_fields(store: dr.Store, columns: Columns) -> Columns:
-    """Add the episode fields, a masked array for each leaf, by its path."""
+    """Return ``columns`` with the episode fields: a masked array for each leaf, by its path."""
     found = {**columns}
     for path in store.schema.leaves:
         if path in store.schema.step_leaves:
@@ -123,12 +123,12 @@ def with_fields(store: dr.Store, columns: Columns) -> Columns:
 
 
 def fields_of(columns: Columns) -> list[str]:
-    """Return the paths of the episode fields among columns."""
+    """Return the names of the columns with episode fields, which are paths."""
     return [name for name in columns if name.startswith("episode/")]
 
 
 def sort_key(columns: Columns, name: str) -> str:
-    """Return the column for a name of `SortBy` or an episode field; BadParameter for another name."""
+    """Return the name of the column to sort by, for a value of `SortBy` or an episode field; otherwise BadParameter."""
     if name in list(SortBy):
         return name
     path = name if name.startswith("episode/") else f"episode/{name}"
@@ -140,14 +140,14 @@ def sort_key(columns: Columns, name: str) -> str:
 
 
 def ended_as(columns: Columns, kind: Ended) -> NDArray[np.bool_]:
-    """Return for each episode whether it ended like this; a cut episode is not truncated here."""
+    """Return for each episode whether it ended as ``kind``; a cut episode does not count as truncated."""
     if kind is Ended.truncated:
         return columns["truncated"] & ~columns["cut"]
     return columns[kind.value].astype(np.bool_)
 
 
 def passing(columns: Columns, bounds: Bounds, ended: Sequence[Ended]) -> NDArray[np.intp]:
-    """Return the positions of episodes within all bounds that ended in one of the given ways, if any."""
+    """Return the indices of the episodes within all bounds that ended in one of these ways (empty: in any way)."""
     keep = np.ones(len(columns["length"]), np.bool_)
     for name, (low, high) in bounds.items():
         if low is not None:
@@ -160,7 +160,7 @@ def passing(columns: Columns, bounds: Bounds, ended: Sequence[Ended]) -> NDArray
 
 
 def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: bool) -> NDArray[np.intp]:
-    """Sort the positions of episodes; equal episodes by age, episodes without a number last."""
+    """Return the indices ``found`` sorted by a column; equal episodes by age, episodes with no value or NaN last."""
     if descending:
         found = found[::-1]
     if sort == SortBy.age:
@@ -172,7 +172,7 @@ def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: b
 
 
 def records(columns: Columns, shown: NDArray[np.intp]) -> list[dict[str, Any]]:
-    """Return a dict for each selected episode."""
+    """Return a dict for each of the episodes at the indices ``shown``: the value of each column."""
     picked = {name: columns[name][shown].tolist() for name in COLUMNS}
     for path in fields_of(columns):
         rows = columns[path][shown]
@@ -181,7 +181,7 @@ def records(columns: Columns, shown: NDArray[np.intp]) -> list[dict[str, Any]]:
 
 
 def table(columns: Columns, shown: NDArray[np.intp]) -> str:
-    """Return the selected episodes as a table."""
+    """Return the episodes at the indices ``shown`` as the text of a table."""
     names, fields = ("index", "id", "segment", "lane", "length", "hidden_steps", "total_reward"), fields_of(columns)
     rows = [
         (
@@ -199,9 +199,9 @@ def table(columns: Columns, shown: NDArray[np.intp]) -> str:
 
 
 def comma_separated(columns: Columns, shown: NDArray[np.intp]) -> str:
-    """Return the selected episodes as CSV; a vector is a list as in JSON, a missing value is empty.
+    """Return the episodes at the indices ``shown`` as CSV; a vector is a list as in JSON, a missing value is empty.
 
-    A spreadsheet takes no cell for a formula: values are numbers, and names of fields begin with ``episode/``.
+    Spreadsheets will not evaluate a cell as a formula: values are numbers, and field names begin with ``episode/``.
     """
     lines, names = io.StringIO(), (*COLUMNS, *fields_of(columns))
     writer = csv_files.DictWriter(lines, names, lineterminator="\n")
@@ -220,7 +220,7 @@ def ending(row: Mapping[str, Any]) -> str:
 
 
 def footer(columns: Columns, found: NDArray[np.intp], shown: NDArray[np.intp]) -> str:
-    """Return the line below the table: the number of episodes, and their means."""
+    """Return the line below the table: the number of episodes ``found``, and the means of length and total_reward."""
     total = len(columns["length"])
     line = text.plural(len(found), "episode")
     if len(found) < total:

@@ -14,7 +14,7 @@ from diskreplay.pictures import as_images, gif, is_image, mp4, png, spread, stri
 from diskreplay.reading.episodes import Episode
 from diskreplay.schema.schema import Schema
 
-MOST_FPS_OF_GIF = 50  # browsers slow down faster ones
+MOST_FPS_OF_GIF = 50  # browsers do not play a GIF faster than this
 MOST_FRAMES = 64  # of a strip without --steps
 
 
@@ -37,11 +37,11 @@ def frames(
 ) -> None:
     """Save the images of an episode: a PNG with the frames in rows of eight, an animated GIF, or an MP4.
 
-    Images are fields of shape (height, width), with 1 or 3 channels as the last or the first axis. Another number of
-    channels is taken for stacked frames; the last one is shown. Bytes are shown unchanged, other numbers are scaled
-    from their least to their greatest. A strip of a long episode has 64 frames, evenly spaced; --steps chooses others.
-    A GIF has at most 256 colours a frame; an MP4 is H.264, with some loss. Needs pillow: pip install
-    "diskreplay[plot]"; for an MP4 PyAV: "diskreplay[video]".
+    Images are fields of shape (height, width), or with 1 or 3 channels as a first or last axis. With another number of
+    channels, they are taken as stacked frames, and the last frame is shown. uint8 values are shown unchanged; other
+    values are scaled from the least to the greatest. A strip of a long episode has 64 frames, evenly spaced; --steps
+    chooses others. A GIF has at most 256 colours a frame; an MP4 is H.264, with some loss. PNG and GIF need pillow:
+    pip install "diskreplay[plot]". MP4 needs PyAV: pip install "diskreplay[video]".
     """
     if out.suffix not in (".png", ".gif", ".mp4"):
         raise typer.BadParameter(f"--out must end in .png, .gif or .mp4, not {out}")
@@ -64,7 +64,7 @@ def frames(
 
 
 def _rows(episode: Episode, leaf: str, part: slice, are_few: bool) -> NDArray[Any]:
-    """Read a part of the rows of a leaf; if ``are_few``, at most 64 of them, evenly spaced."""
+    """Return the rows ``part`` of a leaf; with ``are_few``, at most `MOST_FRAMES` of them, evenly spaced."""
     numbers = range(row_count(episode, leaf))[part]
     if are_few and len(numbers) > MOST_FRAMES:
         chosen = [numbers[at] for at in spread(len(numbers), MOST_FRAMES)]
@@ -73,7 +73,7 @@ def _rows(episode: Episode, leaf: str, part: slice, are_few: bool) -> NDArray[An
 
 
 def image_leaf(schema: Schema, name: str | None) -> str:
-    """Return the path of the first field with images, under ``name`` if given; BadParameter without one."""
+    """Return the path of the first field with images, or of the first in the field ``name``; BadParameter if none."""
     images = [path for path, leaf in schema.step_leaves.items() if is_image(leaf)]
     found = [path for path in images if name is None or path in chosen_leaves(schema, [name])]
     if not found:

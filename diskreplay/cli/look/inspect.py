@@ -13,7 +13,7 @@ from diskreplay.cli.repair import aside
 
 # Rows of a table without --all.
 ROWS_SHOWN = 10
-# In the order of interest: segments that are written first, then segments that need repair.
+# In the order of the table: damaged segments first, then segments that may still be written.
 SEGMENT_STATES = ("damaged", "writing", "unknown", "dead", "foreign", "sealed")
 WRITER_STATES = ("alive", "unknown", "dead", "closed")
 
@@ -38,7 +38,7 @@ def inspect(
 
 
 def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:
-    """Build the whole report of `Store.info()`."""
+    """Return the whole output for the result of `Store.info`."""
     limit = None if all_rows else ROWS_SHOWN
     parts: list[RenderableType] = [
         Text(text.clean(info["path"]), style="bold", overflow="fold"),
@@ -116,7 +116,7 @@ def steps_line(info: Mapping[str, Any]) -> str:
 
 
 def tally(rows: Sequence[Mapping[str, Any]], states: Sequence[str]) -> str:
-    """Count the rows of each state: 12 (2 writing, 10 sealed)."""
+    """Return the number of rows, in total and of each state, such as "12 (2 writing, 10 sealed)"."""
     counts = [(sum(row["state"] == state for row in rows), state) for state in states]
     named = ", ".join(f"{text.count(amount)} {state}" for amount, state in counts if amount)
     return f"{text.count(len(rows))} ({named})" if named else text.count(len(rows))
@@ -142,7 +142,7 @@ def statistics_table(info: Mapping[str, Any]) -> console.TextTable:
 
 
 def segments_table(segments: Sequence[Row], limit: int | None) -> console.TextTable:
-    """Build the table of segments, those being written first, then the newest."""
+    """Build the table of segments, in the order of `SEGMENT_STATES`; the newest segment of each state comes first."""
     counted = {"lanes": "lanes", "rows": "rows", "steps": "steps"}
     optional = {f"steps_{name}": name for name in ("hidden", "evicted", "discarded", "lost")}
     optional |= {"merged": "merged", "steps_unproven": "unproven"}
@@ -159,7 +159,7 @@ def segments_table(segments: Sequence[Row], limit: int | None) -> console.TextTa
 
 
 def quarantine_table(entries: Sequence[Row], limit: int | None) -> console.TextTable:
-    """Build the table of the quarantine, the latest first."""
+    """Build the table of the quarantine, latest entry first."""
     columns = {
         ">segment": lambda row: text.clean(row["path"] if row["segment"] is None else row["segment"]),
         ">steps": _formatted(text.count, "steps"),
@@ -171,7 +171,7 @@ def quarantine_table(entries: Sequence[Row], limit: int | None) -> console.TextT
 
 
 def writers_table(writers: Sequence[Row], limit: int | None) -> console.TextTable:
-    """Build the table of writers, those alive first, then the newest."""
+    """Build the table of writers, in the order of `WRITER_STATES`; the newest writer of each state comes first."""
     counts = {f">{key}": _formatted(text.count, key) for key in ("segments", "lanes", "steps")}
     columns = {">writer": _formatted(str, "writer"), "state": _formatted(str, "state"), **counts}
     newest = sorted(writers, key=lambda row: (_rank(row, WRITER_STATES), -row["writer"]))
@@ -179,7 +179,7 @@ def writers_table(writers: Sequence[Row], limit: int | None) -> console.TextTabl
 
 
 def _formatted(say: Callable[[Any], str], key: str) -> Callable[[Row], str]:
-    """Return a function that formats the value of a row under a key."""
+    """Return a function that formats ``row[key]`` with ``say``."""
     return lambda row: say(row[key])
 
 

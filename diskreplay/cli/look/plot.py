@@ -27,7 +27,7 @@ from diskreplay.segments.documents.root import read_root
 from diskreplay.segments.documents.state_files import state_names
 
 BINS = 40
-WIDE = 100.0  # ratio of the largest priority to the least from which logarithms are drawn
+WIDE = 100.0  # if the largest priority is at least this many times the least, logarithms are drawn
 MOST_SERIES = 6  # the most elements of a vector that are drawn
 Ints = NDArray[np.int64]
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
@@ -51,22 +51,22 @@ def plot(
     ],
     where: Where = None,
     field: Annotated[
-        str | None, typer.Option("--field", metavar="FIELD", help="Which of several actions, or any other field.")
+        str | None, typer.Option("--field", metavar="FIELD", help="The field; default: the reward or the first action.")
     ] = None,
     sampler: Annotated[
         list[str] | None,
-        typer.Option("--sampler", metavar="NAME", help="Priorities of this saved sampler only; may be repeated."),
+        typer.Option("--sampler", metavar="NAME", help="Only priorities of this saved sampler; may be repeated."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Save a picture, .png or .svg, and draw nothing here.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Save a .png or .svg file instead of drawing here.")
     ] = None,
 ) -> None:
     """Plot statistics of the episodes of a store.
 
     length and total_reward: a point for each ended episode, oldest first, with a running mean. rewards and actions: a
-    histogram over all steps. priorities: a histogram of |td| + eps as samplers saved it, of its logarithm if the
-    values differ a hundredfold. ages: a histogram of the time since steps were published. Drawn in the terminal by
-    plotext, or saved by matplotlib: pip install "diskreplay[plot]".
+    histogram over all steps. priorities: a histogram of |td| + eps as samplers saved it, or of its logarithm if the
+    values differ a hundredfold. ages: a histogram of the time from each step to the newest one. Charts are drawn in the
+    terminal by plotext, or saved by matplotlib: pip install "diskreplay[plot]".
     """
     if out is not None and out.suffix not in (".png", ".svg"):
         raise typer.BadParameter(f"--out must end in .png or .svg, not {out}")
@@ -91,7 +91,7 @@ def plot(
 def chart_of(
     quantity: Quantity, episodes: Sequence[Episode], store: dr.Store, field: str | None, progress: console.Report
 ) -> Chart:
-    """Return the chart of one kind; BadParameter if there is nothing to draw."""
+    """Return the chart of a quantity other than priorities; BadParameter if there is nothing to draw."""
 
     def each(read: Callable[[Episode], Any]) -> list[Any]:
         found = []
@@ -115,7 +115,7 @@ def chart_of(
 
 
 def over_episodes(name: str, values: NDArray[Any]) -> Chart:
-    """Return the chart of a value of each episode, with a running mean over a twentieth of them."""
+    """Return the chart of a value of each episode, with a running mean over a twentieth of the episodes."""
     is_number = np.isfinite(values)
     values, numbers = np.array(_some(values[is_number].tolist())), np.flatnonzero(is_number)
     width = max(1, len(values) // 20)
@@ -149,17 +149,20 @@ def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | Non
 
 
 def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
-    """Return a histogram: a bar for each whole number if they are few, else equal bins."""
+    """Return a histogram, with a bar for each value if there are few different whole numbers, or with equal bins."""
     return distributions(title, {"": values}, label)
 
 
 def of_elements(title: str, rows: NDArray[Any]) -> Chart:
-    """Return a histogram of each element of rows; if there are many, of the first ones."""
+    """Return a histogram of each element of the rows, or of the first `MOST_SERIES` elements."""
     return distributions(*elements(title, rows), "value")
 
 
 def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any]]]:
-    """Return a title, which tells if elements are left out, and the columns of the other elements by name."""
+    """Return the title, and by name the values of each of the first `MOST_SERIES` elements of the rows.
+
+    If elements are left out, the title says so.
+    """
     columns = rows.reshape(len(rows), math.prod(rows.shape[1:])).T
     if len(columns) > MOST_SERIES:
         title += f", {MOST_SERIES} of {len(columns)} elements"
@@ -181,7 +184,7 @@ def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: 
 
 
 def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the edges of equal bins, also for values that hardly differ."""
+    """Return the edges of `BINS` equal bins, which have a width even if all values are equal."""
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         apart = max(0.5, 1e-9 * abs(low))
@@ -205,7 +208,7 @@ def _some(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def in_units(seconds: NDArray[np.float64], label: str) -> tuple[NDArray[np.float64], str]:
-    """Return times in the largest unit that makes the longest at least 2, and their label."""
+    """Return times in the largest unit in which the longest is at least 2, and ``label`` with the unit before it."""
     name, unit = next(((n, u) for n, u in _UNITS if seconds.max() >= 2 * u), _UNITS[-1])
     return seconds / unit, f"{name} {label}"
 
@@ -214,7 +217,7 @@ Saved = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 
 def read_priorities(store: dr.Store, samplers: Sequence[str]) -> Saved:
-    """Return ids and priorities |td| + eps of each saved table of all samplers, or of the named ones."""
+    """Return the ids and priorities |td| + eps of each table that all samplers, or the named ones, have saved."""
     found: Saved = {}
     for name in samplers or state_names(read_root(store.path)):
         state = store.load_sampler_state(name)

@@ -1,4 +1,4 @@
-"""`diskreplay show`: prints one episode step by step. Other commands use its selection and format of values."""
+"""`diskreplay show`: prints one episode step by step. Other commands also use these functions to format values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -15,12 +15,12 @@ STEPS_SHOWN = 50
 
 EpisodeNumber = Annotated[
     int,
-    typer.Argument(metavar="EPISODE", help="Its index, as `episodes` prints it; -1 is the last one."),
+    typer.Argument(metavar="EPISODE", help="The index of the episode, as `episodes` prints it; -1 is the last one."),
 ]
-IsId = Annotated[bool, typer.Option("--id", help="EPISODE is the id of one of its steps instead of its index.")]
+IsId = Annotated[bool, typer.Option("--id", help="EPISODE is the id of any step of the episode, and not its index.")]
 Fields = Annotated[
     list[str] | None,
-    typer.Option("--field", metavar="FIELD", help="Only this field, or the fields below it; may be repeated."),
+    typer.Option("--field", metavar="FIELD", help="Only this field, or the fields nested in it; may be repeated."),
 ]
 Steps = Annotated[
     str | None,
@@ -54,7 +54,7 @@ def show(
 
 
 def as_slice(steps: str) -> slice:
-    """Read ``A:B``, or one number; BadParameter if it is neither."""
+    """Return the slice for a text ``A:B`` or one number; BadParameter for another text."""
     try:
         first, colon, stop = steps.partition(":")
         bounds = [int(bound) if bound.strip() else None for bound in (first, stop)]
@@ -67,7 +67,10 @@ def as_slice(steps: str) -> slice:
 
 
 def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str], part: slice) -> dict[str, Any]:
-    """Return a record of an episode and a part of its steps, with `final_obs` after the last one."""
+    """Return a dict of an episode's properties, fields and the steps ``part``.
+
+    Its `final_obs` is None, unless the last step is among these steps and the episode has a final observation.
+    """
     length = len(episode)
     numbers = range(length)[part]
     first = numbers.start
@@ -96,7 +99,7 @@ def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str],
 
 
 def lines(record: Mapping[str, Any], total: int, paths: Sequence[str]) -> list[str]:
-    """Return an episode as lines of text: its properties, and the table of its steps."""
+    """Return the result of `describe` as lines of text: properties of the episode, and the table of its steps."""
     steps, final = record["steps"], record["final_obs"]
     length = text.plural(record["length"], "step")
     if record["hidden_steps"]:
@@ -126,7 +129,7 @@ EXTRA, EPISODE = "extra", "episode"
 
 
 def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
-    """Return the paths of the named step leaves, or of all: "obs" includes the leaves below it.
+    """Return the paths of the step fields ``names`` (None: all); the name "obs" also stands for "obs/image".
 
     Raises BadParameter for an unknown name.
     """
@@ -144,14 +147,14 @@ def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
 
 
 def episode_leaves(episode: Episode, schema: Schema) -> dict[str, Any]:
-    """Return the values of its episode fields by path; None for a missing value."""
+    """Return the values of an episode's episode fields by path; None for a missing value."""
     given = {name: value for name in schema.episode if (value := episode[name]) is not None}
     found = dict(schema.flatten(EPISODE, given))
     return {path: found.get(path) for path in schema.leaves if path.startswith(f"{EPISODE}/")}
 
 
 def row_count(episode: Episode, path: str) -> int:
-    """Return the number of rows of a step leaf in an episode: observations include the final one."""
+    """Return an episode's number of rows of a step field: the steps, and for observations also the final one."""
     return len(episode) + (episode.has_final_obs and path.split("/")[0] == "obs")
 
 
@@ -161,7 +164,7 @@ def short(path: str) -> str:
 
 
 def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:
-    """Return the index of an episode from its index, negative from the end, or from the id of any of its steps.
+    """Return an episode's index from 0, for an index that may be negative or, with ``is_id``, the id of any step.
 
     Raises BadParameter if there is no such episode.
     """

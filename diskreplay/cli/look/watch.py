@@ -52,7 +52,7 @@ def watch(
     Shows steps and steps/s, ended episodes, saved samplers, rate limiters, the disk and when it will be full, evicted
     steps, and problems. For each writer, it shows the time since its last append, and how much of its data is not
     durable yet. On a terminal, updates replace each other until Ctrl-C; elsewhere, each update is a line. Nothing is
-    written. It sees only files of samplers: saved states, and counts of a rate limiter.
+    written. Samplers are shown only by their files in the store: saved states, and counts of rate limiters.
     """
     limiters = [read_limiter(given) for given in limiter or ()]
     with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def watch(
         with console.bar("Measuring segments") as progress:
             activity = Activity(path, limiters, progress)
         with activity:
-            first = activity.look()  # rates of later looks need a first one
+            first = activity.look()  # the rates of the next look are measured from this one
             if not (once or json) and sys.stdout.isatty():
                 _draw(first, _look_again(activity, interval, count and count - 1))
                 return
@@ -74,7 +74,7 @@ def watch(
 
 
 def read_limiter(given: str) -> dr.RateLimiter:
-    """Read ``NAME=SPI:MIN:BUFFER``; BadParameter for any other text."""
+    """Return the limiter of a text ``NAME=SPI:MIN:BUFFER``; BadParameter for another text."""
     name, _, numbers = given.partition("=")
     try:
         samples_per_insert, min_size, error_buffer = numbers.split(":")
@@ -87,7 +87,7 @@ def read_limiter(given: str) -> dr.RateLimiter:
 
 
 def _look_again(activity: Activity, interval: float, count: int | None) -> Iterator[Look]:
-    """Yield a look after each interval."""
+    """Yield the result of a new look after each interval in seconds, ``count`` times; None: without end."""
     next_at = time.monotonic()
     for _ in numbers() if count is None else range(count):
         next_at = max(next_at + interval, time.monotonic())
@@ -96,7 +96,7 @@ def _look_again(activity: Activity, interval: float, count: int | None) -> Itera
 
 
 def _draw(look: Look, looks: Iterator[Look]) -> None:
-    """Draw looks on the whole terminal, one replacing the other, until interrupted; the last one stays."""
+    """Draw ``look``, then each of ``looks`` in its place, on the whole terminal; print the last one at the end."""
     terminal = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     try:
         with (
@@ -116,13 +116,13 @@ def _end(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-# Lines apart from the rows of tables: the summary, titles, headers and empty lines.
+# The lines of the output other than rows of tables: the summary, titles, headers and empty lines.
 _LINES_BESIDE = 20
 _LEAST_ROWS = 3
 
 
 def view(look: Look, height: int | None = None) -> Group:
-    """Build the output of a look; its tables have at most the rows that fit a terminal of this height."""
+    """Return the output of a look; its tables are shortened to fit a terminal of ``height`` lines."""
     rows = None if height is None else max(_LEAST_ROWS, height - _LINES_BESIDE)
     parts: list[RenderableType] = [
         Text(text.clean(look.path), style="bold", overflow="fold"),
@@ -141,7 +141,7 @@ def view(look: Look, height: int | None = None) -> Group:
 
 
 def summary(look: Look) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each line at the top."""
+    """Yield the name and the value of each line at the top of the output."""
     yield "at", text.moment(look.time)
     yield "steps", steps_line(look)
     yield "episodes", episodes_line(look)
@@ -158,7 +158,7 @@ def steps_line(look: Look) -> str:
 
 
 def episodes_line(look: Look) -> str:
-    """Return the ended and open episodes, their rate, and the mean total_reward of the newest."""
+    """Return the numbers of ended and open episodes, the rate, and the mean total_reward of the newest episodes."""
     line = f"{text.count(look.episodes)} ended, {text.count(look.episodes_open)} open"
     line += f", {text.rate(look.episodes_per_second)}"
     if look.newest_episodes:

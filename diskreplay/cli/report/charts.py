@@ -26,7 +26,7 @@ STATE_BYTES = 64 << 20  # the most bytes of a saved state that are read
 
 
 def charts_of(store: dr.Store, info: Mapping[str, Any], steps: Steps, episodes: Episodes) -> Iterator[Chart]:
-    """Yield the charts of a store."""
+    """Yield the charts of the report: total rewards, lengths, rewards, actions, times and priorities."""
     ended = episodes.ended != "open"
     for name in ("total_reward", "length"):
         values = getattr(episodes, name)[ended].astype(np.float64)
@@ -64,7 +64,7 @@ def _of_times(info: Mapping[str, Any], steps: Steps) -> Iterator[Chart]:
 
 
 def _by_writer(writers: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield the writers with most steps, each with a mask of its steps, and then all others together."""
+    """Yield the names of the writers with most steps, each with a mask of its steps; last, all others together."""
     numbers, counts = np.unique(writers, return_counts=True)
     most = numbers[np.argsort(-counts, kind="stable")]
     alone = most if len(most) <= MOST_SERIES else most[: MOST_SERIES - 1]
@@ -84,16 +84,19 @@ def _of_priorities(store: dr.Store, steps: Steps) -> Iterator[Chart]:
             try:
                 yield priorities_chart(store, [name], None)
             except (ReplayError, ValueError, BadParameter):
-                continue  # without priorities, gone meanwhile, or damaged: `verify` reports it
+                continue  # the state has no priorities, was deleted, or is damaged, which `diskreplay verify` reports
 
 
 ELEMENTS = 4_000_000  # the most elements of a field that are read
-FIELDS = 60  # the most fields with a line
+FIELDS = 60  # the most fields in the table
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of values; None without a finite value. Shares are from 0 to 1; None without a value."""
+    """Statistics of ``count`` values. Attributes are None if no value is finite.
+
+    ``zeros`` and ``not_finite`` are shares of the values, from 0 to 1; they are None only if there are no values.
+    """
 
     count: int
     least: float | None = None
@@ -129,7 +132,7 @@ def statistics_of(values: NDArray[Any]) -> Statistics:
 def statistics_of_fields(
     store: dr.Store, steps: Steps, episodes: Episodes
 ) -> Iterator[tuple[str, dr.Field, Statistics]]:
-    """Yield the path, the field and the statistics of each of the first fields."""
+    """Yield the path, the field and the statistics of each of the first `FIELDS` fields of the schema."""
     firsts = store.snapshot.episodes.first[episodes.at]
     for path, leaf in [*store.schema.leaves.items()][:FIELDS]:
         most = max(1, min(STEPS, ELEMENTS // math.prod(leaf.shape)))
@@ -138,7 +141,7 @@ def statistics_of_fields(
 
 
 def _given(store: dr.Store, path: str, firsts: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the values of an episode field without missing ones; empty if an episode was just evicted."""
+    """Return the values of an episode field that are not missing; empty if an episode was just evicted."""
     try:
         values, given = store.snapshot.episode_values(path, firsts)
     except SegmentGone:

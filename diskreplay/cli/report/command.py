@@ -1,6 +1,6 @@
 """`diskreplay report`: writes a page of HTML about a store.
 
-Jinja2 fills in `page.html`, which escapes every value and loads nothing.
+Jinja2 fills in `page.html`, and escapes every value. The page loads no other file.
 """
 
 from base64 import b64encode
@@ -37,10 +37,10 @@ def report(
 ) -> None:
     """Write a page about a store: its contents, statistics and plots, and example episodes with their frames.
 
-    The page is one HTML file that loads nothing and opens in any browser. A large store is sampled: the page has the
-    same episodes and steps each time, and says so. Examples are the best, the worst, the median and the newest episode,
-    and then others between. With --where, statistics, plots and examples are of the episodes that meet it. Needs
-    Jinja2, matplotlib, and for frames pillow: pip install "diskreplay[plot]".
+    The page is one HTML file that loads no other file and opens in any browser. A large store is sampled: the page says
+    so, and has the same episodes and steps each time. Examples are the best, the worst, the median and the newest
+    episode, and then episodes between these. With --where, statistics, plots and examples are of the episodes that meet
+    the condition. Needs Jinja2, matplotlib and, for frames, pillow: pip install "diskreplay[plot]".
     """
     if not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
@@ -83,7 +83,7 @@ def report(
 
 
 def ended_counts(info: Mapping[str, Any], where: str | None, episodes: Episodes) -> dict[str, int]:
-    """Return the number of episodes by how they ended: of all, or of the sampled ones that meet the condition."""
+    """Return the number of episodes by how they ended: of all episodes or, with ``where``, of the sampled ones."""
     kinds = ("terminated", "truncated", "cut", "open")
     if where is None:
         return {kind: int(info["episodes"][kind]) for kind in kinds}
@@ -94,7 +94,7 @@ INCHES = (5.0, 2.7)  # the size of a chart, with text of 10 points
 
 
 def page_renderer() -> Callable[..., str]:
-    """Return the function that renders the page from its values by keyword."""
+    """Return the function that renders the page; its keyword arguments are the values that the page shows."""
     with MissingExtra.raised_for("a report", EXTRA):
         from jinja2 import Environment, PackageLoader, StrictUndefined
 

@@ -25,7 +25,7 @@ ROW_BYTES = 1 << 22  # larger rows are not read
 
 
 class Example(NamedTuple):
-    """An example episode: index in `Store.episodes`, total reward, and the reason, such as "best, newest"."""
+    """An example episode: its index in `Store.episodes`, its total reward, and why it was chosen ("best, newest")."""
 
     at: int
     total_reward: float
@@ -65,7 +65,7 @@ class EpisodeParts:
 
 
 def choose_examples(episodes: Episodes, most: int) -> list[Example]:
-    """Return the best, worst, median and newest episodes, and then others at evenly spaced ranks."""
+    """Return at most ``most`` episodes: the best, worst, median and newest, then others at evenly spaced ranks."""
     finite = np.flatnonzero(np.isfinite(episodes.total_reward) & (episodes.ended != "open"))
     ranked = finite[np.argsort(episodes.total_reward[finite], kind="stable")]
     named, between = {}, {}
@@ -90,7 +90,7 @@ def choose_examples(episodes: Episodes, most: int) -> list[Example]:
 
 
 def read_parts(store: dr.Store, example: Example) -> EpisodeParts | None:
-    """Read an episode for a page; None: its segment was evicted or set aside meanwhile."""
+    """Return the parts of the page about an episode; None if its segment was evicted or set aside meanwhile."""
     episode, schema = store.episodes[example.at], store.schema
     try:
         values = {short(path): value for path, value in [*episode_leaves(episode, schema).items()][:COLUMNS]}
@@ -115,7 +115,7 @@ def _readable(schema: Schema) -> dict[str, Field]:
 
 
 def frames(episode: Episode, schema: Schema) -> Iterator[Frames]:
-    """Yield frames of each field that has images."""
+    """Yield frames of each of the first `IMAGES` fields that have images."""
     paths = [path for path, leaf in _readable(schema).items() if is_image(leaf)]
     for path in paths[:IMAGES]:
         rows = row_count(episode, path)
@@ -127,7 +127,7 @@ def frames(episode: Episode, schema: Schema) -> Iterator[Frames]:
 
 
 def charts(episode: Episode, schema: Schema) -> Iterator[Chart]:
-    """Yield a chart of each small field over the first steps."""
+    """Yield charts of up to `CHARTS` fields without images, over the first `STEPS_DRAWN` steps."""
     leaves = {path: leaf for path, leaf in _readable(schema).items() if not is_image(leaf)}
     ordered = sorted(leaves, key=lambda path: (path != "reward", path.split("/")[0] != "action"))
     for path in ordered[:CHARTS]:

@@ -49,7 +49,7 @@ class Episodes:
 
 
 def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[int, int], None]) -> Episodes:
-    """Read the episodes of a report: all if they are few, and the newest one in any case."""
+    """Return the episodes of a report: at most `EPISODES`, among them the newest one unless ``where`` excludes it."""
     total = store.num_episodes
     order = np.random.default_rng(SEED).permutation(total)
     if total:
@@ -72,7 +72,7 @@ def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[
 
 
 def newest_episode(store: dr.Store) -> int:
-    """Return the index of the episode that began last: the last episode of one of the newest segments."""
+    """Return the index of the episode that began last, among the last episodes of the newest `SEGMENTS` segments."""
     first = store.snapshot.episodes.first
     last = np.flatnonzero(np.diff(first >> layout.POSITION_BITS, append=-1))[-SEGMENTS:]
     with suppress(SegmentGone):
@@ -81,7 +81,7 @@ def newest_episode(store: dr.Store) -> int:
 
 
 def choose(store: dr.Store, order: Ints, where: Predicate | None) -> tuple[Ints, int]:
-    """Return the episodes that meet a condition, in this order, and the number of tested episodes."""
+    """Return the episode indices in ``order`` that meet the condition ``where``, and the number of tested episodes."""
     if where is None:
         return order, len(order)
     order = order[:ASKED]
@@ -105,7 +105,7 @@ class Steps:
         return len(self.ids)
 
     def read(self, path: str, most: int = STEPS) -> tuple[Ints, NDArray[Any]]:
-        """Return the ids of at most ``most`` steps that are still there, and their values of a leaf."""
+        """Return the ids of at most ``most`` steps that are not evicted meanwhile, and their values of a field."""
         ids = self.ids if len(self.ids) <= most else self.ids[np.linspace(0, len(self.ids) - 1, most).astype(int)]
         snapshot, leaf = self.snapshot, self.snapshot.leaf(path)
         if not len(ids):
@@ -135,7 +135,7 @@ def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
 
 
 def places(total: int) -> Ints:
-    """Return the positions of the sampled steps: all, or a random range in each of equal parts."""
+    """Return the positions of sampled steps among ``total`` steps: all, or a random range in each of `PIECES` parts."""
     if total <= STEPS:
         return np.arange(total)
     size, part = STEPS // PIECES, total / PIECES
@@ -144,7 +144,7 @@ def places(total: int) -> Ints:
 
 
 def ids_of(table: EpisodeTable, at: Ints) -> Ints:
-    """Return the ids of steps by their positions among the joined steps of all episodes."""
+    """Return the ids of the steps at the positions ``at`` among the joined steps of all episodes."""
     stop = np.cumsum(table.steps)
     episode = np.searchsorted(stop, at, "right")
     ids: Ints = table.first[episode] + (at - stop[episode] + table.steps[episode]) * table.stride[episode]

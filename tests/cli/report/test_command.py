@@ -130,7 +130,7 @@ def test_a_sample_is_named(run: Callable, vectors: Path, monkeypatch: pytest.Mon
     said = "A random sample was read, the same each time: 7 of 20 episodes and 100 of 600 steps."
     assert said in written(run, vectors, "--episodes", 0).words
     words = written(run, vectors, "--where", "length > 1", "--episodes", 0).words
-    assert any(word.endswith(": 10 episodes among 10 of 20 that were asked.") for word in words)
+    assert any(word.endswith(": 10 episodes among 10 of 20 that were tested.") for word in words)
 
 
 def test_without_examples_there_are_none(run: Callable, images: Path) -> None:
