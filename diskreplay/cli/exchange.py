@@ -62,7 +62,7 @@ def _names(part: str) -> Any:
     return typer.Option(metavar="NAMES", help=says)
 
 
-# Options of both commands. For an import, the names are those in the data set; for an export, paths in the store.
+# Options of both commands. NAME is a name in the data set for an import, and a path in the store for an export.
 Obs = Annotated[str | None, _names("observation")]
 Action = Annotated[str | None, _names("action")]
 Reward = Annotated[str | None, _names("reward")]

@@ -108,8 +108,8 @@ def evict(
     """Evict the episodes that meet an expression, for good.
 
     Evicted episodes disappear at once in every process. Their bytes are deleted when all episodes of their segment are
-    evicted. Episodes in segments that are still written stay. The command asks on the terminal before it evicts, unless
-    --yes is given. Exit code 1 if the answer is not yes.
+    evicted or hidden. Episodes in segments that are still written stay. The command asks on the terminal before it
+    evicts, unless --yes is given. Exit code 1 if the answer is not yes.
     """
     with dr.open(path, "r" if dry_run else "a") as store:
         condition = compile_where(where, store.schema)

@@ -49,7 +49,8 @@ _MANY_LANES = 256
 # bytes grows by whole reserved blocks, so its growth in less than a minute does not predict the growth in an hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
-# A store counts as full with this part of `capacity_bytes`: a segment that is deleted has up to a sixteenth of it.
+# From this share of `capacity_bytes` on, a store counts as full. It is rarely completely full, since each segment that
+# is deleted has up to a sixteenth of `capacity_bytes`.
 _FULL = 7 / 8
 
 
@@ -175,7 +176,7 @@ class Activity:
         StoreNotFound
             The store was deleted or replaced since it was opened.
         FormatError
-            The whole store was damaged since.
+            The whole store was damaged since it was opened.
         """
         with self._root.still_there():
             look = self._look(self._root)
@@ -293,7 +294,7 @@ def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: fl
 
 
 def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
-    """Return the age in seconds of the oldest visible step, in the oldest segment with visible steps, or None."""
+    """Return the age in seconds of the oldest visible step of the oldest segment with visible steps, else None."""
     for slot in np.flatnonzero(snapshot.lanes).tolist():
         lanes, base = int(snapshot.lanes[slot]), int(snapshot.lane_base[slot])
         oldest, committed = snapshot.oldest[base : base + lanes], snapshot.committed[base : base + lanes]
@@ -362,7 +363,8 @@ class Ended(NamedTuple):
 class NewestEpisodes:
     """The newest ended episodes, at most ``most``. Not thread-safe.
 
-    `newest` has them in the order of their ends, and `seen` is the number of episodes that ended since the first look.
+    `newest` is the list of these episodes, sorted by the time of their end. `seen` is the number of episodes that ended
+    since the first look.
     """
 
     def __init__(self, most: int) -> None:
@@ -372,7 +374,7 @@ class NewestEpisodes:
         self.newest: list[Ended] = []
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Add the episodes that ended since the last snapshot."""
+        """Add the episodes that ended since the snapshot of the last call."""
         log, is_first = snapshot.log, self._generation < 0
         if snapshot.generation == self._generation:
             new = log.select(slice(self._read, None)).without_discarded()
@@ -408,7 +410,7 @@ class NewestEpisodes:
 def count_ended(snapshot: Snapshot) -> int:
     """Count the ended episodes of a snapshot that have a visible step."""
     log = snapshot.log.without_discarded()
-    # No step of an episode that began at `reached` or later is hidden: most episodes need no check.
+    # Episodes that began at `snapshot.reached` or later have no hidden steps, so most episodes need no check.
     older = log.select(log.time < snapshot.reached)
     return len(log) - int(np.count_nonzero(snapshot.hidden_steps(older) >= older.steps))
 

@@ -113,7 +113,7 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
         return False
 
     def estimate_inmemory_data_size(self) -> int:
-        """Return the bytes of all rows, before `where`."""
+        """Return the number of bytes of all rows, including episodes that `where` excludes."""
         return int(self._steps.sum()) * self._row_bytes
 
     @property

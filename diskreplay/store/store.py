@@ -636,8 +636,9 @@ class Store:
     def to_xarray(self) -> "xarray.Dataset":
         """Return everything in the current snapshot as a data set with the dimensions `step` and `episode`.
 
-        Further dimensions are named as in the arrays on disk, such as `obs_0`. An episode may lack `final_obs` or
-        `episode_seed`: a second variable, `has_final_obs`, tells which episodes have the value. See `to_numpy`.
+        Further dimensions are named as in the arrays on disk, such as `obs_0`. An episode may lack its final
+        observation or the value of an episode field. For a variable such as `final_obs`, a second one, `has_final_obs`,
+        tells which episodes have the value. See `to_numpy`.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Lanes, and the fast path of a writer with one lane: it looks up the arrays to write to once for many steps."""
+"""`Lane`, and `AppendCursor`: the fast path of a writer with one lane, which finds the arrays once for many steps."""
 
 from collections.abc import Mapping, Sequence
 from time import clock_gettime_ns
@@ -11,7 +11,8 @@ from diskreplay.segments.documents import layout
 from diskreplay.segments.files.machine import CLOCK
 from diskreplay.segments.segment_writer import SegmentWriter
 
-# The values of a step, one per leaf of the schema: bytes for an observation or an array, a number for another scalar.
+# The values of a step, one per leaf of the schema (a field, or a part of a nested field): bytes for an observation or
+# an array, a number for another scalar.
 Items = list[Any]
 # The values of a whole episode, by the path of the leaf.
 EpisodeItems = Mapping[str, Any]
@@ -107,7 +108,7 @@ class AppendCursor:
 
         The method returns False in these cases:
 
-        - the step does not fit the rows of the cursor;
+        - the step does not fit the rows to which the cursor may write;
         - the observation of the step differs from the one already written to its row;
         - the step begins an episode at the row ``begin_limit`` or later, or begins the rest of a cut episode;
         - the segment has no reserved room for ``episode``.
@@ -136,14 +137,14 @@ class AppendCursor:
         for i in range(known, self._count):
             targets[i][at] = items[i]
         self._done[at] = flags
-        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # `clock_ns`, without the call
+        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # as `clock_ns`, without the call
         rows = row + 1
         if next_obs is not None:
             for i, target in enumerate(self._obs):
                 target[at + 1] = next_obs[i]
         if flags:
             if final_flags:
-                # All fields are written, as an interrupted append may have left bytes in this row.
+                # The other fields are set to 0, as an interrupted append may have left bytes in this row.
                 for target, zero in self._rest:
                     target[at + 1] = zero
                 self._done[at + 1], self._time[at + 1] = final_flags, now

@@ -31,7 +31,7 @@ NO_CHECKS: Mapping[str, Check] = {}
 
 
 def checks_of(schema: Schema, validate: str | None) -> Mapping[str, Check]:
-    """Return the checks of a store with this ``validate``, by the path of the leaf; some leaves have no check."""
+    """Return the checks of a store with this ``validate``: {path of a leaf: its check}; some leaves have no check."""
     if validate is None:
         return NO_CHECKS
     found: dict[str, Check] = {
@@ -105,7 +105,7 @@ class LeafCaster:
 
 
 class BytesCaster(LeafCaster):
-    """Casts values of an observation or an array, without a check."""
+    """Casts values of a leaf that is an observation or an array, and has no check."""
 
     __slots__ = ("_dtype", "_shape")
 
@@ -121,7 +121,7 @@ class BytesCaster(LeafCaster):
 
 
 class NumberCaster(LeafCaster):
-    """Casts values of a scalar leaf outside the observation, without a check."""
+    """Casts values of a leaf that is a scalar outside the observation, and has no check."""
 
     __slots__ = ("_exact", "_high", "_low", "_others", "_usual")
 

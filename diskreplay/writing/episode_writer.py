@@ -88,14 +88,14 @@ class EpisodeWriter:
         )
 
     def read_clock(self) -> None:
-        """Set `now` to the present time, for all rows that this call publishes. Fast appends read the clock instead."""
+        """Set `now` to the present time, for the rows that are published next, except by an `AppendCursor`."""
         self.now = clock_ns()
 
     def begin_priorities(self) -> None:
         """Expect a priority after the other items of every later step; the segments get an array of priorities.
 
-        Raises StorageFull, StoreLocked or StoreNotFound if a segment cannot get the array; priorities are then not yet
-        expected.
+        Raises StorageFull, StoreLocked or StoreNotFound if a segment cannot get the array. In this case, no priorities
+        are expected yet.
         """
         if not self.rotation.has_priority:
             self.rotation.begin_priorities()
@@ -280,7 +280,7 @@ class EpisodeWriter:
             changes = self.rotation.changes
             self.rotation.assign_segment(lane, rows if whole else 1)
             if self.rotation.changes != changes:
-                self.read_clock()  # no row may be older than its segment, and this boot's clock may begin with it
+                self.read_clock()  # no row may be older than its segment, which may have been made a moment ago
         self.rotation.preallocate()
         segment = lane.home
         row = segment.rows[lane.at]
@@ -329,7 +329,7 @@ class EpisodeWriter:
         self.cut(lane, final, episode, marked=True)
 
     def discard(self, lane: Lane) -> None:
-        """End the lane's open or continued episode so that readers omit all of it, with its parts in older segments.
+        """End the lane's open or continued episode so that readers omit all of it, also its parts in older segments.
 
         Raises StorageFull if the disk has no room; the call may be repeated.
         """
@@ -347,7 +347,7 @@ class EpisodeWriter:
         lane.open, lane.pending, lane.continues, lane.resumes_at = False, None, False, None
 
     def report_cuts_to(self, listener: Callable[[], Callable[[int], None] | None]) -> None:
-        """Register a weak reference to a function that replaces the warning of a discontinuity and receives the lane.
+        """Register a weak reference to a function to call with the lane at a discontinuity, instead of a warning.
 
         A discontinuity is an observation that differs from the ``next_obs`` of the lane's step before.
         """

@@ -1,7 +1,7 @@
 """The lifetime of a writer: one call at a time, no call after `close`, and sealing of writers that were not closed.
 
 A call deletes the attribute `free` of the writer's lock, and sets it again at its end. Deleting an attribute, or
-finding it missing, is one operation: no other thread and no signal handler can run in between. A lock of `threading`
+finding it missing, is one operation: no other thread and no signal handler can interrupt it. A lock of `threading`
 would take several times as long. It would also stay locked if a handler raised between its acquisition and the block
 that releases it.
 
@@ -152,7 +152,8 @@ class Dropped(NamedTuple):
 def seal_when_dropped(writer: Any, episode_writer: EpisodeWriter, lock: CallLock) -> Any:
     """Return a finalizer that seals the writer's segments; call its ``detach()`` when the writer is closed.
 
-    The finalizer is ``alive`` until it is detached or has run.
+    The finalizer runs when the writer is garbage collected or the interpreter ends. It is ``alive`` until it is
+    detached or has run.
     """
     return weakref.finalize(writer, _drop, Dropped(episode_writer, lock, weakref.ref(writer)), os.getpid())
 
@@ -167,7 +168,7 @@ _ending = False
 
 def _drop(dropped: Dropped, owner: int) -> None:
     if os.getpid() != owner:
-        return  # the copy in a forked child
+        return  # this is a forked child, and the segments belong to the parent
     if _ending:
         _seal(dropped)
     else:
@@ -220,7 +221,7 @@ def _end() -> None:
 
 def _renew() -> None:
     global _waiting, _working
-    _waiting, _working = queue.SimpleQueue(), _thread.allocate_lock()  # the queued writers are the parent's
+    _waiting, _working = queue.SimpleQueue(), _thread.allocate_lock()  # queued writers belong to the parent
 
 
 os.register_at_fork(after_in_child=_renew)

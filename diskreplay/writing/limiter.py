@@ -115,14 +115,14 @@ class RateLimiter:
         return (steps + self.samples_per_insert) / 2
 
     def may_insert(self, inserted: Inserted, drawn: int) -> bool:
-        """Return whether a step may be inserted after these numbers of inserted and drawn steps."""
+        """Return whether a step may be inserted, given the present numbers of inserted and drawn steps."""
         if inserted.held < self.min_size:
             return True
         lead = (inserted.ever + 1) * self.samples_per_insert - drawn
         return lead <= self.offset + self.error_buffer + _rounding(lead, drawn)
 
     def may_draw(self, inserted: Inserted, drawn: int, steps: int) -> bool:
-        """Return whether ``steps`` more steps may be drawn after these numbers of inserted and drawn steps."""
+        """Return whether ``steps`` steps may be drawn, given the present numbers of inserted and drawn steps."""
         if inserted.held < self.min_size:
             return False
         lead = inserted.ever * self.samples_per_insert - drawn - steps
@@ -172,7 +172,7 @@ class AttachedLimiter:
             self._steps = StepCounter(root)
 
     def counts(self) -> tuple[Inserted, int]:
-        """Return the numbers of steps that were ever inserted and that the store holds, and of drawn steps."""
+        """Return the numbers of inserted steps (`ever` inserted, and still `held`), and the number of drawn steps."""
         inserted = self._steps.read()
         capacity = self._root.limits.capacity
         held = inserted.held if capacity is None else min(inserted.held, capacity)

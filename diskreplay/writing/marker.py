@@ -33,7 +33,7 @@ def check_durability(durability: Durability) -> Durability:
 
 
 class MarkedWriter(Protocol):
-    """A writer, as far as the marking thread uses it."""
+    """The part of a writer that the marking thread uses."""
 
     def fail(self, error: Exception) -> None:
         """Record an error: the writer's next call raises it."""
@@ -70,7 +70,7 @@ class Marker:
         self._left: dict[int, _LeftSegment] = {}  # by segment number
         self._busy = threading.RLock()  # held while segments are being marked
         self._thread: threading.Thread | None = None
-        self._file_system: FileSystemSync | None = None  # exists while the thread runs
+        self._file_system: FileSystemSync | None = None  # None if the thread is not running
 
     def add(self, segments: MarkedWriter, every_s: float) -> None:
         """Start marking the published rows in the open segments of a writer, every ``every_s`` seconds."""
@@ -148,7 +148,7 @@ class Marker:
             self._mark(due)
 
     def _next(self) -> list[MarkedWriter] | None:
-        """Wait until a writer or segment is due, and return the due writers; None if there is no more work."""
+        """Wait until a mark is due, and return the writers whose segments are due; None if there is no more work."""
         with self._condition:
             while self._has_work:
                 left = [one.due for one in self._left.values() if one.segment.has_unmarked]
@@ -172,7 +172,7 @@ class Marker:
                     left = [left for left in self._left.values() if left.segment.has_unmarked]
                     for one in left:
                         one.due = time.monotonic() + one.every_s  # if the disk has no room now, it is tried again then
-                        # A segment that a writer leaves after this is sealed after these marks: see `wait`.
+                        # If a writer leaves a segment after this point, it is sealed after these marks: see `wait`.
                 writers |= {segment: writer for writer in due for segment in writer.open if segment.has_unmarked}
                 writers |= {one.segment: one.writer for one in left}
                 if writers:

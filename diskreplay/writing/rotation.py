@@ -29,14 +29,14 @@ class Preallocator:
     """Makes the writer's next segment, with disk blocks for its first chunks, before it is needed.
 
     Until `acquire`, this segment has no number and is not in the folder of segments, so readers do not see it. A
-    process that dies leaves a folder with a free lock, which the next process that opens the store with mode "a"
-    removes.
+    process that dies leaves the segment's folder with a free lock; the next process that opens the store with mode "a"
+    removes the folder.
 
     One thread makes segments. A second thread reserves the next rows of lanes (see `SegmentWriter.reserve_ahead`), and
     unmaps the segments that the writer has left.
 
     Concurrency: used by the thread that uses the writer. The first thread runs while a segment is being made, the
-    second from its first work until `close`.
+    second from its first task until `close`.
     """
 
     def __init__(self, root: Root, retention: Retention) -> None:
@@ -49,7 +49,7 @@ class Preallocator:
     def request(self, writer: int, lanes: Sequence[int], size: Size, has_priority: bool = False) -> None:
         """Start making a segment in the background. `draft_segment` describes the arguments."""
         if self._thread is None and self._made is None:
-            # A daemon: if the interpreter ends without close(), the next process removes the unfinished segment.
+            # A daemon thread: if the interpreter ends without close(), the next process removes the unfinished segment.
             self._thread = threading.Thread(
                 target=self._make, args=(writer, lanes, size, has_priority), name="diskreplay-preallocator", daemon=True
             )
@@ -398,7 +398,7 @@ class Rotation:
         """
         seal = self._seals = self._seals and seal
         if self._marker is not None and not seal:
-            self._marker.remove(self)  # first: a process that takes a released lock seals the segment
+            self._marker.remove(self)  # first: another process may seal a segment when its lock is released
         try:
             for lane in self._lanes:
                 lane.segment = lane.cursor = None

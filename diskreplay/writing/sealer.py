@@ -45,7 +45,7 @@ class Sealer:
         self._postponed: dict[int, tuple[SegmentInfo, Lock | None, StorageFull]] = {}
         self._is_behind = False  # whether ``after`` found no room
         self._of_dead_writers: set[int] = set()
-        self._delayed: dict[int, Callable[[], None]] = {}  # by the number of the segment
+        self._delayed: dict[int, Callable[[], None]] = {}  # ``publish_delayed`` of segments, by number
 
     def submit(
         self,

@@ -1,6 +1,6 @@
 """The writer of a vector of environments: one lane per environment, one call per step.
 
-A step is a few writes of whole arrays. Python loops only over lanes that need more than a write.
+A step is a few writes of whole arrays. A Python loop runs only over lanes that need more, such as another segment.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,12 +26,12 @@ from diskreplay.writing.writer import BaseWriter
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# Two numbers that no segment has: the home of a lane without a segment, and a number that equals no home.
+# Two numbers that no segment has: the `home` of a lane without a segment, and a number that differs from every `home`.
 _NOWHERE = -1
 _NONE = -2
 
-# The kernel that writes a step of many lanes. It is compiled when the same process samples: a process that only writes
-# does not wait for the compiler.
+# The kernel that writes a step of many lanes. It is compiled only if the same process also samples: a process that only
+# writes does not have to wait for the compiler.
 STEP_KERNEL = "write_lanes"
 
 
@@ -39,8 +39,8 @@ class Step(NamedTuple):
     """One step of the lanes ``lanes``, or of all lanes (None). The arrays have a row for each lane of the vector.
 
     Rows of lanes that are not in ``lanes`` are ignored. ``ends``, ``cuts`` and ``ended`` are masks of lanes: the step
-    terminated the episode, truncated it, or did either. ``some_end`` is True if ``ended`` has a True. ``episode`` has
-    the values of the ended episodes.
+    terminated the episode, truncated it, or did either. ``some_end`` is True if any element of ``ended`` is True.
+    ``episode`` has the values of the ended episodes.
     """
 
     lanes: Ints | None
@@ -66,8 +66,8 @@ class LaneArrays:
         self.continues = np.zeros(count, np.bool_)
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
         self.known = np.zeros(count, np.bool_)  # whether the observation of a lane's next row is already written
-        # True: every lane is `open` and `known`, and no lane `continues`, as before most steps. False: this was not
-        # checked.
+        # If True, every lane is `open` and `known`, and no lane `continues`, as before most steps. If False, this is
+        # unknown.
         self.steady = False
         self._next_obs: list[Array] = []
         self._words: list[Array] = []  # views of `_next_obs` as integers: see `_word_of`
@@ -155,7 +155,7 @@ class _ArrayLane(Lane):
 
     @pending.setter
     def pending(self, value: list[bytes] | None) -> None:
-        # `LaneArrays.keep_next_obs` keeps known observations, for all lanes at once.
+        # Known observations are set by `LaneArrays.keep_next_obs`, for all lanes at once.
         assert value is None
         self._arrays.known[self.number] = self._arrays.steady = False
 
@@ -212,7 +212,7 @@ class VectorSteps:
         return found
 
     def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
-        """Return the newest step's id of each of these lanes of a segment (None: all lanes); -1 without a step."""
+        """Return the newest step's id of each of these lanes of a segment (None: all lanes), or -1 without a step."""
         at = self._places(lanes)
         ids, count = segment.rows_of(at), len(segment.info.lanes)  # at first, the rows after the newest steps
         nowhere = None
@@ -234,9 +234,9 @@ class VectorSteps:
     # --- making room -------------------------------------------------------------------------------------------------
 
     def _make_room(self, step: Step) -> None:
-        """Make room for a step.
+        """Reserve the rows for a step, and move lanes to another segment if needed.
 
-        If needed, this is done lane by lane: making room for one lane may open a segment, and other lanes move to it.
+        Lanes that need more than rows are treated one by one: one lane may open a segment to which others then move.
         """
         writer = self._episode_writer
         if not self._segment_per_episode:

@@ -246,7 +246,7 @@ class BaseWriter:
         self.refuse_calls()
         self._closed = True
         self._episode_writer.rotation.abandon(seal=seal)
-        self._dropped.detach()  # last: after an earlier interrupt, `close` does the rest
+        self._dropped.detach()  # last: if this method is interrupted before this line, `close` does the rest
 
     @shown_paths()
     @one_call_at_a_time
@@ -319,7 +319,7 @@ class BaseWriter:
                 except Exception:
                     self._dropped.detach()
                     raise
-                self._dropped.detach()  # last: after an earlier interrupt, the next call does the rest
+                self._dropped.detach()  # last: if an interrupt comes before this line, the next call does the rest
             finally:
                 self._closer = 0
 

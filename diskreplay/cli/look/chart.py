@@ -17,7 +17,7 @@ EXTRA = "plot"
 HEIGHT = 22  # lines of a terminal
 TICKS = 5
 LARGEST = 1e300  # larger numbers are drawn as this
-POINTS = 1_000  # the most points of a series without a line
+POINTS = 1_000  # the most points that are drawn of a series without a line
 # Colours that all readers can distinguish (Okabe and Ito 2008), darkened for a white background.
 COLOURS = ("#0067a8", "#c05a00", "#00795a", "#a3468a", "#7a6400", "#555e66")
 

@@ -61,7 +61,7 @@ def differences(a: dr.Store, b: dr.Store, progress: console.Report) -> Iterator[
         total = max(map(len, ordered))
         for number, (one, two) in enumerate(zip_longest(*ordered)):
             if one is None or two is None:
-                return  # the counts differ, which was reported
+                return  # the numbers of episodes differ, which was reported above
             if found := of_episodes(one, two, a.schema):
                 yield found._replace(what=f"episode {number}, {found.what}")
                 return

@@ -15,7 +15,7 @@ from diskreplay.reading.episodes import Episode
 from diskreplay.schema.schema import Schema
 
 MOST_FPS_OF_GIF = 50  # browsers do not play a GIF faster than this
-MOST_FRAMES = 64  # of a strip without --steps
+MOST_FRAMES = 64  # the most frames of a strip without --steps
 
 
 def frames(

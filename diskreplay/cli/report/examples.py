@@ -18,10 +18,10 @@ from diskreplay.reading.episodes import Episode
 from diskreplay.schema.schema import Field, Schema
 
 FRAMES, FPS, WIDEST = 24, 6.0, 128  # frames and frames a second of an animation, and pixels of a frame
-STRIP = 8  # frames side by side
+STRIP = 8  # frames in a strip
 IMAGES, CHARTS, COLUMNS = 2, 8, 12  # the most fields of each kind that are shown
 STEPS_DRAWN, STEPS_LISTED = 500, 10
-ROW_BYTES = 1 << 22  # larger rows are not read
+ROW_BYTES = 1 << 22  # fields with more bytes per row are not read
 
 
 class Example(NamedTuple):

@@ -16,7 +16,7 @@ from diskreplay.reading.snapshot import Snapshot
 from diskreplay.segments.documents import layout
 
 SEED = 0
-EPISODES, STEPS = 5_000, 100_000  # the most that are read
+EPISODES, STEPS = 5_000, 100_000  # the most episodes and steps that are read
 LONGEST = 1_000_000  # the most steps of an episode whose rewards are summed
 REWARDS = 20_000_000  # the most rewards that are summed
 ASKED = 50_000  # the most episodes that --where is tested on

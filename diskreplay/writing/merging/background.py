@@ -157,7 +157,7 @@ def _try_turn() -> tuple[bool, Lock | None]:
     for above in (os.environ.get("XDG_RUNTIME_DIR", ""), None):
         with suppress(OSError):
             folder = _private_folder(tempfile.gettempdir() if above is None else above)
-            turn = try_lock(f"{folder}/compaction-{boot_id()}")  # other machines may have the same folder
+            turn = try_lock(f"{folder}/compaction-{boot_id()}")  # several machines may share this folder
             return turn is not None, turn
     return True, None
 

@@ -135,7 +135,7 @@ class Compaction:
         return len(group) >= _MANY or is_full or is_much
 
     def candidates(self, pace: Callable[[], None] = _at_once) -> list[Candidate]:
-        """Return the sealed segments that may be put into a pack, in the order of their last steps."""
+        """Return the sealed segments that may be put into a pack, sorted by the time of their last step."""
         infos = []
         words = self._counters.read()
         for number in live_numbers(self._root, words):
@@ -161,7 +161,7 @@ class Compaction:
         return sorted(found, key=lambda one: (one.info.bounds[1], one.info.number))
 
     def groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """Return a list of segments for each pack to make; the segments of a pack are consecutive in ``candidates``.
+        """Return a list of segments for each pack to make; all lists are in the order of ``candidates``.
 
         A pack has at least two segments, or one segment that has to be compressed. Segments of this boot are not mixed
         with older ones: new segments take the clock of the boot from the segments of this boot.
@@ -233,7 +233,7 @@ class Compaction:
         return Merged(pack, [info.number for info in infos])
 
     def _evicted(self) -> EvictedBySegment:
-        """Return the episodes that `Store.evict` has evicted, by segment: (position of the first step, steps)."""
+        """Return the episodes that `Store.evict` has evicted: {segment: [(position of the first step, steps), ...]}."""
         evicted: dict[int, list[tuple[int, int]]] = {}
         for first, steps in EvictionEntries(self._root).new(self._counters.peek(layout.EVICTION_ENTRIES)).tolist():
             entry = first & layout.POSITION_MASK, steps
