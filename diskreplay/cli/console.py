@@ -189,7 +189,7 @@ def _amounts(task: Task) -> str:
 
 @contextmanager
 def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call ``handler`` for these signals during the block; without effect outside the main thread.
+    """Call ``handler`` for these signals during the block; outside the main thread, this has no effect.
 
     Signals that the process ignores, as with nohup, stay ignored.
     """

@@ -422,7 +422,7 @@ def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())
-    enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)  # several writers may fill segments at once
+    enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)  # 4 times: writers may fill segments side by side
     ended = ended.select(segment >= segment.max() - enough)
     if len(ended) > _CANDIDATES:
         row = (ended.first & POSITION_MASK) // ended.stride

@@ -143,7 +143,7 @@ def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
     for name, wanted in vars(limits).items():
         if wanted is not None and (found := vars(root.limits)[name]) != wanted:
             raise StoreExists(
-                f"the store at {target} has {name}={found}, not {wanted}: leave it out, or change it with "
+                f"the store at {target} has {name}={found}, not {wanted}: omit this argument, or change the limit with "
                 f'diskreplay.open(path, "a").resize({name}={wanted})'
             ) from None
     return Store(target, "a")

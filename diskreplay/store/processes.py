@@ -239,8 +239,9 @@ class LimiterCounts:
     """The counts of a rate limiter.
 
     `samples_until_held` is the number of steps that can be drawn before samplers have to wait. `inserts_until_held` is
-    the number of steps that can be inserted before writers have to wait. `held` names the side that has to wait now, or
-    is None. All three are None if the caller did not give the limiter, as its arguments are not on disk.
+    the number of steps that can be inserted before writers have to wait. `held` names the side that has to wait now,
+    "samplers" or "writers", or is None. All three are None if the limiter was not passed to `Activity`, as its
+    arguments are not on disk.
     """
 
     name: str

@@ -297,7 +297,7 @@ class Store:
         if not dry_run:
             self._check_writable("repair")
             self._root.check_still_there()
-        from diskreplay.integrity.repair.repair import repair as repair_store  # a process that appends does not need it
+        from diskreplay.integrity.repair.repair import repair as repair_store  # few processes need it
 
         repaired = repair_store(
             self._root.home,
@@ -604,8 +604,8 @@ class Store:
             last step.
 
             Under `episodes`, the columns of E episodes: `id`, `length`, `hidden_steps`, `total_reward`, `ended`, (E,);
-            `final_obs`, nested (E, ...); and the episode fields. The latter two are masked arrays, as an episode may
-            lack them.
+            `final_obs`, nested (E, ...); and the episode fields. `final_obs` and the fields are masked arrays, as an
+            episode may lack their values.
 
         Raises
         ------
@@ -709,8 +709,8 @@ class Store:
             The number of environments. None: one environment, whose arrays have no leading axis.
         durability : float, "episode" or "none"
             Which steps of an open writer can be lost in a power loss, or if the store is copied or moved to another
-            disk. With each choice, appended steps are visible to all processes at once, and survive the death of any
-            process.
+            disk. With each of these values, appended steps are visible to all processes at once, and survive the death
+            of any process.
 
             - a number of seconds: the steps of that period, as a background thread makes older steps durable;
             - ``"episode"``: steps of open episodes, as the append that ends an episode waits for the disk;

@@ -190,7 +190,7 @@ def column_name(path: str, taken: Container[str] = ()) -> str:
 
 
 def _variable(dimension: str, path: str, column: Column) -> tuple[list[str], Column]:
-    # The same names as the dimensions of the arrays on disk.
+    # Dimensions have the same names as those of the arrays on disk.
     return [dimension, *(f"{path.replace('/', '_')}_{i}" for i in range(column.ndim - 1))], column
 
 

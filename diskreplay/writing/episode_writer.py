@@ -35,9 +35,9 @@ from diskreplay.writing.sealer import Sealer
 
 DISCONTINUITY = (
     "an appended obs differs from the next_obs of the step before; the episode was cut there. Steps of several "
-    "environments need a lane each, num_envs=; reset observations need a done step or end_episode() before them; "
-    "and an observation that is normalised or stacked again counts as another one: pass the same values in both "
-    "places"
+    "environments need a lane each, num_envs=; an episode must end, with a done step or end_episode(), before the "
+    "observation of a reset; and an observation that is normalised or stacked again has other values: append the same "
+    "values as next_obs and as obs"
 )
 
 Array = NDArray[Any]
@@ -313,7 +313,7 @@ class EpisodeWriter:
             obs = {} if unwritten is None else dict(zip(self._obs_columns, unwritten, strict=True))
             self.write_final(segment, at, row, final_flags(False, has_observation, bool(episode)), obs)
             segment.publish(at, row + 1, 1, valued=at if episode else None)
-        # Otherwise readers see the cut later: by the first step of the next episode, or by the segment's sealing.
+        # Otherwise readers see the cut later: at the first step of the next episode, or when the segment is sealed.
         lane.open, lane.pending = False, None
 
     def end(self, lane: Lane, final: Items | None, episode: EpisodeItems | None) -> None:
@@ -339,7 +339,7 @@ class EpisodeWriter:
             segment, flags = lane.home, DISCARD
             segment.reserve(lane.at, segment.rows[lane.at])
         else:
-            lane.resumes_at = None  # no step follows, so no observation has to continue the earlier part
+            lane.resumes_at = None  # `make_room` then has no observation to compare, as no step follows
             segment, flags = self.make_room(lane, [], 1), DISCARD_BEFORE
         row = segment.rows[lane.at]
         self.write_final(segment, lane.at, row, flags, {})

@@ -47,7 +47,7 @@ class CallLock:
         and the block that sets it again. Here, no handler can run between the deletion and the assignment to `taken`.
         """
         try:
-            del self.free; self.taken = True  # noqa: E702  # fmt: skip  # one line, at which tests interrupt it
+            del self.free; self.taken = True  # noqa: E702  # fmt: skip  # one line, as tests raise an exception at it
         except AttributeError:
             return False
         return True
@@ -110,7 +110,7 @@ def one_call_at_a_time(method: Method) -> Method:
 
 
 def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
-    """Acquire a writer's lock for good, and return True; return False if a call in progress lasts too long.
+    """Acquire a writer's lock for good, and return True; return False if a call in progress lasts over ``timeout_s``.
 
     The function may be called again after an interrupt.
     """

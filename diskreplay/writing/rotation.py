@@ -214,7 +214,7 @@ class Rotation:
     ) -> None:
         """Make published rows durable in the background, until `abandon`.
 
-        If that fails, the function that the weak reference ``refuse_calls`` returns, if any, is called.
+        If a mark fails, the function to which the weak reference ``refuse_calls`` refers is called, if it still exists.
         """
         if durability != "none":
             self._marker, self._refuse_calls = marker, refuse_calls

@@ -518,7 +518,7 @@ class VectorWriter(BaseWriter):
             chosen = slice(None) if lanes is None else lanes
             values.append(self._with_priorities(as_priorities(priority, count, chosen)))
         ended = ends | cuts
-        some_end = bool(np.count_nonzero(ended))  # also in skipped lanes
+        some_end = bool(np.count_nonzero(ended))  # also True for skipped lanes
         with self._recording():
             self._steps.append(Step(lanes, values, next_values, ends, cuts, finals, ended, some_end))
         if self._flushes_episodes and some_end:

@@ -299,7 +299,7 @@ class BaseWriter:
             return  # the segment belongs to the parent, or the writer is completely closed
         self.refuse_calls()
         if self._closer == threading.get_ident():
-            return  # a signal handler has interrupted `close`, and calls it again
+            return  # a signal handler calls `close` during a call of `close` in the same thread
         if is_inside(self):
             self.closes_later = True
         else:
@@ -509,8 +509,8 @@ class Writer(BaseWriter):
     ) -> None:
         """Append an episode of T steps at once; readers see all of it or nothing.
 
-        ``obs`` has T + 1 rows with the final observation, or T without it; all other values have T, also ``priority``,
-        which is NaN for steps without one. An episode that is neither terminated nor truncated is recorded as cut. An
+        ``obs`` has T + 1 rows with the final observation, or T without it. All other values have T rows; ``priority``
+        is NaN for steps without a priority. An episode that is neither terminated nor truncated is recorded as cut. An
         episode that `append` left open is cut first. Raises as `append`.
         """
         given = {"terminated": terminated, "truncated": truncated, "episode": episode, "priority": priority}

@@ -14,7 +14,7 @@ from diskreplay.cli.text import number as number_text
 from diskreplay.errors import MissingExtra
 
 EXTRA = "plot"
-HEIGHT = 22  # lines of a terminal
+HEIGHT = 22  # the height of a chart in the terminal, in lines
 TICKS = 5
 LARGEST = 1e300  # larger numbers are drawn as this
 POINTS = 1_000  # the most points that are drawn of a series without a line

@@ -40,7 +40,7 @@ def episodes(
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array of episodes instead of a table.")] = False,
     limit: Annotated[
         int | None,
-        typer.Option(min=0, help=f"Show at most this many; 0: all. Default: {TABLE_LIMIT}; with --json or --csv all."),
+        typer.Option(min=0, help=f"The most episodes to show; 0: all. Default: {TABLE_LIMIT}; with --json or --csv all."),
     ] = None,
     sort: Annotated[
         str, typer.Option(metavar="NAME", help=f"Sort by {', '.join(SortBy)} or a field; age sorts oldest first.")

@@ -51,7 +51,7 @@ class BackgroundCompaction:
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._looked_at: int | None = None  # the number that the next new segment had at the last check
+        self._looked_at: int | None = None  # the counter of begun segments at the last check, `layout.NEXT_SEGMENT`
         self._is_stopped = False
         self._wait_s = _FIRST_S
 
@@ -117,7 +117,7 @@ class BackgroundCompaction:
         Raises _Stopped, and OSError if no process could be started.
         """
         since, turn = self._looked_at, None
-        while not self._is_busy():  # otherwise another process is merging this store
+        while not self._is_busy():  # if it is busy, another process is merging this store
             self._looked_at = self._counters.peek(layout.NEXT_SEGMENT)
             has_turn, turn = _try_turn()
             if has_turn:
@@ -178,8 +178,8 @@ def _private_folder(above: str) -> str:
 def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes]":
     """Start a child process that merges due segments, and return it; it imports modules from this process's paths.
 
-    ``since`` is the number that the next new segment had at the last check. The child holds the lock ``turn`` until it
-    ends, even if this process dies. Its working directory is the store's folder, even if that is moved meanwhile.
+    ``since`` is the counter of begun segments at the last check. The child holds the lock ``turn`` until it ends, even
+    if this process dies. Its working directory is the store's folder, even if that is moved meanwhile.
     """
     from multiprocessing.spawn import get_executable  # the user may have set it, if Python is embedded in a program
 

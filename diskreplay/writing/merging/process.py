@@ -24,7 +24,7 @@ from diskreplay.writing.merging.compaction import Compaction
 _WORK_S, _REST, _MOST_S = 0.01, 3.0, 1.0
 # Seconds between two checks during a rest whether the process has to stop.
 _SLICE_S = 0.05
-# The more segments were begun since the last check, the shorter the rest. After this many, there is no rest.
+# The more segments were begun since the last check, the shorter the rest. After this many segments, there is no rest.
 _BEHIND = 1024
 
 
@@ -36,7 +36,7 @@ class Pace:
     """The pace of the process: a call sleeps if a rest is due, and raises Stopped if the process has to stop.
 
     The process has to stop after a call of `stop`, or when the process with the id ``parent`` is gone. ``since`` is the
-    number that the next new segment had at the parent's last check.
+    counter of begun segments at the parent's last check.
     """
 
     def __init__(self, counters: StoreCounters, parent: int, since: int) -> None:
