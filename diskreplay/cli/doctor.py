@@ -31,7 +31,7 @@ _SHM = "/dev/shm"
 # Values below these are problems: free bytes of a disk, bytes of shared memory (Docker gives 64 MB), and file
 # descriptors of a process.
 _LITTLE_DISK, _LITTLE_SHM, _FEW_DESCRIPTORS = 10**9, 256 * 2**20, 1024
-# Extras for the development of the package.
+# Extras for the development of the package, whose libraries are not reported.
 _DEVELOPMENT = {"all", "bench", "docs", "fuzz", "test"}
 _PYTHON = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
 

@@ -324,7 +324,7 @@ class Store:
     def backup(
         self, path: PathLike, progress: Callable[[int, int], None] | None = None, *, link: bool = True
     ) -> "Backup":
-        """Copy the store consistently to a path while others write and evict, and return a description of the copy.
+        """Copy the store consistently to a path, and return a description of the copy; writers may append meanwhile.
 
         The copy is the store at one moment of this call. It has every lane up to some step, including all steps that
         were committed before the call, and the same ids, priorities, saved states and limits. It appears at its path
@@ -374,7 +374,7 @@ class Store:
         dry_run: bool = False,
         only_compress: bool = False,
     ) -> dict[str, int]:
-        """Merge sealed segments into packs while others write, read and evict, and return the result.
+        """Merge sealed segments into packs, and return the result; other processes may use the store meanwhile.
 
         A pack is a segment with the rows of many segments. A store of many short segments then opens faster, needs
         fewer files, and is sampled as fast as a store of few segments. Users see no change: ids, episodes, priorities
@@ -663,8 +663,8 @@ class Store:
         Parameters
         ----------
         where : callable, optional
-            A predicate over episodes: the dataset has the steps of episodes with a true result. Tasks call it, so it is
-            pickled.
+            A function of an episode: the dataset has the steps of episodes for which it returns True. It is pickled, as
+            Ray's tasks call it.
         fields : sequence of str, optional
             The columns: "obs" stands for all leaves of the observation, "obs.image" for one leaf, "..." for all
             columns. "next_obs", the observation that a step led to, is included only if it is named. Then, the last

@@ -78,7 +78,7 @@ def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _numbers(values: Any) -> Any:
-    """Return bounds that were read from JSON as numbers; infinities are strings in JSON."""
+    """Return bounds that were read from JSON as numbers; infinities were stored as strings."""
     if isinstance(values, list):
         return [_numbers(value) for value in values]
     return float(values) if isinstance(values, str) else values

@@ -78,7 +78,7 @@ class Marker:
             self._file_system = self._file_system or FileSystemSync(str(self._root.folder))
             self._every[segments], self._due[segments] = every_s, time.monotonic() + every_s
             if self._thread is None:
-                # A daemon thread: if the interpreter ends without close(), rows of earlier marks are durable.
+                # A daemon thread: if the interpreter ends without close(), only the rows of the last mark are durable.
                 thread = threading.Thread(target=self._run, name="diskreplay-marker", daemon=True)
                 try:
                     thread.start()

@@ -368,7 +368,7 @@ class Writer(BaseWriter):
 
     Concurrency: one thread at a time, in the process that made it. A call during another thread's call raises
     StoreLocked; only `close` waits for that call to end. A forked child gets WriterClosed. Any number of writers, in
-    any processes, write to one store at the same time without waiting for each other.
+    any processes, can write to one store at the same time without waiting for each other.
 
     A writer that is garbage collected without `close`, or is open when the interpreter ends, is sealed with the steps
     that it has then, and a ResourceWarning is issued.

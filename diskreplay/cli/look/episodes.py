@@ -40,7 +40,7 @@ def episodes(
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array of episodes instead of a table.")] = False,
     limit: Annotated[
         int | None,
-        typer.Option(min=0, help=f"The most episodes to show; 0: all. Default: {TABLE_LIMIT}; with --json or --csv all."),
+        typer.Option(min=0, help=f"Episodes to show; 0: all. Default: {TABLE_LIMIT}; with --json or --csv, all."),
     ] = None,
     sort: Annotated[
         str, typer.Option(metavar="NAME", help=f"Sort by {', '.join(SortBy)} or a field; age sorts oldest first.")
@@ -167,7 +167,7 @@ def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: b
         return found
     keys = columns[sort][found]
     missing = np.ma.getmaskarray(keys) | np.isnan(np.ma.getdata(keys))
-    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # ranks work for any dtype
+    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # unlike values, ranks of any dtype can be negated
     return found[np.lexsort((-rank if descending else rank, missing))]
 
 

@@ -152,7 +152,7 @@ def summary(look: Look) -> Iterator[tuple[str, str]]:
 
 
 def steps_line(look: Look) -> str:
-    """Return the visible steps, the inserted steps by class, and the steps/s."""
+    """Return the numbers of visible and inserted steps, of steps in other classes, and the inserted steps/s."""
     counts = [text.count(look.steps), f"{text.count(look.inserted)} inserted", *text.step_classes(vars(look))]
     return ", ".join([*counts, text.rate(look.steps_per_second)])
 

@@ -61,7 +61,7 @@ def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[
         episode = store.episodes[at]
         read = len(episode) <= LONGEST and steps + len(episode) <= REWARDS
         steps += len(episode) * read
-        with suppress(SegmentGone), np.errstate(invalid="ignore"):  # rewards may be infinite with both signs
+        with suppress(SegmentGone), np.errstate(invalid="ignore"):  # rewards may be +inf and -inf
             total_reward = episode.total_reward if read else np.nan
             found.append((at, len(episode), total_reward, began_at(store, at), episode.ended))
         progress(done + 1, min(matches, EPISODES))

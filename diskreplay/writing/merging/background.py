@@ -69,7 +69,7 @@ class BackgroundCompaction:
 
     @property
     def _has_new(self) -> bool:
-        """Whether there was no check yet, so that old segments may be many, or enough new segments were begun since."""
+        """Whether enough segments were begun since the last check; True before the first: old segments may be many."""
         return self._looked_at is None or self._counters.peek(layout.NEXT_SEGMENT) - self._looked_at >= self._between
 
     @property

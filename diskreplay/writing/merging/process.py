@@ -83,7 +83,7 @@ def main(uuid: str, parent: str, since: str) -> bool:
     counters = root.counters(writable=True)
     pace = Pace(counters, int(parent), int(since))
     signal.signal(signal.SIGTERM, pace.stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the mask is inherited from the parent
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the parent may have blocked it
     retention = Retention(root, counters)
     retention.look(pace)
     return Compaction(root, counters, retention, root.compression).run_due(pace)
