@@ -22,7 +22,7 @@ from diskreplay.segments.documents.root import Limits, Root, check_local, read_r
 from diskreplay.segments.files.durable import sync_folder
 
 Target = Annotated[Path, typer.Argument(metavar="TO", help="The folder of the new store; nothing may be there.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Make nothing; only print the number of episodes and steps.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing; only print the number of episodes and steps.")]
 
 
 def copy(path: console.StorePath, to: Target, where: Where = None, dry_run: DryRun = False) -> None:
@@ -37,7 +37,9 @@ def copy(path: console.StorePath, to: Target, where: Where = None, dry_run: DryR
 
 
 def merge(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATHS... TO", help="Stores, and the folder of a new one.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATHS... TO", help="At least two stores, then the folder of the new one.")
+    ],
     where: Where = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -49,7 +51,7 @@ def merge(
     """
     *sources, to = paths
     if len(sources) < 2:
-        raise typer.BadParameter("merge takes two stores or more, and the new one's folder")
+        raise typer.BadParameter("merge needs at least two stores, and the folder of the new store")
     _run(sources, to, where, dry_run, Limits(None, None, None))
 
 
@@ -76,7 +78,7 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
     if open_count:
         line += f"; {text.plural(open_count, 'open episode')} left out"
     if gone := len(chosen) - len(copied):
-        line += f"; {text.plural(gone, 'episode')} left the store meanwhile"
+        line += f"; {text.plural(gone, 'episode')} evicted meanwhile"
     console.emit(line)
 
 

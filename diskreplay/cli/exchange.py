@@ -136,7 +136,7 @@ def import_store(
     skipped = [each._asdict() for each in done.skipped]
     parts = [f"imported  {_amount(done)}  to {text.clean(path)}"]
     if done.resumed:
-        parts.append(f"{text.plural(done.resumed, 'episode')} by an earlier call")
+        parts.append(f"{text.plural(done.resumed, 'episode')} imported by an earlier call")
     if done.cut:
         parts.append(f"{text.plural(done.cut, 'episode')} cut where the next row has another observation")
     if skipped:
@@ -267,7 +267,7 @@ def export_store(
 
     with dr.open(path) as store:
         condition = None if where is None else compile_where(where, store.schema)
-        if_interrupted = f"interrupted; nothing is at {text.clean(to)}"
+        if_interrupted = f"interrupted; nothing was written to {text.clean(to)}"
         watched = _watched("Choosing episodes", "Exporting", announce, if_interrupted, dry_run=dry_run)
         with watched as progress:
             done = export_dataset(store, to, where=condition, progress=progress, dry_run=dry_run, **options)

@@ -2,8 +2,8 @@
 
 Values that do not fit the schema are refused, and so are values that the store's `validate` excludes.
 
-A writer makes its casters once. A caster has a short path for values that need no cast, and calls `Field.cast` for all
-other values, so the rules and errors are the same as in `Field.cast`.
+A writer makes the casters of its steps once. A caster has a short path for values that need no cast, and calls
+`Field.cast` for all other values, so the rules and errors are the same as in `Field.cast`.
 """
 
 import sys

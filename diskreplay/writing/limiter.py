@@ -140,7 +140,7 @@ class RateLimiter:
         """
         if store.mode != "a":
             raise ReadOnlyError(
-                f'a limiter counts in the store, and {store.path} was opened with mode "r"; use mode "a"'
+                f'a limiter writes its counts to the store, but {store.path} was opened with mode "r"; use mode "a"'
             )
         return AttachedLimiter(self, store._root)
 

@@ -96,7 +96,7 @@ class BaseWriter:
                 "another thread is in the middle of a call of this writer; one thread at a time may use it: make a "
                 "writer for each thread, store.writer()"
             )
-        return WriterClosed("this writer is closed; ask the store for a new one: store.writer()")
+        return WriterClosed("this writer is closed; make a new one: store.writer()")
 
     def _background_failure(self) -> Exception | None:
         """Return a background thread's error or None; close the writer if there is an error other than StorageFull."""

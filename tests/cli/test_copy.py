@@ -160,7 +160,7 @@ def test_what_leaves_a_store_meanwhile_is_told(run: Callable, tmp_path: Path, mo
 
     monkeypatch.setattr(dr.Writer, "append_episode", evict_others)
     done = run("copy", tmp_path / "a", tmp_path / "b")
-    line = f"copied  4 episodes of 71 steps  to {tmp_path / 'b'}; 2 episodes left the store meanwhile\n"
+    line = f"copied  4 episodes of 71 steps  to {tmp_path / 'b'}; 2 episodes evicted meanwhile\n"
     assert done == (0, line, "")
     with dr.open(tmp_path / "b") as store:
         assert [len(episode) for episode in store.episodes] == [3, 60, 2, 6]

@@ -36,7 +36,7 @@ def test_a_store_goes_out_and_comes_back(run: Callable, tmp_path: Path) -> None:
     )
     assert content(tmp_path / "b") == content(store)
     again = run("import", f"npz:{there}", tmp_path / "b").out
-    assert again == f"imported  0 episodes of 0 steps  to {tmp_path / 'b'}; 8 episodes by an earlier call\n"
+    assert again == f"imported  0 episodes of 0 steps  to {tmp_path / 'b'}; 8 episodes imported by an earlier call\n"
 
 
 def test_a_part_of_a_store_and_a_dry_run(run: Callable, tmp_path: Path) -> None:
@@ -327,14 +327,18 @@ def test_an_interruption_is_one_line_that_says_how_to_go_on(
     whole = tmp_path / "set"
     with monkeypatch.context() as patch:
         patch.setattr(console, "transfer", interrupt)
-        assert run("export", store, f"npz:{whole}") == (130, "", f"diskreplay: interrupted; nothing is at {whole}\n")
+        assert run("export", store, f"npz:{whole}") == (
+            130,
+            "",
+            f"diskreplay: interrupted; nothing was written to {whole}\n",
+        )
         assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert run("export", store, f"npz:{whole}").code == 0
     with monkeypatch.context() as patch:
         patch.setattr(console, "transfer", interrupt)
         said = f"diskreplay: interrupted; the same command continues the import into {tmp_path / 'b'}\n"
         assert run("import", f"npz:{whole}", tmp_path / "b") == (130, "", said)
-    assert "3 episodes by an earlier call" in run("import", f"npz:{whole}", tmp_path / "b").out
+    assert "3 episodes imported by an earlier call" in run("import", f"npz:{whole}", tmp_path / "b").out
     assert content(tmp_path / "b") == content(store)
 
 

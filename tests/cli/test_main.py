@@ -87,7 +87,7 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
         (["frames", "a", "0", "--out", "x.avi"], "--out must end in .png, .gif or .mp4, not x.avi"),
         (["evict", "a"], "Missing option '--where'"),
         (["copy", "a"], "Missing argument 'TO'"),
-        (["merge", "a", "b"], "merge takes two stores or more"),
+        (["merge", "a", "b"], "merge needs at least two stores"),
         (["doctor", "nowhere"], "'nowhere' does not exist; name a folder"),
         (["--json"], "needs --version; for a command, put it after the command"),
         (["--json", "inspect", "a"], "needs --version; for a command, put it after the command"),

@@ -76,7 +76,7 @@ def test_everything_that_a_look_tells_is_shown() -> None:
         "12.3 GB, 99.0 GB free, +3.6 GB an hour; the disk will be full in 28 h",
         "keeps 2,000,000 steps, 100.0 GB, 24 h: 62% used, all in 10 min; 12.5/s leave, the oldest first; the oldest "
         "step is 117 min old",
-        "12 steps, in no other count",
+        "12 steps, not included in other counts",
         "writer 7 died",
         "7 dead 12 1 0 40 10 min ago -",
         "8 writing 13, 14 512 51,200 4,000,000 0.0 s ago all but 2.5 s",

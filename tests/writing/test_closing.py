@@ -24,7 +24,7 @@ IN_USE = (
     "another thread is in the middle of a call of this writer; one thread at a time may use it: make a writer for each "
     "thread, store.writer()"
 )
-CLOSED = "this writer is closed; ask the store for a new one: store.writer()"
+CLOSED = "this writer is closed; make a new one: store.writer()"
 LANES = 4
 PATIENCE_S = 300.0
 

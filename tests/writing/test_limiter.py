@@ -144,7 +144,7 @@ def test_only_a_store_that_may_be_written_has_limiters(tmp_store: Path) -> None:
     dr.create(tmp_store, SCHEMA).close()
     with (
         dr.open(tmp_store) as store,
-        pytest.raises(dr.ReadOnlyError, match='^a limiter counts in the store, and .* "r"'),
+        pytest.raises(dr.ReadOnlyError, match='^a limiter writes its counts to the store, but .* "r"'),
     ):
         dr.RateLimiter(1.0, 10, 10.0).attach(store)
     assert list((tmp_store / "limiters").iterdir()) == [tmp_store / "limiters" / "zarr.json"]

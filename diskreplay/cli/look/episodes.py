@@ -50,8 +50,12 @@ def episodes(
     ] = False,
     min_length: Annotated[int | None, typer.Option(help="Only episodes of at least this many steps.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Only episodes of at most this many steps.")] = None,
-    min_total_reward: Annotated[float | None, typer.Option(help="Only episodes with at least this sum.")] = None,
-    max_total_reward: Annotated[float | None, typer.Option(help="Only episodes with at most this sum.")] = None,
+    min_total_reward: Annotated[
+        float | None, typer.Option(help="Only episodes with at least this total_reward.")
+    ] = None,
+    max_total_reward: Annotated[
+        float | None, typer.Option(help="Only episodes with at most this total_reward.")
+    ] = None,
     ended: Annotated[
         list[Ended] | None,
         typer.Option(

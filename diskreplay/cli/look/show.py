@@ -171,7 +171,7 @@ def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:
     if is_id:
         found = [at for at, episode in enumerate(episodes) if number in episode.ids]
         if not found:
-            raise typer.BadParameter(f"no episode has a step of id {number}; `diskreplay episodes` lists first ids")
+            raise typer.BadParameter(f"no episode has a step of id {number}; `diskreplay episodes` lists ids")
         return found[0]
     if not -len(episodes) <= number < len(episodes):
         raise typer.BadParameter(f"no episode {number}: the store has {text.plural(len(episodes), 'episode')}")

@@ -148,7 +148,7 @@ def summary(look: Look) -> Iterator[tuple[str, str]]:
     yield "on disk", disk_line(look.disk)
     yield "retention", retention_line(look.retention)
     if look.steps_in_quarantine:
-        yield "quarantine", f"{text.plural(look.steps_in_quarantine, 'step')}, in no other count"
+        yield "quarantine", f"{text.plural(look.steps_in_quarantine, 'step')}, not included in other counts"
 
 
 def steps_line(look: Look) -> str:
