@@ -1,1 +1,1 @@
-"""The command line: `main` starts it, then one module a command."""
+"""The command line: `main` runs it, and the other modules have the commands."""

@@ -39,7 +39,7 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
 PROBLEMS = 1  # the exit code of a command that found problems
 
 StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")]
-"""The argument of every command that reads a store."""
+"""The argument PATH of every command that reads a store."""
 
 SECONDS_A_LINE = 30.0  # between lines of progress, if stderr is not a terminal
 

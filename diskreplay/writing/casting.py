@@ -207,8 +207,8 @@ def as_priority(value: Any) -> float:
 def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray[np.float64]:
     """Return the initial priorities of ``count`` steps as they are stored, ``(count,)``: see `as_priority`.
 
-    NaN in ``values`` is a step without a priority, and None means that all steps are without one; 0.0 is stored for
-    these. Raises SchemaError for an infinite priority of the steps at the indices ``chosen``.
+    NaN in ``values`` stands for a step without a priority, and None for steps without priorities; they are stored as
+    0.0. Raises SchemaError for an infinite priority of the steps at the indices ``chosen``.
     """
     if values is None:
         return np.zeros(count)

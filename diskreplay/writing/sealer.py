@@ -62,7 +62,7 @@ class Sealer:
 
         A segment that was already submitted is not sealed again: after an interrupt, the caller may submit it twice.
 
-        A damaged segment of a dead writer stays unsealed: readers warn of it, and the user runs ``diskreplay repair``.
+        A damaged segment of a dead writer stays unsealed: readers warn of it, and ``diskreplay repair`` mends it.
         If a segment that this process wrote cannot be sealed, `drain` raises the error.
         """
         if of_dead_writer:

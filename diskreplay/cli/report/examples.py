@@ -17,7 +17,7 @@ from diskreplay.pictures import as_images, gif, is_image, png, smaller, spread, 
 from diskreplay.reading.episodes import Episode
 from diskreplay.schema.schema import Field, Schema
 
-FRAMES, FPS, WIDEST = 24, 6.0, 128  # frames and frames a second of an animation, and pixels of a frame
+FRAMES, FPS, WIDEST = 24, 6.0, 128  # of an animation: the most frames, frames per second, and the most pixels of a side
 STRIP = 8  # frames in a strip
 IMAGES, CHARTS, COLUMNS = 2, 8, 12  # the most fields of each kind that are shown
 STEPS_DRAWN, STEPS_LISTED = 500, 10

@@ -106,7 +106,7 @@ class BackgroundCompaction:
                     self._thread = self._thread if goes_on else None
 
     def _pause(self, seconds: float) -> None:
-        """Wait for this time. Raises _Stopped when the store is being closed."""
+        """Wait for this number of seconds. Raises _Stopped when the store is being closed."""
         with self._condition:
             if self._condition.wait_for(lambda: self._is_stopped, seconds):
                 raise _Stopped
