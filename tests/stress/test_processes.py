@@ -292,7 +292,7 @@ def test_a_store_travels_to_a_spawned_process(store):
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [None, 2])
 def test_a_writer_cannot_be_pickled_and_says_what_to_do(store, lanes):
-    with store.writer(lanes) as writer, pytest.raises(TypeError, match=r"ask it there for a writer: store\.writer\(\)"):
+    with store.writer(lanes) as writer, pytest.raises(TypeError, match=r"make a writer there: store\.writer\(\)"):
         pickle.dumps(writer)
 
 
