@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# name -> the module that defines it; the imports above tell type checkers the same, and a test compares the two
+# The module that defines each public name. Type checkers read the imports above instead; a test compares both lists.
 _MODULES = {
     "Batch": "diskreplay.sampling.batch",
     "BufferFull": "diskreplay.errors",
@@ -147,7 +147,7 @@ def _can_be_imported(name: str) -> bool:
 
 def __getattr__(name: str) -> object:
     if name == "__all__":
-        # `from diskreplay import *` skips names whose library is missing. `diskreplay.NAME` raises an error for these.
+        # `from diskreplay import *` skips names that need a library which is not installed; `diskreplay.NAME` raises.
         return ["__version__", *filter(_can_be_imported, _MODULES)]
     if name not in _MODULES:
         raise AttributeError(f"module 'diskreplay' has no attribute {name!r}")

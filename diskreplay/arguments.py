@@ -1,4 +1,4 @@
-"""Checks of the arguments of a store, such as its limits, and of functions that select episodes."""
+"""Checks of arguments: the limits and the compression of a store, and functions that select episodes."""
 
 import sys
 from typing import Any
@@ -31,14 +31,14 @@ def check_seconds(name: str, value: Any) -> None:
 
 
 def check_where(where: object) -> None:
-    """Raise ValueError if ``where`` is not callable: only the command line takes expressions as text."""
+    """Raise ValueError if ``where`` is not callable. Only the command line accepts an expression as text."""
     if not callable(where):
         example = ", such as lambda episode: episode.total_reward > 20"
         raise ValueError(f"where must be a function of an episode{example}, not {where!r:.80}")
 
 
 def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits:
-    """Return the limits of a store; ValueError if one is invalid."""
+    """Return the three arguments as the limits of a store; raise ValueError if one of them is invalid."""
     check_count("capacity", capacity, 1, None)
     check_count("capacity_bytes", capacity_bytes, 1, None)
     check_seconds("max_age_s", max_age_s)
@@ -46,7 +46,7 @@ def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits
 
 
 def compression_level(value: Any) -> int | None:
-    """Return the level of zstd in the argument ``compression`` of `create`; None for no compression.
+    """Return the zstd level that ``value``, the argument ``compression`` of `create`, means; None: no compression.
 
     Raises ValueError if the argument is invalid, MissingExtra if zstandard is not installed.
     """

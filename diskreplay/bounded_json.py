@@ -1,4 +1,4 @@
-"""A parser of JSON in files and saved states, which refuses a document that is nested too deeply before parsing it."""
+"""A parser of JSON in files and saved states; it refuses a document that is nested too deeply before parsing it."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 MOST_DEPTH = 200
-"""The maximum nesting of objects and arrays. The stack of a thread has room for many more levels."""
+"""The maximum nesting depth of objects and arrays. The parser is recursive: any thread's stack has room for this."""
 
 _TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _STEPS = np.zeros(256, np.int8)

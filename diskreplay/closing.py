@@ -20,11 +20,12 @@ Closing: TypeAlias = "weakref.finalize[Any, Any]"
 
 
 def closes(owner: object, kept: Kept, folder: str | None = None) -> Closing:
-    """Return a finalizer that closes the objects in ``kept``, last first, when called or when the owner is collected.
+    """Return a finalizer that closes ``kept``, last first, when it is called or when ``owner`` is garbage collected.
 
-    Every object is closed even if another one fails; the first error is raised at the end. ``folder`` is a temporary
-    folder that contains the store. It is deleted before the objects are closed, because the segments of a deleted store
-    need not be sealed. With a ``folder``, errors of closing are ignored.
+    Every object is closed even if closing another one fails; the first error is raised at the end. ``folder`` is a
+    temporary folder that contains the store; None: the store is not temporary. The folder is deleted before the objects
+    are closed, because the segments of a deleted store need not be sealed. If a ``folder`` is given, errors of closing
+    are ignored.
     """
     return weakref.finalize(owner, _close, kept, folder, os.getpid())
 

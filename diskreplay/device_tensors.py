@@ -1,4 +1,4 @@
-"""Copies of tensors from CUDA devices to the CPU: a call starts all its copies, then waits once for all of them."""
+"""Copies of tensors from CUDA devices to the CPU: `fetched` starts all copies, then waits once for all of them."""
 
 from collections.abc import Iterable
 from types import NoneType
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# Torch keeps pinned memory for later copies. Larger tensors are copied to memory that is not pinned, and is freed.
+# Torch keeps pinned memory for later copies, and never frees it. So larger tensors are copied to ordinary memory.
 MOST_PINNED_BYTES = 256 << 20
 
 _NEVER_ON_DEVICE = frozenset({np.ndarray, bool, int, float, NoneType})
@@ -15,8 +15,8 @@ _NEVER_ON_DEVICE = frozenset({np.ndarray, bool, int, float, NoneType})
 def fetched(*values: Any) -> tuple[Any, ...]:
     """Return values, nested in dicts and tuples, with CPU tensors in place of tensors on CUDA devices.
 
-    The copies start after the operations of each device's current stream, and are complete when this returns. If no
-    tensor is on a device, the values are returned unchanged.
+    A copy starts after the earlier operations of its device's current stream. All copies are complete when the function
+    returns. If no tensor is on a CUDA device, the values are returned unchanged.
     """
     if not _are_on_device(values):
         return values
@@ -32,7 +32,7 @@ def fetched(*values: Any) -> tuple[Any, ...]:
         if not (isinstance(value, torch.Tensor) and value.is_cuda):
             return value
         devices.add(value.device)
-        # Torch allocates pinned memory for a copy without waiting, and reuses it when the copy and the tensor are done.
+        # A non-blocking copy goes to pinned memory, which Torch reuses after the copy is complete and its result freed.
         return value.detach().to("cpu", non_blocking=value.numel() * value.element_size() <= MOST_PINNED_BYTES)
 
     copies = tuple(map(copied, values))

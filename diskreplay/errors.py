@@ -1,13 +1,13 @@
-"""The errors that diskreplay raises on purpose. Each is also the builtin error that a caller would expect.
+"""The errors that diskreplay raises on purpose. Each is also a subclass of the builtin error that callers expect.
 
 ReplayError
 ├── SchemaError     ValueError         a value, field or space does not fit the schema
-├── FormatError     ValueError         a damaged or hostile store, or one of an unknown version
+├── FormatError     ValueError         a damaged or hostile store, or a store of an unknown version
 ├── StoreNotFound   FileNotFoundError  no store at this path
 ├── StoreExists     FileExistsError    a store is already there
 ├── StoreLocked     RuntimeError       another process or thread holds a lock that the call needs
-├── ReadOnlyError   PermissionError    a write through mode "r"
-├── StorageFull     OSError            no space for the next row; nothing was half-written
+├── ReadOnlyError   PermissionError    a write to a store that was opened with mode "r"
+├── StorageFull     OSError            the disk has no space for the next row; no row is half-written
 ├── NotEnoughData   BufferError        fewer steps than the request needs
 ├── Closed          ValueError         a store, sampler or buffer that was closed
 │   └── WriterClosed                   an append after close, or from a forked child
@@ -15,7 +15,7 @@ ReplayError
 ├── BufferFull      BufferError        a step was added to a full rollout buffer
 ├── SegmentGone     LookupError        a segment was evicted or quarantined since the snapshot was taken
 ├── InvalidIndex    IndexError         an id that never existed
-└── MissingExtra    ImportError        a library is missing that an extra of this package installs
+└── MissingExtra    ImportError        a library that an extra of this package installs is missing
 
 DamagedSegmentWarning, a RuntimeWarning, is issued if a segment of a store cannot be read, or is in quarantine.
 """
@@ -27,7 +27,7 @@ from contextlib import contextmanager
 
 from diskreplay.folders import shown
 
-# Warnings are never attributed to modules of this package, or to decorators and imports between two of them.
+# `warn_caller` skips frames of these modules: this package, and decorators and imports between its frames.
 _INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib", "importlib")
 
 
@@ -64,7 +64,7 @@ class SchemaError(ReplayError, ValueError):
 
 
 class FormatError(ReplayError, ValueError):
-    """The store on disk is damaged, hostile, or of a version that this release does not know.
+    """The store on disk is damaged or hostile, or has a format version that this release cannot read.
 
     Examples
     --------
@@ -227,7 +227,7 @@ class BufferFull(ReplayError, BufferError):
 
 
 class SegmentGone(ReplayError, LookupError):
-    """A segment was evicted or quarantined after the snapshot was taken, before the requested rows were mapped.
+    """A segment was evicted or quarantined after the snapshot was taken, before its rows were mapped into memory.
 
     Examples
     --------
@@ -277,9 +277,9 @@ class MissingExtra(ReplayError, ImportError):
     def raised_for(cls, purpose: str, extra: str) -> Iterator[None]:
         """Raise this error if an import in the block fails.
 
-        ``purpose`` says, for the message, what needs the import; ``extra`` is the extra of this package that installs
-        the library. A library may fail with any error, such as a ValueError if it was built with another version of
-        NumPy.
+        ``purpose`` is the beginning of the message: what needs the library. ``extra`` is the extra of this package that
+        installs the library. An import may fail with any error, such as a ValueError of a library that was built for
+        another version of NumPy.
         """
         try:
             yield
@@ -308,7 +308,7 @@ def _fails_to_import(error: Exception) -> str | None:
             library = module
         at = at.tb_next
     if isinstance(error, ModuleNotFoundError):
-        # The parts of a namespace package, such as google.protobuf, are installed separately.
+        # A missing part of a namespace package, such as google.protobuf, is a missing library, not a broken one.
         whole = library == top or getattr(sys.modules.get(top), "__file__", None) is not None
         return top if inside and whole else None
     return library or (isinstance(error, ImportError) and top) or None
@@ -339,7 +339,7 @@ class DamagedSegmentWarning(RuntimeWarning):
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning that points to the line outside of this package that made the call."""
+    """Issue a warning for the line of the user's code, outside of this package, that made the call."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and (name := frame.f_globals.get("__name__", "")).startswith(_INSIDE):
         level += not name.startswith("importlib._bootstrap")  # `warnings` does not count these frames

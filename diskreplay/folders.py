@@ -1,8 +1,8 @@
 """Folders that are kept open by a descriptor: files below such a folder are found even if its path changes.
 
-`/proc/self/fd/N` is the folder that descriptor N was opened on, even after it was renamed, and after another folder has
-taken its old path. Reads and writes below that path reach this very folder, or fail. Users do not know such paths, so
-`shown` and `show_paths` replace them by the path that the user gave for the folder.
+`/proc/self/fd/N` leads to the folder that descriptor N was opened on, even after that folder was renamed and another
+folder has taken its old path. Reads and writes below `/proc/self/fd/N` reach the folder of the descriptor, or fail.
+Messages for users must not contain such a path: `shown` and `show_paths` replace it by the path that the user gave.
 """
 
 import os
@@ -27,19 +27,19 @@ class OpenFolder:
     Code that keeps a path below `path` must also keep this object: the number of a closed descriptor is reused for the
     next opened file.
 
-    Any thread may use it. A forked child inherits the descriptor, and so has the folder open on its own.
+    Thread-safe. A forked child inherits the descriptor, which stays open there if the parent closes its own.
 
     Attributes
     ----------
     path : Path
-        The folder by its descriptor; paths below it are used to open files.
+        The path of the folder by its descriptor, ``/proc/self/fd/N``; files are opened by paths below it.
     name : Path
         The given path of the folder, for messages.
 
     Raises
     ------
     OSError
-        The path has no folder, or the folder cannot be read.
+        No folder is at the path, or it cannot be opened for reading.
     """
 
     def __init__(self, name: Path, *, closed: bool = False) -> None:
@@ -55,12 +55,12 @@ class OpenFolder:
         _open[self.fd] = self
 
     def closed(self) -> "OpenFolder":
-        """Return a folder of the same name that is not open: no files are found below it."""
+        """Return an `OpenFolder` of the same name without a descriptor: no file is found below its `path`."""
         return OpenFolder(self.name, closed=True)
 
     @classmethod
     def of(cls, place: "OpenFolder | os.PathLike[str] | str") -> "OpenFolder":
-        """Return ``place`` if it is an open folder; else open the folder, by its name or path, and return it."""
+        """Return ``place`` if it is an open `OpenFolder`; else open the folder with its name, or at this path."""
         if isinstance(place, OpenFolder):
             return place if place.fd >= 0 else cls(place.name)
         return cls(Path(place).absolute())
@@ -86,11 +86,11 @@ class Lookup:
     """Finds files by their whole paths."""
 
     def open(self, path: str, flags: int) -> int:
-        """Open a file."""
+        """Open a file, and return the descriptor."""
         return os.open(path, flags)
 
     def status(self, path: str) -> os.stat_result:
-        """Return the status of a file."""
+        """Return the `os.stat` result of a file."""
         return os.stat(path)
 
     def is_link(self, path: str) -> bool:
@@ -102,10 +102,10 @@ BY_PATH = Lookup()
 
 
 class LookupBelow(Lookup):
-    """Finds files below one folder relative to its descriptor, which takes a third of the time. Not thread-safe.
+    """Finds files below one folder by its descriptor, in a third of the time of whole paths. Not thread-safe.
 
-    Files elsewhere are found by their whole paths. A lookup that fails is repeated with the whole path, so that the
-    error names it.
+    Files outside the folder are found by their whole paths. A failed lookup is repeated with the whole path, so that
+    the error contains that path.
 
     Raises
     ------
@@ -126,7 +126,7 @@ class LookupBelow(Lookup):
         os.close(self._fd)
 
     def open(self, path: str, flags: int) -> int:
-        """Open a file."""
+        """Open a file, and return the descriptor."""
         if path.startswith(self._folder):
             try:
                 return os.open(path[len(self._folder) :], flags, dir_fd=self._fd)
@@ -135,7 +135,7 @@ class LookupBelow(Lookup):
         return super().open(path, flags)
 
     def status(self, path: str) -> os.stat_result:
-        """Return the status of a file."""
+        """Return the `os.stat` result of a file."""
         if path.startswith(self._folder):
             try:
                 return os.stat(path[len(self._folder) :], dir_fd=self._fd)
@@ -159,20 +159,20 @@ def close_when_collected(owner: object, fd: int) -> None:
 
 
 def _close(fd: int) -> None:
-    os.close(fd)  # looked up at each call: tests that watch system calls replace `os.close`
+    os.close(fd)  # `os.close` is looked up at each call: tests replace it to watch system calls
 
 
 _open: weakref.WeakValueDictionary[int, OpenFolder] = weakref.WeakValueDictionary()
 
 
 def hidden_sibling(path: Path, suffix: str) -> Path:
-    """Return the path of a draft of ``path``: ``.NAMEsuffix`` next to it.
+    """Return the path ``.NAMEsuffix`` next to ``path``, where NAME is its name: a place for an unfinished copy.
 
-    A name that would be too long is shortened, and a hash distinguishes it from others with the same beginning.
+    A name that is too long is shortened, and ends in a hash of the whole name: names with the same beginning differ.
     """
     name = os.fsencode(path.name)
     if len(name) + len(suffix) + 1 > _NAME_BYTES:
-        from hashlib import sha256  # loads OpenSSL: 3 MB that a process that only appends does not need
+        from hashlib import sha256  # loads OpenSSL (3 MB), which is not needed otherwise
 
         digest = sha256(name).hexdigest()[:16].encode()
         begin = name[: _NAME_BYTES - 18 - len(suffix)].decode(errors="ignore")  # drops an incomplete character
@@ -181,7 +181,7 @@ def hidden_sibling(path: Path, suffix: str) -> Path:
 
 
 def is_folder(path: os.PathLike[str] | str) -> bool:
-    """Return whether a path is a folder, and not a link to one."""
+    """Return whether a path is a folder, and not a link to one; ``/proc/self/fd/N`` does not count as a link."""
     if _BELOW.fullmatch(os.fspath(path)):
         return os.path.isdir(path)
     try:
@@ -191,10 +191,10 @@ def is_folder(path: os.PathLike[str] | str) -> bool:
 
 
 def is_deleted(fd: int) -> bool:
-    """Return whether the file or folder that a descriptor is open on was deleted.
+    """Return whether the file or folder of an open descriptor was deleted.
 
-    Some file systems do not count the links of folders. So the name in /proc is checked too: for a deleted folder, the
-    kernel appends " (deleted)" to it.
+    Some file systems do not count the links of folders. So the path in /proc is checked too: the kernel appends
+    " (deleted)" to the path of a deleted folder.
     """
     try:
         status = os.fstat(fd)
@@ -213,7 +213,7 @@ def is_deleted(fd: int) -> bool:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder; the first OSError is raised with its errno, which `shutil.copytree` would hide."""
+    """Copy a folder to a new path; raise the first OSError with its errno, which `shutil.copytree` would hide."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -226,7 +226,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def shown(text: os.PathLike[str] | str) -> str:
-    """Return a text or path, with paths by descriptor replaced by the paths that the user gave for the folders."""
+    """Return ``text`` with each ``/proc/self/fd/N`` replaced by the path that the user gave for that folder."""
     text = os.fspath(text)
     return _BELOW.sub(_given, text) if _DESCRIPTORS in text else text
 
@@ -237,7 +237,7 @@ def _given(found: re.Match[str]) -> str:
 
 
 def show_paths(error: _Error) -> _Error:
-    """Replace the paths in a system error, and in the errors that led to it, by the paths that users know."""
+    """Apply `shown` to the file names of an error, and of the errors that led to it; return the error."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:

@@ -26,9 +26,9 @@ END_MARKER = 32
 EPISODE_VALUES = 64
 DISCARDED = 128
 NO_STEP = OBSERVATION_ONLY | END_MARKER
-# The flags of the only two kinds of rows with DISCARDED. DISCARD: the end marker of an episode that its writer
-# discarded. DISCARD_BEFORE: a part without a step. Its episode was cut for its length, then discarded, so the parts
-# before it are discarded too.
+# Only two kinds of rows have the flag DISCARDED. DISCARD: the end marker of an episode that its writer discarded.
+# DISCARD_BEFORE: the episode was cut for its length, and discarded before its next step. This row is the only one of
+# a new part, which has no step, and says that the parts before it are discarded.
 DISCARD = END_MARKER | DISCARDED
 DISCARD_BEFORE = FIRST | CUT | DISCARD
 
@@ -44,22 +44,22 @@ EPISODE_COLUMNS = 6
 
 
 def is_end_with_values(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return, by the flags of rows after the last steps of episodes, whether each holds the values of its episode.
+    """Return, for each row after the last step of an episode, whether it holds the values of the episode fields.
 
-    A row holds them if it is the final observation or the end marker of that episode, and was published with the
-    values.
+    ``flags`` are the flags of these rows, (n,). A row holds the values if it is the final observation or the end marker
+    of the episode, and was published with the values.
     """
     found: NDArray[np.bool_] = (flags & (EPISODE_VALUES | FIRST)) == EPISODE_VALUES
     return found
 
 
 class EpisodeTable:
-    """Episodes, one per line: (n, 6) int64.
+    """A table with one episode per line: (n, 6) int64.
 
     ``first`` is the id of the first step, and ``stride`` the difference between the ids of successive steps. ``steps``
     and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has the bits of the episode's end,
-    defined above. ``time`` is the publishing time of the first step, in nanoseconds since the epoch; it is 0 in a store
-    without limits. All six are views of the columns of ``lines``.
+    which this module defines. ``time`` is the publishing time of the first step, in nanoseconds since the epoch; it is
+    0 in a store without limits. All six are views of the columns of ``lines``.
     """
 
     __slots__ = ("lines",)
@@ -77,7 +77,7 @@ class EpisodeTable:
 
     @classmethod
     def concatenate(cls, parts: "Sequence[EpisodeTable]") -> "EpisodeTable":
-        """Return all episodes of several tables."""
+        """Return one table with the episodes of all ``parts``."""
         return cls(np.concatenate([np.zeros((0, EPISODE_COLUMNS), np.int64), *(part.lines for part in parts)]))
 
     def __len__(self) -> int:
@@ -94,29 +94,29 @@ class EpisodeTable:
         return self.select(~discarded) if discarded.any() else self
 
     def with_discarded(self, at: Any) -> "EpisodeTable":
-        """Return all episodes, with the episodes at these positions marked as discarded."""
+        """Return a copy of the table that marks the episodes at the positions ``at`` as discarded."""
         lines = self.lines.copy()
         lines[at, END] |= DISCARDED
         return EpisodeTable(lines)
 
     @property
     def first(self) -> Ints:
-        """The ids of the first steps."""
+        """The id of the first step of each episode."""
         return self.lines[:, FIRST_ID]
 
     @property
     def stride(self) -> Ints:
-        """The differences between the ids of successive steps."""
+        """The difference between the ids of successive steps, for each episode."""
         return self.lines[:, STRIDE]
 
     @property
     def steps(self) -> Ints:
-        """The numbers of steps."""
+        """The number of steps of each episode."""
         return self.lines[:, STEPS]
 
     @property
     def obs_rows(self) -> Ints:
-        """The numbers of observations."""
+        """The number of existing observations of each episode."""
         return self.lines[:, OBS_ROWS]
 
     @property
@@ -126,16 +126,16 @@ class EpisodeTable:
 
     @property
     def time(self) -> Ints:
-        """The publishing times of the first steps, or 0."""
+        """The publishing time of each episode's first step, in nanoseconds since the epoch, or 0."""
         return self.lines[:, TIME]
 
 
 def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints, Ints, Ints, Ints]:
-    """Return for each id whether its segment exists, the segment's index in ``lanes`` and lanes, and the lane and row.
+    """Return for each id: whether its segment exists, the segment's slot and number of lanes, the id's lane and row.
 
-    ``lanes`` has the number of lanes of each segment from number ``origin`` on; 0 for a deleted segment. If the segment
-    of an id does not exist, its lanes are returned as 1, and the other numbers are arbitrary; the index is in range all
-    the same, unless ``lanes`` is empty.
+    ``lanes`` has the number of lanes of each segment from number ``origin`` on; 0 for a deleted segment. The slot is
+    the segment's index in ``lanes``. For an id whose segment does not exist, the returned number of lanes is 1, and the
+    slot, lane and row have no meaning. This slot is a valid index, too, unless ``lanes`` is empty.
     """
     slot = (ids >> POSITION_BITS) - origin
     known = (slot >= 0) & (slot < len(lanes))
@@ -148,15 +148,15 @@ def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints
 
 
 def row_keys(ids: Ints, lanes: Ints, lane: Ints, row: Ints) -> Ints:
-    """Return numbers that order ids by segment, lane and row, and grow by one from row to row of a lane.
+    """Return a sort key for each id: keys order ids by segment, lane and row, and grow by one per row of a lane.
 
-    ``lanes`` has the number of lanes of the segment of each id.
+    ``lanes`` has the number of lanes of each id's segment; ``lane`` and ``row`` have each id's place in that segment.
     """
     return (ids & ~np.int64(POSITION_MASK)) + (lane * (POSITION_MASK // lanes) + row)
 
 
 def places_of(first: Ints, count: Ints) -> Ints:
-    """Return ``first[i]``, ``first[i] + 1``, ..., ``count[i]`` numbers for each i, concatenated."""
+    """Return the concatenated ranges of ``count[i]`` numbers ``first[i]``, ``first[i] + 1``, ..., for each i."""
     return np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
 
 

@@ -1,6 +1,6 @@
-"""Pieces of HTML: all text from outside is escaped, and a type tells escaped text from other text.
+"""Functions that make HTML: they escape all text, and the type `Html` distinguishes escaped text from other text.
 
-Only the functions here make `Html` of text, so a type checker refuses text that was not escaped.
+Only these functions make `Html` of text, so a type checker refuses text that was not escaped.
 """
 
 from base64 import b64encode
@@ -28,7 +28,7 @@ def text(value: object) -> Html:
 
 
 def element(tag: str, /, *content: Html, **attributes: object) -> Html:
-    """Return an element with its content."""
+    """Return the HTML element ``tag`` with this content and these attributes."""
     said = "".join(f' {key}="{text(value)}"' for key, value in attributes.items())
     return Html(f"<{tag}{said}>{''.join(content)}</{tag}>")
 
@@ -59,7 +59,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0
 
 
 def facts(values: Mapping[str, Html]) -> Html:
-    """Return a table of names and values, one per line."""
+    """Return a table with one line for each name and its value."""
     rows = (
         element("tr", element("th", text(name), scope="row"), element("td", value)) for name, value in values.items()
     )
@@ -67,5 +67,5 @@ def facts(values: Mapping[str, Html]) -> Html:
 
 
 def image(png: bytes, alt: str) -> Html:
-    """Return a PNG picture that is embedded in the page."""
+    """Return an image element that contains the PNG picture itself; ``alt`` is its alternative text."""
     return Html(f'<img src="data:image/png;base64,{b64encode(png).decode()}" alt="{text(alt)}">')

@@ -1,4 +1,4 @@
-"""Images of a store as pictures: the fields with images, and their frames in grey or colour, as PNG, GIF or MP4."""
+"""Finds the fields of a store that hold images, and converts their frames to pictures, as PNG, GIF or MP4."""
 
 import io
 from fractions import Fraction
@@ -20,7 +20,11 @@ def is_image(leaf: Field) -> bool:
 
 
 def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return frames as pictures: (n, height, width) in grey, or (n, height, width, 3) in colour."""
+    """Return n frames as pictures: (n, height, width) in grey, or (n, height, width, 3) in colour.
+
+    If frames are stacks of grey images, only the last image of a stack is shown. Values of other dtypes than uint8 are scaled from their own
+    range to 0 to 255; NaN and infinity become 0.
+    """
     if rows.ndim == 4:
         if rows.shape[1] < min(rows.shape[2:]):  # channels, or stacked frames, come first
             rows = np.moveaxis(rows, 1, -1)
@@ -36,13 +40,13 @@ def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return the indexes of all ``count`` frames, or of ``most`` at equal distances that include the first and last."""
+    """Return the indexes of at most ``most`` of ``count`` frames, at equal distances from the first to the last one."""
     found: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int)).tolist()
     return found
 
 
 def strip(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return frames arranged in rows, with a white pixel between them."""
+    """Return one picture of all frames, at most `ROW` in a row, with a white line of one pixel between them."""
     count, height, width = images.shape[:3]
     columns = min(count, ROW)
     lines = -(-count // columns)
@@ -54,7 +58,10 @@ def strip(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def smaller(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """Return pictures of at most ``most`` pixels per side; larger ones are reduced to means of square blocks."""
+    """Return the pictures reduced to at most ``most`` pixels per side: each pixel is the mean of a square block.
+
+    Pictures that are narrower than such a block are returned unchanged.
+    """
     count, height, width = images.shape[:3]
     block = -(-max(height, width) // most)
     if block == 1 or min(height, width) < block:
@@ -66,7 +73,7 @@ def smaller(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
 
 
 def png(image: NDArray[np.uint8]) -> bytes:
-    """Return a picture as PNG."""
+    """Return a picture as the bytes of a PNG file."""
     with MissingExtra.raised_for("a picture of frames", "plot"):
         from PIL import Image
 
@@ -76,7 +83,7 @@ def png(image: NDArray[np.uint8]) -> bytes:
 
 
 def gif(images: NDArray[np.uint8], fps: float) -> bytes:
-    """Return pictures as a GIF that loops forever."""
+    """Return the bytes of a GIF that shows ``fps`` pictures a second and loops forever."""
     with MissingExtra.raised_for("a picture of frames", "plot"):
         from PIL import Image
 
@@ -87,9 +94,9 @@ def gif(images: NDArray[np.uint8], fps: float) -> bytes:
 
 
 def mp4(images: NDArray[np.uint8], fps: float) -> bytes:
-    """Return pictures as an MP4: H.264, or MPEG-4 if the installed PyAV cannot encode H.264.
+    """Return the bytes of an MP4 with ``fps`` pictures a second: H.264, or MPEG-4 if PyAV cannot encode H.264.
 
-    Odd heights and widths are padded by the last row and column, as colour planes need even ones.
+    The last row or column is repeated if their number is odd, because the codecs need even sizes.
     """
     with MissingExtra.raised_for("a film of frames", "video"):
         import av

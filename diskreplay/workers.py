@@ -1,14 +1,14 @@
 """Threads that make calls for other threads, and stay consistent even if a caller is interrupted at any point.
 
-A signal handler may raise between any two lines of the main thread. Inside an executor of the standard library, that
-can leave two threads on one job, or a lock that is held forever. In this module, each step of the caller is a single
-operation, or may be repeated:
+A signal handler may raise between any two lines of the main thread. In an executor of `concurrent.futures`, such an
+interrupt can leave two threads with the same job, or a lock that is held forever. In this module, each step of the
+caller is a single operation, or may be repeated:
 
 - A job enters the queue by one operation. `Job.result` waits for a thread only if the job is in the queue.
 - The threads are created with their `Workers` object. A helper thread starts them, because `threading.Thread.start`
   waits under a lock, which an interrupted caller would leave held. A thread starts only once, so the start may be
   repeated.
-- The only lock of a job is held until the job is over, and it is a thread of `Workers` that releases it.
+- The only lock of a job is held until the job is over. A thread of `Workers` releases it, never the caller.
 
 Until a call is over, its job references the call, and with it the memory that the call writes to. So this memory is not
 reused too early.
@@ -54,9 +54,9 @@ def fork_listeners(notify: Callable[[Any], object]) -> weakref.WeakSet[Any]:
 class computed_once(Generic[T]):
     """A cached property without a lock, as `functools.cached_property` is since Python 3.12.
 
-    In Python 3.11, the latter has one lock for all objects of a class. A child that is forked while another thread of
-    its parent holds that lock would wait forever. Without a lock, two threads may compute the value of an object at the
-    same time; both get a correct one.
+    In Python 3.11, `functools.cached_property` has one lock for all objects of a class. A child that is forked while
+    another thread of its parent holds that lock would wait forever. Without a lock, two threads may compute the value
+    of an object at the same time; both get a correct value.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -89,7 +89,7 @@ class Job(Generic[T]):
         self._over.acquire()
 
     def result(self) -> T:
-        """Return the result of the call, or raise its error; make the call here unless a thread makes or made it."""
+        """Return the result of the call, or raise its error; if no thread of `Workers` makes the call, make it here."""
         if self._is_queued and not self._is_withdrawn:
             with self._over:
                 pass
@@ -105,12 +105,12 @@ class Job(Generic[T]):
     def withdraw(self) -> None:
         """Withdraw the job, and wait until no thread is making the call; may be repeated after an interrupt."""
         self._is_withdrawn = True
-        if self._is_begun:  # the thread sets it before it checks whether the job is withdrawn
+        if self._is_begun:  # a thread sets this flag before it checks whether the job is withdrawn
             with self._over:
                 pass
 
     def _make(self, is_wanted: bool) -> None:
-        """Make the call, in a thread, unless the job was withdrawn or ``is_wanted`` is False."""
+        """In a thread of `Workers`, make the call unless the job was withdrawn or ``is_wanted`` is False."""
         self._is_begun = True
         try:
             if not is_wanted:
@@ -125,7 +125,7 @@ class Job(Generic[T]):
 
 
 class _Line:
-    """The queue of jobs that threads share with their `Workers`, and keep after it is gone; None ends a thread."""
+    """The queue of jobs of a `Workers`, which its threads keep after the `Workers` is gone; None ends a thread."""
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
@@ -140,7 +140,7 @@ class Workers:
     forked child gets threads of its own. If no thread can make a call, because the system has no room for a thread or
     all have ended, the caller of `Job.result` makes it.
 
-    Concurrency: any thread may begin jobs; one thread closes.
+    Concurrency: any thread may begin jobs; only one thread may call `close`.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -187,7 +187,7 @@ def _start_all(threads: list[threading.Thread], line: _Line) -> None:
                 if not line.is_closed:
                     thread.start()
         if all(thread.ident is None for thread in threads):
-            _work(line)  # the system has room for this thread only
+            _work(line)  # no other thread could start: this one makes the calls
 
 
 def _work(line: _Line) -> None:
@@ -208,6 +208,6 @@ _alive = fork_listeners(lambda workers: workers._renew())
 
 @atexit.register
 def _close_all() -> None:
-    """End all threads before the interpreter ends: it would stop them at any point, even inside other libraries."""
+    """End all threads before the interpreter ends: the interpreter would stop them anywhere, even inside a library."""
     for workers in list(_alive):
         workers.close()
