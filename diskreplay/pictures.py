@@ -22,8 +22,8 @@ def is_image(leaf: Field) -> bool:
 def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
     """Return n frames as pictures: (n, height, width) in grey, or (n, height, width, 3) in colour.
 
-    If frames are stacks of grey images, only the last image of a stack is shown. Values of other dtypes than uint8 are scaled from their own
-    range to 0 to 255; NaN and infinity become 0.
+    If frames have another number of channels than three, such as a stack of grey images, only the last channel is
+    shown. Values of other dtypes than uint8 are scaled from their own range to 0 to 255; NaN and infinity become 0.
     """
     if rows.ndim == 4:
         if rows.shape[1] < min(rows.shape[2:]):  # channels, or stacked frames, come first

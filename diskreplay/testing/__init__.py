@@ -1,6 +1,7 @@
-"""The test kit: a model of a store in plain lists, a reference for transitions, comparisons, and hypothesis strategies.
+"""The test kit: a model of a store, a reference for transitions, functions that compare, and hypothesis strategies.
 
-`diskreplay.testing.strategies` needs hypothesis (the extra "test"). Import that module itself: its names are not here.
+`diskreplay.testing.strategies` needs hypothesis (the extra "test"). Import from that module; this package lacks its
+names.
 """
 
 from diskreplay.testing.checks import check_account, check_episode, check_store, check_transitions

@@ -17,15 +17,15 @@ from diskreplay.testing.reference import transition
 _CLOCK_SLACK_S = 5.0
 
 COMPUTED = ("reward", "discount")
-"""Fields of a transition that are rounded sums or powers: they may differ by one unit in the last place of float32."""
+"""Fields of a transition that are sums or powers. Rounded to float32, they may differ in the last place."""
 
 
 def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cuts: bool = False) -> dict[int, int]:
     """Compare every episode of a store's snapshot, hidden steps included, with the model; return the visible ids.
 
     `key` names the integer extra field whose value is different in every step. A writer may cut open episodes when it
-    begins a new segment, and the model cannot predict which. With `length_cuts`, the model's episodes are changed to
-    have the same cuts as the store's.
+    begins a new segment, and the model cannot predict which ones. With `length_cuts`, the model's episodes are changed
+    to have the same cuts as the store's.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
         if last not in real:
             raise AssertionError(f"the episode whose last step is {last} is not in the store")
         if length_cuts:
-            # An end without a row of its own is visible once the segment is sealed, which a background thread does.
+            # An end without a row of its own becomes visible when a background thread seals the segment.
             episode.show_end(real[last].cut)
         check_episode(real[last], episode)
         serials = [int(step.extra[key]) for step in episode.steps[episode.hidden :]]
@@ -125,7 +125,7 @@ def check_episode(real: Any, expected: ModelEpisode) -> None:
 def check_transitions(
     batch: Any, starts: Iterable[tuple[ModelEpisode, int]], n_step: int | None, gamma: float, frame_stack: int = 1
 ) -> int:
-    """Compare a batch of `Transitions` with `transition` at the (episode, step) `starts`; return their number."""
+    """Compare a batch of `Transitions` with `transition` at each (episode, step) in `starts`; return the batch size."""
     rows = [transition(episode, t, n_step, gamma, frame_stack) for episode, t in starts]
     got = {leaf: x for name, value in batch.numpy().items() for leaf, x in flat(value, name).items()}
     for leaf in rows[0]:
@@ -142,7 +142,7 @@ def check_transitions(
 
 
 def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """Split each of the model's episodes that is two episodes in the store, the second one in a later segment."""
+    """Split each episode of the model where a writer of the store cut it because it began a new segment."""
     starts = {int(np.asarray(episode[key])[0]): episode for episode in real.values()}
     for lane in model.lanes():
         followed: list[ModelEpisode] = []
@@ -160,7 +160,7 @@ def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) ->
 
 
 def _follow_idle_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """End the model's open episodes that a writer cut when it began a newer segment, if no step has followed yet."""
+    """End each open episode of the model that its writer cut to begin a new segment, and has not yet continued."""
     newest: dict[int, int] = {}
     waiting: list[tuple[ModelEpisode, Any]] = []
     for lane in model.lanes():
@@ -207,7 +207,7 @@ def _equal(what: str, got: Any, expected: Any) -> None:
 
 
 def _same(what: str, got: Flat, expected: Flat) -> None:
-    """Compare bytes, so that NaN equals itself."""
+    """Raise AssertionError unless all leaves have the same bytes: NaN then equals NaN."""
     _equal(f"{what}: leaves", list(got), list(expected))
     for leaf, x in expected.items():
         _equal(f"{leaf}: dtype and shape", (got[leaf].dtype, got[leaf].shape), (x.dtype, x.shape))

@@ -1,4 +1,4 @@
-"""A model of a store in plain lists: it has the methods of a store, and the episodes that a store must have.
+"""A model of a store in plain lists: its writers take the same calls, and it has the episodes that a store must have.
 
 The model is slow, and shares no code with the store that it is compared with: lanes hold episodes, episodes hold steps,
 steps hold arrays. Make the same calls on a `ModelWriter` and on a writer of a store, then compare the two
@@ -33,10 +33,10 @@ class ModelEpisode:
 
     `final` is the observation after the last step, if it is known; an open episode may have it, too. `derived` is true
     if no row marks the end: readers see the end when another episode follows in the lane, or when the segment is
-    sealed. `hidden` is the number of the oldest steps that a capacity hides. An `evicted` or `discarded` episode has no
-    visible step. If the episode continues one that was cut for its length, `before` is that part, and `shows_before`
-    is true while the rows of that part can be read. `left_behind` is true if the episode was cut for its length and
-    the next part has no step yet.
+    sealed. `hidden` is the number of its oldest steps that the store's capacity hides. An `evicted` or `discarded`
+    episode has no visible step. If the episode continues another one that was cut for its length, `before` is that
+    earlier part, and `shows_before` is true while the rows of `before` can be read. `left_behind` is true if the
+    episode was cut for its length and the part that continues it has no step yet.
     """
 
     writer: int = 0
@@ -68,7 +68,7 @@ class ModelEpisode:
     def frame(self, t: int) -> Flat:
         """Return the observation of step `t`; `t = len(steps)` is the final observation.
 
-        A negative `t` is an observation of the part before if its rows can be read, else the first observation.
+        A negative `t` is an observation of `before` if its rows can be read, else the first observation.
         """
         if t < 0 and self.before is not None and self.shows_before:
             return self.before.frame(t + len(self.before.steps))
@@ -79,11 +79,11 @@ class ModelEpisode:
 
     @property
     def window_end(self) -> int:
-        """The number of steps in windows: not the last one if no observation is known to bootstrap from."""
+        """The number of steps that windows may have: all, or one less if there is no observation to bootstrap from."""
         return len(self.steps) if self.terminated or self.final is not None else len(self.steps) - 1
 
     def sampleable(self, n_step: int | None) -> list[int]:
-        """Return the steps that n-step transitions may start at; `n_step` None: to the end of the episode."""
+        """Return the possible first steps of n-step transitions; `n_step=None`: transitions to the episode's end."""
         if self.ended:
             return list(range(self.hidden, self.window_end))
         return [] if n_step is None else list(range(self.hidden, self.num_frames - n_step))
@@ -95,7 +95,7 @@ class ModelEpisode:
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:
         """Cut the episode before step `at`, as a writer cuts it for its length; return a new episode with the rest.
 
-        `final`: the observation of step `at` becomes the final one of this episode.
+        `final`: the observation of step `at` becomes the final observation of this episode.
         """
         rest = ModelEpisode(**{**self.__dict__, "steps": self.steps[at:], "before": self})
         self.final = self.steps[at].obs if final else None
@@ -104,13 +104,13 @@ class ModelEpisode:
         return rest
 
     def show_end(self, seen: bool) -> None:
-        """Make a derived end visible to readers, or hide it."""
+        """If the end is derived, make it visible to readers if `seen` is true, else hide it."""
         if self.derived:
             self.ended = self.cut = self.truncated = seen
 
 
 class ModelLane:
-    """One environment's stream: the rules of append, continuity and cuts."""
+    """One environment's stream of steps; its methods follow the rules for continuing, ending and cutting episodes."""
 
     def __init__(self, writer: int = 0, lane: int = 0) -> None:
         self.writer, self.lane = writer, lane
@@ -230,7 +230,7 @@ class ModelLane:
 
 
 class ModelWriter:
-    """The model of a writer of `num_envs` lanes; None: of one lane, and arguments have no leading axis of lanes."""
+    """The model of a writer of `num_envs` lanes; None: one lane, and arguments without a leading axis of lanes."""
 
     def __init__(self, number: int = 0, num_envs: int | None = None) -> None:
         self.number, self.num_envs = number, num_envs

@@ -12,7 +12,7 @@ Flat = dict[str, np.ndarray]
 
 
 def flat(value: Any, path: str) -> Flat:
-    """Flatten nested dicts and tuples to copies of their leaves, keyed by path below `path`."""
+    """Return copies of the leaves of nested dicts and tuples, by path; every path begins with `path`."""
     if isinstance(value, tuple):
         value = {str(index): child for index, child in enumerate(value)}
     if isinstance(value, Mapping):
@@ -21,7 +21,7 @@ def flat(value: Any, path: str) -> Flat:
 
 
 def pick(value: Any, index: Any) -> Any:
-    """Return a nested value with every leaf indexed along its first axis."""
+    """Return a nested value with `leaf[index]` in place of every leaf."""
     if isinstance(value, tuple):
         return tuple(pick(child, index) for child in value)
     if isinstance(value, Mapping):
@@ -30,7 +30,7 @@ def pick(value: Any, index: Any) -> Any:
 
 
 def same_values(one: Flat, other: Flat) -> bool:
-    """Tell whether two flattened values hold the same values: NaN equals NaN, and 0.0 equals -0.0."""
+    """Return whether two flattened values are the same: NaN equals NaN, and 0.0 equals -0.0."""
     return one.keys() == other.keys() and all(
         np.array_equal(one[leaf], other[leaf], equal_nan=one[leaf].dtype.kind == "f") for leaf in one
     )

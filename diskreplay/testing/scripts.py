@@ -69,7 +69,7 @@ def random_values(tree: Any, rng: np.random.Generator, leading: tuple[int, ...] 
 
 
 def random_rewards(field: Field, rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draw finite rewards of moderate size, many of them zero."""
+    """Return `count` random rewards that are finite and of moderate size; many are zero."""
     values = rng.normal(0, 8, count) * (rng.random(count) < 0.7)
     return (np.abs(values) if field.dtype.kind == "u" else values).astype(field.dtype)
 
@@ -86,12 +86,12 @@ class Script:
     values: dict[str, Any]
 
     def flags(self, t: int) -> tuple[bool, bool]:
-        """Return terminated and truncated of step `t`."""
+        """Return the flags (terminated, truncated) of step `t`."""
         last = t == self.plan.steps - 1
         return last and self.plan.end in ("terminated", "both"), last and self.plan.end in ("truncated", "both")
 
     def row(self, t: int) -> dict[str, Any]:
-        """Return the values of step `t` by name; at a break, next_obs differs from the next step's observation."""
+        """Return the values of step `t` by name; before a planned break, `next_obs` is not the next observation."""
         broken = self.plan.breaks and t == self.plan.steps // 2 - 1
         return {
             "obs": pick(self.obs, t),
@@ -169,7 +169,7 @@ def _calls(plan: WriterPlan, scripts: list[Script], rng: np.random.Generator) ->
 
 
 def random_priorities(rng: np.random.Generator, count: int | None = None) -> Any:
-    """Draw initial priorities of either sign, some of them zero."""
+    """Return `count` random initial priorities of either sign, some of them zero; None: return one number."""
     return rng.normal(0, 8, count) * (rng.random(count) < 0.8)
 
 
@@ -229,7 +229,7 @@ def _vector_calls(
 
 
 def _random_row(schema: Schema, width: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Return random arguments of one `append`: the values of skipped lanes must have no effect."""
+    """Return random arguments of one `append` for all lanes: a skipped lane has values, which must have no effect."""
     trees = {"obs": schema.obs, "next_obs": schema.obs, "action": schema.action, "extra": schema.extra}
     row: dict[str, Any] = {name: random_values(tree, rng, (width,)) for name, tree in trees.items()}
     row["reward"] = random_rewards(schema.reward, rng, width)
