@@ -2,10 +2,11 @@
 
 Other processes may write to the store meanwhile. Files of sealed segments never change: they are copied first, which
 takes most of the time. Then the backup takes the store lock, so that no process makes, evicts or sets aside a segment.
-It copies the files outside the segments, and notes the committed rows of each live segment, which a writer still
-appends to: this is the moment of the backup. Committed rows never change, so they are copied after the lock is
-released. If a segment is evicted or merged into a pack before it is copied, the backup takes the lock again for a later
-moment. The last attempt keeps the lock until everything is copied. Segments whose rows are in a pack are not copied.
+It copies the files outside the segments, and records the number of committed rows of each live segment, which is not
+sealed. This is the moment of the backup. Committed rows never change, so they are copied after the lock is released. If
+a segment is evicted or merged into a pack before it is copied, the backup takes the lock again, and copies the state of
+this later moment. The last attempt keeps the lock until everything is copied. Segments that were merged into a pack are
+not copied.
 """
 
 import errno
@@ -47,7 +48,7 @@ from diskreplay.segments.packs import current_numbers
 from diskreplay.segments.sealing import seal_segments
 from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo, read_segment
 
-# The most attempts to copy the state of one moment; each attempt takes a later moment.
+# The maximum number of attempts; each attempt copies the state of a later moment.
 _MOMENTS = 4
 
 
@@ -65,13 +66,13 @@ def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progre
 
 @dataclass
 class _Moment:
-    """The state of a store at one moment, apart from files that were copied before."""
+    """The counters and the segments of a store at one moment. All files outside the segments are copied before."""
 
     words: NDArray[np.int64]
-    kept: set[int] = field(default_factory=set)  # sealed segments that were copied before and are still there
+    kept: set[int] = field(default_factory=set)  # numbers of sealed segments that were copied before and still exist
     sealed: list[SegmentInfo] = field(default_factory=list)
     live: list[LiveRows] = field(default_factory=list)
-    # Segments that are copied file by file: why they cannot be read, or "" if only their counters cannot be trusted.
+    # Segments that are copied file by file, by number: their damage in words, or "" if only their counters are invalid.
     others: dict[int, str] = field(default_factory=dict)
 
 
@@ -81,13 +82,13 @@ class _Backup:
         self._copier = FileCopier(share=link)
         self._account = Account(disk_usage(root.folder)[0], progress)
         self._store_files = StoreFiles(root, copy.folder, self._copier, self._account)
-        self._done: dict[int, Identity] = {}  # the documents of the sealed segments that are copied
+        self._done: dict[int, Identity] = {}  # the identities of the documents of copied segments
 
     def run(self) -> None:
         """Copy everything, durably."""
         self._store_files.copy_ahead()
         for number in current_numbers(self._root):
-            with suppress(SegmentVanished, *DAMAGE):  # each is checked again under the lock
+            with suppress(SegmentVanished, *DAMAGE):  # such a segment is read again under the lock
                 if (info := read_segment(self._root, number)).sealed:
                     self._copy_sealed(info)
         for retries in reversed(range(_MOMENTS)):
@@ -108,7 +109,7 @@ class _Backup:
 
     @contextmanager
     def _locked(self) -> Iterator[ExitStack]:
-        """Hold the store lock for a block, which may close the yielded stack to release the lock early."""
+        """Hold the store lock in a `with` block, which may close the yielded stack to release the lock early."""
         with ExitStack() as lock:
             try:
                 lock.enter_context(held_lock(self._root.lock_path))
@@ -125,13 +126,13 @@ class _Backup:
     # --- the moment --------------------------------------------------------------------------------------------------
 
     def _read_moment(self) -> _Moment:
-        """Copy the files outside the segments, and return the state of the segments, under the store lock."""
-        # Before the segments: otherwise a sampler's state or a limiter could count a step that the backup lacks.
+        """Copy the files outside the segments, and return the state of the rest. The caller holds the store lock."""
+        # Copied before the segments are read: otherwise a sampler's state or a limiter could count a later step.
         self._store_files.copy()
         words = self._root.counters().read()
         words[layout.STEPS_EVICTED] = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
         moment = _Moment(words)
-        # The newest first: a lane's rows in a newer segment then imply that its rows in older segments are committed.
+        # Newest first: if a newer segment has rows of a lane, all rows of that lane in older segments are committed.
         for number in reversed(current_numbers(self._root)):
             path, where = self._root.segment_path(number), layout.segment_folder(number)
             if number in self._done and identify(path / layout.METADATA) == self._done[number]:
@@ -160,7 +161,7 @@ class _Backup:
     # --- copying -----------------------------------------------------------------------------------------------------
 
     def _complete(self, moment: _Moment) -> None:
-        """Complete the copy of one moment. Raises SegmentVanished if a segment was removed or replaced since then."""
+        """Copy the segments of a moment. Raises SegmentVanished if one of them was removed or replaced after it."""
         for number in listed_numbers(self._copy):
             if number not in moment.kept:
                 self._done.pop(number, None)
@@ -183,7 +184,7 @@ class _Backup:
     def _copy_live(self, live: LiveRows) -> SegmentInfo | None:
         """Copy the rows of a live segment, and return the copy.
 
-        If its rows cannot be read, its files are copied as they are, and None is returned.
+        If the rows cannot be read, the files of the segment are copied as they are, and None is returned.
         """
         try:
             return copy_live(live, self._copy, self._account)
@@ -218,7 +219,7 @@ class _Backup:
         )
 
     def _count_steps(self) -> tuple[Steps, int]:
-        """Count the steps of the copy as its readers do, and the steps in its quarantine."""
+        """Return the counts of the copy's steps, as readers count them, and the number of steps in its quarantine."""
         with suppress(*DAMAGE), ExitStack() as opened:
             counters = opened.enter_context(closing(self._copy.counters()))
             # Damage is listed in `problems` of the result. A warning would name the hidden folder of the backup.
@@ -238,7 +239,7 @@ def unfinished_path(to: Path) -> Path:
 
 @contextmanager
 def unfinished(root: Root, to: Path) -> Iterator[Path]:
-    """Make and lock the hidden folder of an unfinished backup for a block, and yield its path.
+    """Make and lock the hidden folder of an unfinished backup for a `with` block, and yield its path.
 
     The folder may hold files of an earlier, interrupted call. It is renamed to ``to`` when the block ends without an
     error, and otherwise stays. Raises StoreExists if ``to`` exists or the hidden folder is not a backup of this store,
@@ -254,7 +255,7 @@ def unfinished(root: Root, to: Path) -> Iterator[Path]:
     if lock is None:
         raise StoreLocked(f"another process is making a backup in {folder}; wait for it, or choose another path")
     try:
-        _check(root, to, folder)  # the process that had the lock may have completed it
+        _check(root, to, folder)  # the process that had the lock may have completed the backup
         write_root_document(root, folder)
         yield folder
         try:

@@ -29,18 +29,19 @@ class Backup:
     segments : int
         The number of segments of the new store.
     steps : int
-        The visible steps of the backup.
+        The number of visible steps of the backup.
     steps_hidden, steps_evicted, steps_discarded, steps_lost, steps_in_quarantine : int
-        Inserted steps that are not visible, each in one class, as in `Store.info`.
+        The numbers of inserted steps that are not visible, by class, as in `Store.info`.
     steps_inserted : int
-        All steps that were ever inserted: the sum of the counts above. All counts of steps are 0 if the backup is too
-        damaged to be read.
+        The number of steps that were ever inserted: the sum of the counts above. All counts of steps are 0 if the
+        backup is too damaged to be read.
     bytes : int
-        The disk usage of the new store, with the files that it shares with the original.
+        The disk usage of the new store in bytes, including files that it shares with the original.
     bytes_shared : int
-        Bytes that the backup shares with the original: files that were cloned or linked.
+        The number of bytes that the backup shares with the original: files that were cloned or linked.
     bytes_copied : int
-        Bytes that this call wrote. Files of an earlier, interrupted call count neither as shared nor as copied.
+        The number of bytes that this call wrote. Files of an earlier, interrupted call count neither as shared nor as
+        copied.
     problems : list of Problem
         Damage of the original. Damaged files were copied as they are; unreadable files were left out.
     """
@@ -61,10 +62,10 @@ class Backup:
 
 
 class Account:
-    """Counts the finished bytes, and collects problems. Not thread-safe.
+    """Counts the bytes that a backup has finished, and collects problems of the original. Not thread-safe.
 
-    ``progress`` is called with the finished bytes, and with the bytes of the store when the backup began. A file
-    that is copied twice counts twice, but the finished bytes never exceed the bytes of the store.
+    ``total`` is the disk usage of the store, in bytes, when the backup began. ``progress`` is called with the number of
+    finished bytes and with ``total``. A file that is copied twice counts twice, but never more than ``total`` in all.
 
     Attributes
     ----------
@@ -84,7 +85,7 @@ class Account:
             self._progress(self._done, self._total)
 
     def finish(self) -> None:
-        """Count everything as done."""
+        """Report that all bytes are finished."""
         self.advance(self._total)
 
     def begin(self, where: str) -> None:
@@ -95,7 +96,7 @@ class Account:
         self._problems.pop(where, None)
 
     def note(self, where: str, kind: str, name: str, detail: object) -> None:
-        """Add a problem of the file ``name`` in a part of the store, or of the part itself if ``name`` is empty."""
+        """Add a problem of the file ``name`` below the folder ``where``, or of the folder if ``name`` is empty."""
         path = os.path.join(where, name) if name else where
         self._problems.setdefault(where, []).append(Problem(kind, path, shown(str(detail))))
 
@@ -111,7 +112,7 @@ class SegmentVanished(Exception):
 
 
 def make_folder(target: Path, like: Path) -> None:
-    """Make a folder with the permissions of ``like``, unless it exists; a file in its place is removed."""
+    """Make the folder ``target`` with the permissions of ``like``, unless it exists; remove a file in its place."""
     if not is_folder(target):
         with suppress(FileNotFoundError):
             os.unlink(target)
@@ -129,9 +130,9 @@ def make_free_lock(target: Path, like: Path) -> None:
 def files_below(
     folder: Path, is_left_out: Callable[[Path], bool] = lambda path: False
 ) -> Iterator[tuple[Path, list[str]]]:
-    """Yield a folder and the folders below it, parents first, each with the names of its other entries.
+    """Yield ``folder`` and every folder below it, parents first, each with the names of its files and links.
 
-    These names include links to folders. Yields nothing if the folder is missing.
+    A folder is skipped if ``is_left_out`` returns true for its path. Yields nothing if ``folder`` is missing.
     """
     for path, folders, names in os.walk(folder):
         links = {name for name in folders if os.path.islink(f"{path}/{name}")}
@@ -140,7 +141,7 @@ def files_below(
 
 
 def remove_others(target: Path, known: set[str], is_left_out: Callable[[Path], bool] = lambda path: False) -> None:
-    """Remove the files below a folder whose relative paths are not in ``known``, and folders without a known file."""
+    """Remove files below ``target`` except the relative paths in ``known``, and folders without a known file."""
     above = {parent for path in known for parent in Path(path).parents}
     for folder, names in list(files_below(target, is_left_out)):
         inside = folder.relative_to(target)
@@ -149,7 +150,7 @@ def remove_others(target: Path, known: set[str], is_left_out: Callable[[Path], b
                 if str(inside / name) not in known:
                     os.unlink(folder / name)
         elif folder != target:
-            shutil.rmtree(folder, ignore_errors=True)  # it may be gone with its parent
+            shutil.rmtree(folder, ignore_errors=True)  # it may have been removed with its parent
 
 
 def copy_as_it_is(source: Path, target: Path, where: str, copier: FileCopier, account: Account) -> None:
@@ -175,7 +176,7 @@ def copy_as_it_is(source: Path, target: Path, where: str, copier: FileCopier, ac
 def copy_noted(
     source: Path, target: Path, where: str, name: str, copier: FileCopier, account: Account, *, may_clone: bool = False
 ) -> None:
-    """Copy a file, or note why it cannot be copied; a file that is gone is left out."""
+    """Copy a file, or add a problem if it cannot be read; a missing file is skipped."""
     with suppress(FileNotFoundError), noted(where, name, account):
         nbytes = os.lstat(source).st_blocks * 512
         copier.copy(str(source), str(target), may_clone=may_clone)
@@ -183,7 +184,7 @@ def copy_noted(
 
 
 class noted:
-    """Context manager that suppresses an error of reading the original, and notes it in the account."""
+    """Context manager that suppresses an error of reading the original, and adds it to the account as a problem."""
 
     def __init__(self, where: str, name: str, account: Account) -> None:
         self._where, self._name, self._account = where, name, account
@@ -192,7 +193,7 @@ class noted:
         """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        """Note and suppress an error of reading the original; let other errors pass."""
+        """Add an error of reading the original as a problem, and suppress it; let other errors pass."""
         if isinstance(error, FormatError):
             self._account.note(self._where, "type", self._name, "is not a regular file; left out")
         elif isinstance(error, Unreadable):

@@ -1,7 +1,7 @@
 """Copies sealed and live segments into a backup.
 
-Files of sealed segments never change, and each has a checksum. A live segment is one that a writer still appends to:
-its copy has the rows that were committed at one moment, and the backup seals it.
+Files of sealed segments never change, and each has a checksum. A writer still appends to a live
+segment: its copy has the rows that were committed at one moment, and the backup seals the copy.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Ac
 
 
 def _make_folders(source: Path, target: Path) -> set[str]:
-    """Make a segment's folders in ``target``, remove files that the segment lacks, and return its files' paths."""
+    """Make the folders of ``source`` in ``target``, remove files that ``source`` lacks, and return its file paths."""
     names: set[str] = set()
     was_begun = is_folder(target)
     for folder, files in files_below(source):
@@ -83,7 +83,8 @@ class _Copy:
         self._info, self._target, self._where = info, target, where
         self._copier, self._account = copier, account
         self._chunks = {chunk.name: chunk for chunk in sealed_chunks(info)}
-        # A segment with unproven rows may still change: `repair --salvage` adds them, and seals it again in its place.
+        # `repair --salvage` changes the files of a segment with unproven rows, so a backup must not share these by
+        # links.
         self._stays = info.claimed is None
 
     def bring(self, name: str) -> None:
@@ -111,7 +112,8 @@ class _Copy:
         is_chunk = name in self._chunks
         self._copier.copy(str(self._info.path / name), target, may_clone=is_chunk, may_link=is_chunk and self._stays)
         if is_chunk and (mode := os.stat(target).st_mode) & WRITE_BITS:
-            # Sealing makes chunks read-only: readers check writable ones, which may have been copied before sealing.
+            # Readers check the bytes of writable chunks, which may be older than the sealing. This copy is checked
+            # here.
             os.chmod(target, mode & 0o7777 & ~WRITE_BITS)
         if name in self._info.checksums and not self._matches(name):
             self._account.note(self._where, "checksum", name, "does not match its checksum; copied as it is")
@@ -131,7 +133,7 @@ class _Copy:
 
 
 class LiveRows(NamedTuple):
-    """The numbers of rows of each lane of a live segment at one moment: committed, and with an observation."""
+    """The number of rows of each lane of a live segment at one moment: committed rows, rows with an observation."""
 
     info: SegmentInfo
     committed: Ints
@@ -144,7 +146,7 @@ def read_live(info: SegmentInfo) -> LiveRows:
     Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
     """
     shown, committed = map_trusted(info)
-    # `observed` first: if it is one past a `committed` read later, the observation follows exactly these rows.
+    # `observed` is copied first. If it is then one more than `committed`, the committed rows' last observation exists.
     observed = shown.copy()
     committed = committed.copy()
     if (committed < 0).any() or (observed > committed + 1).any():

@@ -42,7 +42,8 @@ class StoreFiles:
     def copy(self) -> None:
         """Copy the current files, and remove files that are gone from the store. The caller holds the store lock.
 
-        Files that were copied ahead and are unchanged are not copied again. The caller writes the counters.
+        Files that were copied ahead and are unchanged are not copied again. The counters are not copied: the caller
+        writes them.
         """
         self._account.begin("")
         known = self._copy(self._tops())
@@ -55,7 +56,7 @@ class StoreFiles:
         return [name for name in names if name != layout.METADATA and not name.startswith(".")]
 
     def _copy(self, tops: list[str]) -> set[str]:
-        """Copy these parts of the store's folder; return the paths of all their files."""
+        """Copy the files at or below these entries of the store's folder; return their paths."""
         known = set()
         for name in tops:
             for path in self._files(name):
@@ -64,7 +65,7 @@ class StoreFiles:
         return known
 
     def _files(self, top: str) -> Iterator[str]:
-        """Make the folders, and yield the paths of the files to copy."""
+        """Make the folders below an entry of the store's folder, and yield the paths of the files to copy."""
         if not is_folder(self._source / top):
             yield top
             return
@@ -94,7 +95,7 @@ class StoreFiles:
 
 
 def write_root_document(root: Root, folder: Path) -> None:
-    """Copy the root's current document into a backup, durably: its uuid names the store of the backup."""
+    """Copy the store's own document into a backup, durably: its uuid identifies the store of the backup."""
     path, data = folder / layout.METADATA, read_document(root.folder / layout.METADATA)
     if not path.exists() or read_document(path) != data:
         write_atomic(path, data, synced=True)
@@ -106,9 +107,9 @@ def _is_segment(folder: Path) -> bool:
 
 
 def _is_made_anew(path: str) -> bool:
-    """Whether a file is not copied: hidden temporary files, and a file or a link in the place of a segment.
+    """Whether a file is not copied: a hidden temporary file, or a file or link in the place of a segment.
 
-    The counters and their lock are not copied either: the backup makes its own.
+    The counters and their lock are not copied either, because the backup makes its own.
     """
     folder, _, name = path.rpartition("/")
     if (folder == layout.COUNTERS and name in ("c.0", layout.LOCK)) or _is_segment(Path(path)):

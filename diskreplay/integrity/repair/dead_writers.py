@@ -1,7 +1,7 @@
 """Seals the segments of dead writers, deletes their unfinished files, and salvages unproven steps.
 
-Unproven steps lie after the proven rows of a segment: no mark proves that they were written whole. Salvaged steps count
-from then on.
+Unproven steps come after the proven rows of a segment: no mark proves that they were written completely. After they are
+salvaged, they count like other steps.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from diskreplay.writing.sealer import Sealer
 
 # Prefixes of the names of temporary files, each with the name of the lock that its maker holds, or "" for no lock.
 _TEMPORARY = {PREFIX: "", "new-": "", **LOCK_OF_DRAFT}
-# A living process needs a temporary file for less time: a file that still exists after it was left by a dead process.
+# Living processes delete their temporary files sooner: a file that exists after this pause belongs to a dead one.
 _PAUSE_S = 0.05
 
 
@@ -56,7 +56,7 @@ class DeadWriters:
     def seal(self) -> None:
         """Seal the segments of dead writers, delete their temporary files, and complete evictions that they began.
 
-        It takes the store lock itself.
+        This method takes the store lock itself: its caller must not hold it.
         """
         unsealed = [info for info in self._unsealed() if self._foreign or may_seal(info)]
         leftovers, lost = self._dead_leftovers(), self._never_written()
@@ -70,7 +70,7 @@ class DeadWriters:
         for where in lost:
             self._remedies.note("quarantined", where, f"was lost when the power failed; now in {QUARANTINE}")
         for name in sorted(leftovers):
-            # "was being deleted": a living process deletes without the store lock, so the maker need not be dead.
+            # Not "by a process that died": living processes delete files with this prefix without the store lock.
             detail = "was being deleted" if name.startswith(PREFIX) else "was left by a process that died"
             self._remedies.note("removed", f"{layout.COUNTERS}/{name}", detail)
         for info in unsealed:
@@ -79,7 +79,7 @@ class DeadWriters:
     # --- segments ----------------------------------------------------------------------------------------------------
 
     def _unsealed(self) -> list[SegmentInfo]:
-        """Return the unsealed segments that no living process of this machine holds."""
+        """Return the unsealed segments whose lock no living process of this machine holds."""
         files = self._remedies.files
         words = read_words(files)
         numbers = (n for n in segment_numbers(files) if words is None or n < words.next_segment)
@@ -100,7 +100,7 @@ class DeadWriters:
         store = self._remedies.store
         retention = Retention(store, store.counters(writable=True))
         sealer = Sealer(store, partial(_count_sealed, retention), Marker(store))
-        with suppress(FormatError):  # the segment of a living writer may be damaged; the last check reports it
+        with suppress(FormatError):  # a living writer's segment may be damaged: the last verification reports it
             while dead := retention.dead_segments(evicts=False):
                 for info, lock in dead:
                     sealer.submit(info, lock)
@@ -124,7 +124,7 @@ class DeadWriters:
         destroy(self._remedies.store, gone)
 
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
-        """Set aside segments that cannot be sealed: they have no durable row, since verify found no damage."""
+        """Move segments that could not be sealed to quarantine. They have no durable row: verify found no damage."""
         with held_lock(self._remedies.store.lock_path):
             for info in unsealed:
                 where = layout.segment_folder(info.number)
@@ -134,14 +134,14 @@ class DeadWriters:
                         self._remedies.set_aside(where, f"cannot be sealed: {error}")
 
     def _note_fate(self, info: SegmentInfo, fate: Fate, proof: Proof | None) -> None:
-        """Add the action on a segment of a dead writer to the list.
+        """Add the action that sealed, moved or deleted a segment of a dead writer to the list of actions.
 
         ``proof`` is not None if checksums of blocks prove more rows of a copied segment than its marks do.
         """
         now = info if self._dry_run else self._remedies.read(info.number)
         where, note = layout.segment_folder(info.number), self._remedies.note
         if self._dry_run and any(action.where == where for action in self._remedies.actions):
-            return  # a repair would have replaced or set aside the segment by now
+            return  # another action of the repair would have replaced or moved the segment before
         kept = None if now is None or now.steps is None else now.steps - now.lost.steps
         if proof and fate is not Fate.REMOVED and (self._dry_run or kept == proof.damage.steps_kept):
             detail = f"a copy with damaged blocks, {proof.damage.steps_kept} steps kept"
@@ -161,7 +161,7 @@ class DeadWriters:
     # --- unfinished files --------------------------------------------------------------------------------------------
 
     def _dead_leftovers(self) -> set[str]:
-        """Return the names of temporary files that still exist after a pause, since their processes are dead."""
+        """Return the names of temporary files that still exist after a pause: their processes are dead."""
         found = self._leftovers()
         if found:
             time.sleep(_PAUSE_S)
@@ -180,7 +180,7 @@ class DeadWriters:
 
 
 def _count_sealed(retention: Retention) -> None:
-    """Notify readers of a sealed segment; if that fails, they find it by themselves within a second."""
+    """Notify readers of a sealed segment. If that fails, readers find the segment by themselves within a second."""
     with suppress(FormatError, StorageFull):
         retention.count_sealed()
 
@@ -189,11 +189,11 @@ def _count_sealed(retention: Retention) -> None:
 
 
 def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
-    """Make the unproven steps of each segment count, as far as they may be whole; yield the actions.
+    """Make the unproven steps of each segment count, as far as they may be complete; yield the actions.
 
-    A row was not written whole if its flags do not continue a sequence of episodes, or if its time is earlier than the
-    time of the previous row. The lane then ends before this row. The bytes of the other rows may be torn, too, so
-    unproven steps never count without this call. Segments of living writers are left alone.
+    A row was not written completely if its flags do not continue a sequence of episodes, or if its time is earlier than
+    the time of the previous row. The lane then ends before this row. Nothing shows whether the bytes of the other rows
+    are complete, so unproven steps never count without this call. Segments of living writers are left alone.
     """
     for number in live_numbers(root, root.counters().read()):
         try:
@@ -201,7 +201,7 @@ def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
             if info.claimed is not None or not shows_live_rows(info):
                 yield from _salvage(info, dry_run)
         except (FileNotFoundError, FormatError):
-            continue  # evicted meanwhile, or damaged: the repair of damage handles it
+            continue  # evicted meanwhile, or damaged, which `SegmentRepair` handles
 
 
 def _salvage(info: SegmentInfo, dry_run: bool) -> Iterator[Action]:

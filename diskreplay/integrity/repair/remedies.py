@@ -71,7 +71,7 @@ def without(problems: list[Problem], kind: str) -> list[Problem]:
 
 
 class Remedies:
-    """Restores files of one store or sets them aside; with ``dry_run``, only lists the actions. Used by one thread.
+    """Restores files of a store or moves them to quarantine; a dry run only lists the actions. Used by one thread.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class Remedies:
 
     @cached_property
     def evicted(self) -> dict[int, list[tuple[int, int]]]:
-        """(position, steps) of the episodes that were evicted by hand, by segment number."""
+        """The episodes that were evicted by hand, as (position, number of steps), by segment number."""
         files = self.files
         words = read_words(files)
         return {} if words is None else read_evictions(files, self.plan, words)
@@ -115,9 +115,10 @@ class Remedies:
 
     @contextmanager
     def segment_lock(self, where: str) -> Iterator[bool]:
-        """Hold a segment's lock for a block, and yield True; yield False if a living writer may hold it.
+        """Hold a segment's lock in a `with` block, and yield True; yield False if a living writer may hold the lock.
 
-        A dry run only looks at the lock. A segment whose lock cannot exist, such as one without its folder, is free.
+        A dry run checks the lock without taking it. If the segment or the folder of its lock is missing, no writer can
+        hold the lock, and True is yielded.
         """
         committed = self.root / where / layout.COMMITTED
         path = committed / layout.LOCK
@@ -137,7 +138,7 @@ class Remedies:
                 lock.release()
 
     def read(self, number: int) -> SegmentInfo | None:
-        """Return the attributes in the document of a segment, or None if it cannot be read."""
+        """Return the attributes in the document of a segment, or None if the document cannot be read."""
         try:
             return read_segment(self.store, number)
         except (FormatError, OSError):
@@ -151,7 +152,7 @@ class Remedies:
     def set_aside(self, where: str, detail: str, steps: int = 0, *, document_steps: int | None = None) -> None:
         """Move a file or folder into quarantine, and count ``steps`` as lost.
 
-        ``document_steps``: the number of steps to record for a segment in quarantine; None: it is counted.
+        ``document_steps``: the number of steps to record for a segment in quarantine; None: its steps are counted.
         """
         now = f"{QUARANTINE}/{where}" if self.dry_run else move_aside(self.root, where, detail, steps=document_steps)
         self.note("quarantined", where, f"{detail}; now {now}", steps)
@@ -165,14 +166,14 @@ class Remedies:
         return False
 
     def restore(self, where: str, data: bytes, detail: str) -> None:
-        """Restore a file; a folder in its place is set aside."""
+        """Write ``data`` to the file ``where``; a folder in its place is moved to quarantine."""
         if is_folder(self.root / where):
             self.set_aside(where, detail)
         if self.dry_run or restore_file(self.root / where, data):
             self.note("restored", where, detail)
 
     def make_group(self, name: str) -> None:
-        """Make a group of the root again, with its document."""
+        """Make a missing group of the store again, with its document."""
         if not self.dry_run:
             (self.root / name).mkdir()
         where = f"{name}/{layout.METADATA}"

@@ -35,18 +35,18 @@ def repair(
     max_lost_steps: int | None = None,
     progress: Progress | None = None,
 ) -> Repaired:
-    """Repair a store without deleting any data: files without a remedy are moved to ``counters/quarantine``.
+    """Repair a store without deleting any data: files that cannot be repaired are moved to ``counters/quarantine``.
 
     Small files whose content follows from other files are written again. A sealed segment with damaged rows is rebuilt
-    from its whole episodes, with the same ids; the damaged segment goes into quarantine. A segment without a whole
-    episode, a segment that cannot be read, and a file that does not belong in a store go there, too. Segments of dead
-    writers are sealed, and segments of living writers are left alone. Every sealed chunk is read once, a damaged one a
-    few times. Readers see the repaired segments with their next refresh.
+    from its undamaged episodes, with the same ids; the damaged segment goes into quarantine. A segment without an
+    undamaged episode, a segment that cannot be read, and a file that does not belong in a store go into quarantine,
+    too. Segments of dead writers are sealed, and segments of living writers are left alone. Every sealed chunk is read
+    once, and a damaged chunk a few times. Readers see the repaired segments with their next refresh.
 
     `Store.repair` describes the arguments. Other processes may use the store meanwhile, and its folder may be moved
     within its file system. ``progress`` is called with the bytes read of segments so far, and with the bytes of all
-    segments. Raises the errors of `Store.repair` except ReadOnlyError, ValueError if ``max_lost_steps`` is not a number
-    of steps, FormatError if this release does not know the version of the store.
+    segments. Raises the errors of `Store.repair` except ReadOnlyError. Also raises ValueError if ``max_lost_steps`` is
+    not a number of steps, and FormatError if this release does not know the version of the store.
     """
     if max_lost_steps is not None and (type(max_lost_steps) is not int or max_lost_steps < 0):
         raise ValueError(f"max_lost_steps is a number of steps, or None for no limit, not {max_lost_steps!r}")
@@ -76,7 +76,7 @@ class _Repair:
         """Repair the store, and return the result."""
         problems = without(verify(self._home, deep=True, progress=progress), "quarantine")
         plan = read_plan(self._remedies.files)
-        if plan is None:  # the layout of a store is known only by its own document
+        if plan is None:  # only the store's own document describes the layout of its segments
             data = from_copy(self._root / layout.METADATA, self._root / layout.ROOT_COPY)
             if data is not None:
                 self._remedies.note("restored", layout.METADATA, f"{problems[0].detail}; from its copy")
@@ -90,7 +90,7 @@ class _Repair:
             return Repaired(self._remedies.actions, problems)
         with self._remedies.store_lock():
             self._repair_damage(problems)
-        # Damage that a dry run leaves can keep the search for dead writers from reading the store.
+        # After a dry run, the store is still damaged: the search for dead writers may be unable to read it.
         with suppress(FormatError) if self._dry_run else nullcontext():
             DeadWriters(self._remedies, self._foreign).seal()
             if self._salvage:
@@ -101,7 +101,7 @@ class _Repair:
     # --- outside the segments ----------------------------------------------------------------------------------------
 
     def _has_lock(self) -> bool:
-        """Make the folder of the store lock if it is missing; return whether it is there."""
+        """Make the folder of the store lock if it is missing; return whether the lock can be taken."""
         folder = self._root / layout.COUNTERS
         if not os.path.lexists(folder):
             self._remedies.make_group(layout.COUNTERS)
@@ -136,7 +136,7 @@ class _Repair:
         self._repair_segments(damaged, numbers)
 
     def _repair_groups(self, problems: list[Problem]) -> None:
-        """Make missing groups of the root; set aside a file in the place of a group."""
+        """Make missing groups of the store; move a file in the place of a group to quarantine."""
         for problem in problems:
             if problem.where in GROUPS and problem.where != layout.COUNTERS and problem.kind in ("missing", "type"):
                 if problem.kind == "type":
@@ -147,7 +147,7 @@ class _Repair:
         """Repair damaged segments without a living writer; ``numbers`` lists all segments of the store."""
         if not damaged:
             return
-        # Rows of some of them may have been put into a pack since.
+        # Another process may have merged some of these segments into a pack since they were verified.
         superseded = find_superseded(read_packs(self._remedies.files, self._remedies.plan, numbers))
         segments = SegmentRepair(self._remedies)
         for number, found in sorted(damaged.items()):
@@ -161,8 +161,8 @@ class _Repair:
     def _still_found(self, problems: list[Problem]) -> list[Problem]:
         """Check files outside the segments again under the store lock, and return the problems that remain.
 
-        A problem that is gone was of a file that another process was replacing. Problems of segments and of the
-        counters are returned unchecked: their repair checks them again.
+        If a problem is gone, another process was replacing the file during the first check. Problems of segments and of
+        the counters are returned unchecked: their repair checks them again.
         """
         words = (layout.COUNTERS, COUNTERS_FILE)
         outside = [p for p in problems if not p.where.startswith(f"{layout.SEGMENTS}/") and p.where not in words]
@@ -193,7 +193,7 @@ class _Repair:
         if data is not None:
             self._remedies.restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
-            if os.path.lexists(self._root / "/".join(parts[:2])):  # else it was set aside already for another file
+            if os.path.lexists(self._root / "/".join(parts[:2])):  # else it was already moved because of another file
                 self._remedies.set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
         elif problem.where.startswith(f"{layout.NOTES}/") or (
             problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE
@@ -203,9 +203,9 @@ class _Repair:
             self._remedies.set_aside("/".join(parts[:2]), problem.detail)
 
     def _finish_others(self) -> None:
-        """Complete replacements of damaged segments that a dead process had begun."""
+        """Complete the replacements of damaged segments that a process began before it died."""
         if self._dry_run:
             return
-        with suppress(FormatError):  # the counters may need repair first; then the next opener completes it
+        with suppress(FormatError):  # damaged counters: the next process that opens the store does it
             for number in finish_replacements(self._remedies.store):
                 self._remedies.note("rebuilt", layout.segment_folder(number), "a process that died had begun this")

@@ -23,7 +23,7 @@ from diskreplay.segments.packs import indexes_of, read_tables, table_from_copy
 from diskreplay.segments.segment import SegmentInfo
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
-# The most that one update adds to a counter: a writer may die before it updates the complement.
+# The most that one update adds to each counter. A writer may die after an update, before it updates the complement.
 _MOST_ADDED = {
     layout.STEPS_EVICTED: 1 << layout.POSITION_BITS,
     layout.RESERVED: layout.RESERVED_AT_ONCE,
@@ -36,10 +36,10 @@ _MOST_ADDED = {
 
 
 def known_document(plan: Plan, where: str, evictions: int, root: Path | None = None) -> bytes | None:
-    """Return the bytes of a document of the store's own groups and arrays; None: it is not one of these.
+    """Return the right content of the document ``where`` outside the segments; None: its content is unknown.
 
-    ``evictions`` is the number of evictions by hand. ``root`` is the folder of the store: with it, the copy of the
-    store's own document is known, too.
+    Known are the documents of the store's own groups and arrays and, if the folder ``root`` of the store is given, the
+    copy of the store's own document. ``evictions`` is the number of evictions by hand.
     """
     known = {f"{name}/{layout.METADATA}": data for name, data in store_documents(plan).items()}
     known[f"{layout.EVICTIONS}/{layout.METADATA}"] = eviction_document(plan, evictions)
@@ -49,7 +49,7 @@ def known_document(plan: Plan, where: str, evictions: int, root: Path | None = N
 
 
 def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
-    """Return the right content of a small file of a sealed segment; None: no derived content fits its checksum."""
+    """Return the content of a small file of a sealed segment, derived from other files; None: it cannot be derived."""
     folder, _, file = name.rpartition("/")
     is_of_table = folder in layout.EPISODE_FOLDERS
     if not info.sealed or not (is_of_table or folder in info.blueprint.paths):
@@ -81,7 +81,7 @@ def _candidates(info: SegmentInfo, folder: str, file: str) -> Iterator[bytes]:
 
 
 def whole_document(path: Path) -> bytes | None:
-    """Return the bytes of the root's or a segment's own document, or of its copy, if they fit their checksum."""
+    """Return the bytes of a store's or segment's own document, or of its copy; None: they are damaged."""
     if not is_folder(path.parent):
         return None
     try:
@@ -93,7 +93,7 @@ def whole_document(path: Path) -> bytes | None:
 
 
 def from_copy(document: Path, copy: Path) -> bytes | None:
-    """Return the copy of a damaged or missing document; None: the copy is damaged, too, or the document is whole."""
+    """Return the copy of a damaged or missing document; None: the copy is damaged, or the document is not."""
     if document.is_dir() or whole_document(document) is not None:
         return None
     return whole_document(copy)
@@ -121,7 +121,7 @@ def _rows(info: SegmentInfo) -> NDArray[np.int64]:
 
 
 def _of_episodes(info: SegmentInfo, name: str) -> bytes:
-    """Return a file of the table of episodes as it follows from the rows, or empty bytes if the rows are damaged."""
+    """Return a file of the table of episodes, derived from the rows, or empty bytes if the rows are damaged."""
     if info.episodes is None:
         return b""
     known = {f"{path}/{layout.METADATA}": data for path, data in info.root.blueprint.episode_documents(info.episodes)}
@@ -147,7 +147,7 @@ def _counter(info: SegmentInfo, counter: str) -> bytes:
 
 
 def repair_words(root: Path, numbers: list[int], aside: Sequence[int]) -> str | None:
-    """Make the store's counters valid again; return the old and the new values as text, or None if they were right.
+    """Make the store's counters valid again; return the old and new values as text, or None if nothing was wrong.
 
     If a counter and its complement disagree, one of the two is right: either a writer died between the two updates, or
     a bit flipped. The files of the store decide which one; if they cannot, the value that keeps more steps is used. The
@@ -168,7 +168,7 @@ def repair_words(root: Path, numbers: list[int], aside: Sequence[int]) -> str | 
     try:
         fd = open_regular(str(path), nbytes, os.O_RDWR)
     except (OSError, FormatError):
-        write_atomic(path, repaired.tobytes())  # no process can have the damaged file mapped
+        write_atomic(path, repaired.tobytes())  # a new file is safe: no process can have mapped the damaged one
         fd = open_regular(str(path), nbytes, os.O_RDWR)
     with open(fd, "r+b", buffering=0) as file:
         file.write(repaired.tobytes())
@@ -182,10 +182,10 @@ def _choose(
 ) -> list[int]:
     pairs = zip(values, others, strict=True)
     able = [[value for value in pair if 0 <= value <= layout.MOST_COUNTED] or [0] for pair in pairs]
-    # For the horizon and the frontier, the lower value keeps more steps.
+    # Steps before the counters HORIZON and FRONTIER are evicted or hidden, so the lower value keeps more steps.
     chosen = [_newer(both, _MOST_ADDED.get(word, 0)) for word, both in enumerate(able)]
     following = 1 + max([*numbers, *aside], default=-1)
-    # The lower value that is above every segment: a value with a flipped bit may be huge, and waste numbers.
+    # The lower value above every segment number: a value with a flipped bit may be huge, and waste segment numbers.
     above = [value for value in able[layout.NEXT_SEGMENT] if following <= value <= layout.MAX_SEGMENTS]
     chosen[layout.NEXT_SEGMENT] = min(above, default=following)
     least = min(numbers, default=chosen[layout.NEXT_SEGMENT])
@@ -204,7 +204,7 @@ def _newer(both: list[int], most: int) -> int:
 
 
 def _eviction_entries(root: Path) -> int:
-    """Return the number of entries in the files of evictions by hand: the first entry without steps is unused."""
+    """Return the number of entries in the files of evictions by hand: the first entry with 0 steps is unused."""
     count = 0
     with suppress(OSError, FormatError):
         while is_folder(root / layout.EVICTIONS):

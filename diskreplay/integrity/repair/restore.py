@@ -27,10 +27,10 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
     """Bring a segment back from quarantine, if it is whole; a segment in its place goes to quarantine.
 
     If several segments in quarantine have the number, the one set aside last is tried first. Readers see the segment
-    with their next refresh. Raises ReplayError if no segment in quarantine has the number, or if the one in its place
-    has a living writer. Raises ReplayError, too, if the one set aside last is still damaged, would be evicted at once,
-    has fewer steps than the one in its place, or shares rows with other segments. Raises FormatError if the
-    store's own document is damaged.
+    with their next refresh. Raises ReplayError if no segment in quarantine has the number, or if the segment in its
+    place has a living writer. If no segment with the number can be brought back, raises ReplayError for the one set
+    aside last: it is still damaged, would be evicted at once, has fewer steps than the segment in its place, or shares
+    rows with other segments. Raises FormatError if the store's own document is damaged.
     """
     remedies, place = Remedies(home, dry_run, None), layout.segment_folder(number)
     store, plan = remedies.store, read_plan(remedies.files)
@@ -68,7 +68,7 @@ def _bring_back(remedies: Remedies, number: int) -> str:
 
 
 def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentInfo]:
-    """Return the first segment in quarantine that may be brought back; raises as `restore_segment` does."""
+    """Return the last segment set aside that may be brought back; raises ReplayError as `restore_segment` does."""
     refused: list[ReplayError] = []
     for entry in _find_segments(remedies.root, number):
         try:
@@ -79,7 +79,7 @@ def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentIn
 
 
 def _find_segments(root: Path, number: int) -> list[Quarantined]:
-    """Return the entries in quarantine of a segment number, the one set aside last first.
+    """Return the entries in quarantine with this segment number; the segment set aside last comes first.
 
     Raises ReplayError if there is no entry.
     """
@@ -92,7 +92,7 @@ def _find_segments(root: Path, number: int) -> list[Quarantined]:
 
 
 def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> SegmentInfo:
-    """Check that a segment may be brought back, and return its attributes; raises as `restore_segment` does."""
+    """Return the attributes of a segment in quarantine if it may be brought back, else raise ReplayError."""
     root, number = store.folder, entry.segment or 0
     found, _ = verify_segment(str(root), number, plan, deep=True, evicted={}, where=entry.where)
     if problems := without(found, "unproven"):
@@ -112,7 +112,7 @@ def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> SegmentInfo:
 
 
 def _check_place(store: Root, entry: Quarantined, info: SegmentInfo) -> None:
-    """Check that no step would exist twice, and that no step of the segment in its place is lost."""
+    """Check that a restored segment would duplicate no step, and would not replace a segment with more steps."""
     place, members = layout.segment_folder(info.number), _members(info)
     packs = ((pack.number, tables) for pack, tables in read_packs(store) if pack.number != info.number)
     packed = {one: pack for pack, tables in packs for one in tables.numbers.tolist()}
@@ -130,7 +130,7 @@ def _check_place(store: Root, entry: Quarantined, info: SegmentInfo) -> None:
     try:
         present = read_segment(store, info.number)
     except (OSError, FormatError):
-        return  # it is damaged
+        return  # the segment in its place is damaged
     if present.uuid != info.uuid:
         raise ReplayError(f"{place} is a different segment from {entry.where}; move it out of the store first")
     if _steps_of(present) > _steps_of(info):
@@ -153,7 +153,7 @@ def _steps_of(info: SegmentInfo) -> int:
 def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantined:
     """Delete a segment in quarantine for good, and return its entry. Its steps count as evicted.
 
-    If several segments in quarantine have the number, the one set aside last is deleted. A dry run deletes nothing.
+    If several segments in quarantine have the number, the segment set aside last is deleted. A dry run deletes nothing.
     Raises StoreNotFound if there is no store at ``path``, FormatError if the folder of its counters is a link or a
     file, ReplayError if the segment is not in quarantine, StoreLocked if another process held the store's lock for a
     minute.

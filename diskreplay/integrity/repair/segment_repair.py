@@ -1,4 +1,4 @@
-"""Repairs one damaged segment: restores its files, rebuilds it from its whole episodes, or sets it aside."""
+"""Repairs one damaged segment: restores its files, rebuilds it from its undamaged episodes, or moves it to quarantine."""
 
 import shutil
 import warnings
@@ -32,11 +32,11 @@ _OF_A_FILE = ("checksum", "missing", "size", "type", "unreadable")
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of a damaged segment if it is rebuilt."""
+    """The steps that a damaged segment loses if it is rebuilt from its undamaged episodes."""
 
     info: SegmentInfo
     damage: Damage
-    tables: PackTables | None = None  # of a pack
+    tables: PackTables | None = None  # only of a pack
 
     @property
     def steps(self) -> int:
@@ -75,7 +75,7 @@ class Losses:
 
 
 def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
-    """Whether a problem of the segment in the folder ``where`` may follow from damaged rows."""
+    """Whether a problem of the segment in the folder ``where`` may come from damaged rows: rebuilding removes it."""
     if not info.sealed:
         return False
     name = problem.where.removeprefix(f"{where}/")
@@ -106,10 +106,10 @@ def is_of_table(problem: Problem, where: str) -> bool:
 def find_losses(
     info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int]]], *, is_table_damaged: bool
 ) -> Losses | None:
-    """Return the losses if a segment is rebuilt; None: it cannot be rebuilt, or no damage was found.
+    """Return the losses if a segment is rebuilt; None: the segment cannot be rebuilt, or no damage was found.
 
-    It cannot be rebuilt if no step would remain, or if the counter of its rows or the tables of a pack are damaged.
-    ``evicted`` has (position, steps) of the episodes that were evicted by hand, by segment number.
+    A segment cannot be rebuilt if no step would remain, or if the counter of its rows or the tables of a pack are
+    damaged. ``evicted`` has the episodes that were evicted by hand, as (position, number of steps), by segment number.
     ``is_table_damaged``: the table of episodes is damaged, which costs no step.
     """
     counter = known_in_segment(info, f"{layout.COMMITTED}/c.0")
@@ -129,7 +129,7 @@ def find_losses(
 
 
 def _evicted_of_pack(tables: PackTables, evicted: Mapping[int, Sequence[tuple[int, int]]]) -> list[tuple[int, int]]:
-    """Return (first row, steps) of each episode of a pack that was evicted by hand."""
+    """Return (first row, number of steps) of each episode of a pack that was evicted by hand."""
     entries = [(n << layout.POSITION_BITS | p, s) for n in tables.numbers.tolist() for p, s in evicted.get(n, [])]
     ids, steps = np.array(entries, np.int64).reshape(-1, 2).T
     lanes = tables.lanes[tables.places(ids >> layout.POSITION_BITS)]
@@ -140,7 +140,7 @@ def _evicted_of_pack(tables: PackTables, evicted: Mapping[int, Sequence[tuple[in
 
 
 def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:
-    """Return the number of steps of a segment by its document or, without a credible one, the most it may have."""
+    """Return the number of steps in a segment's document or, if that is not credible, the most it may have."""
     rows = _rows_with_flags(segment)
     # A document with more steps than its files have room for is not credible.
     counted = info.steps if info is not None and info.steps and info.steps <= rows else 0
@@ -166,22 +166,22 @@ def _rows_with_flags(segment: Path) -> int:
 # --- the repair of a segment ------------------------------------------------------------------------------------------
 
 
-# The most rounds of repair of a segment: a restored file may reveal other damage.
+# A segment is repaired in at most this many rounds: after a file is restored, the check may find other damage.
 _ROUNDS = 4
 
 
 class SegmentRepair:
-    """Repairs damaged segments one by one. The caller holds the store lock, and the segment's. Used by one thread."""
+    """Repairs damaged segments one by one. The caller holds the locks of store and segment. Used by one thread."""
 
     def __init__(self, remedies: Remedies) -> None:
         self._remedies = remedies
         self._root, self._dry_run = remedies.root, remedies.dry_run
 
     def repair(self, number: int, problems: list[Problem]) -> None:
-        """Restore or rebuild a damaged segment, or set it aside."""
+        """Restore or rebuild the damaged segment ``number``, or move it to quarantine."""
         remedies, where = self._remedies, layout.segment_folder(number)
         if not self._dry_run and all(problem.where != where for problem in problems):
-            problems = remedies.verify_segment(number)  # it may have been sealed or evicted since
+            problems = remedies.verify_segment(number)  # it may have been sealed or evicted meanwhile
         info = remedies.read(number)
         if info is None and self._restore_document(where, problems):
             if self._dry_run:
@@ -197,7 +197,7 @@ class SegmentRepair:
                 remedies.set_aside(where, detail, steps, document_steps=document_steps)
 
     def _repair_in_place(self, number: int, info: SegmentInfo | None, problems: list[Problem]) -> list[Problem]:
-        """Restore the files of a segment and rebuild its rows; return the problems that have no remedy."""
+        """Restore the files of a segment and rebuild its rows; return the problems that cannot be repaired."""
         where = layout.segment_folder(number)
         for _ in range(_ROUNDS):
             if not problems:
@@ -210,7 +210,7 @@ class SegmentRepair:
                 is_done = self._undo_pack(info, where, of_rows) or self._rebuild(info, where, of_rows)
                 return [] if is_done else problems
             if not self._dry_run:
-                note_change(self._root)  # readers may have excluded the segment
+                note_change(self._root)  # readers that left the segment out read it again
             problems = [] if self._dry_run else self._remedies.verify_segment(number)
         return problems
 
@@ -226,7 +226,7 @@ class SegmentRepair:
         return True
 
     def _repair_files(self, info: SegmentInfo | None, where: str, problems: list[Problem]) -> bool:
-        """Repair each damaged file, and return True; if any has no remedy, change nothing and return False."""
+        """Repair each damaged file, and return True; if one cannot be repaired, change nothing and return False."""
         folders = [f"{where}/{name}" for name in (*layout.PACK_TABLES, *layout.EPISODE_FOLDERS)]
         found = self._find_contents(info, where, problems, folders)
         if found is None:
@@ -245,7 +245,7 @@ class SegmentRepair:
     def _find_contents(
         self, info: SegmentInfo | None, where: str, problems: list[Problem], folders: list[str]
     ) -> dict[str, tuple[bytes | None, str]] | None:
-        """Return the right content of each damaged file, and its problem in words; None: a file has no remedy.
+        """Return the right content and the problem, in words, of each damaged file; None: one cannot be repaired.
 
         A content of None means that the file does not belong there. ``folders`` lists the folders that can be made
         again.
@@ -254,7 +254,7 @@ class SegmentRepair:
         for problem in problems:
             name = problem.where.removeprefix(f"{where}/")
             if info is not None and problem.where in folders and problem.kind == "missing":
-                continue  # each of its files is missing, too, and has its own problem
+                continue  # each file of a missing folder has its own problem
             known = None if info is None else known_in_segment(info, name)
             is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # it may be missing: taking a lock creates it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
@@ -291,7 +291,7 @@ class SegmentRepair:
     def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
         """Replace a segment by a copy with its whole episodes; return False, and change nothing, if that is impossible.
 
-        True also if the replacement is refused, since it would lose more steps than allowed.
+        Also returns True if the replacement is refused because it would lose more steps than allowed.
         """
         is_table_damaged = any(is_of_table(problem, where) for problem in problems)
         losses = find_losses(info, self._remedies.evicted, is_table_damaged=is_table_damaged)
@@ -310,14 +310,14 @@ class SegmentRepair:
         return now is not None
 
     def _keep_hidden(self) -> None:
-        """Keep hidden steps hidden: with fewer steps to count, the capacity would show some of them again."""
+        """Keep hidden steps hidden: when steps are lost, the capacity would have room for some hidden ones again."""
         store = self._remedies.store
         if store.limits.capacity is None:
             return
         counters = store.counters(writable=True)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DamagedSegmentWarning)  # it is being repaired
+                warnings.simplefilter("ignore", DamagedSegmentWarning)  # this repair handles the damage
                 follower = Follower(store, counters)
         except (FormatError, OSError):
             return  # the hidden steps cannot be determined
