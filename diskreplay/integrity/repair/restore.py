@@ -28,9 +28,9 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
 
     If several segments in quarantine have the number, the one set aside last is tried first. Readers see the segment
     with their next refresh. Raises ReplayError if no segment in quarantine has the number, or if the segment in its
-    place has a living writer. If no segment with the number can be brought back, raises ReplayError for the one set
-    aside last: it is still damaged, would be evicted at once, has fewer steps than the segment in its place, or shares
-    rows with other segments. Raises FormatError if the store's own document is damaged.
+    place has a living writer. Also raises ReplayError if none of the segments can be brought back. The possible
+    reasons: a segment is still damaged, would be evicted at once, has fewer steps than the segment in its place, or
+    shares rows with other segments. Raises FormatError if the store's own document is damaged.
     """
     remedies, place = Remedies(home, dry_run, None), layout.segment_folder(number)
     store, plan = remedies.store, read_plan(remedies.files)
@@ -154,9 +154,9 @@ def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantin
     """Delete a segment in quarantine for good, and return its entry. Its steps count as evicted.
 
     If several segments in quarantine have the number, the segment set aside last is deleted. A dry run deletes nothing.
-    Raises StoreNotFound if there is no store at ``path``, FormatError if the folder of its counters is a link or a
-    file, ReplayError if the segment is not in quarantine, StoreLocked if another process held the store's lock for a
-    minute.
+    Raises StoreNotFound if there is no store at ``path``, and FormatError if the folder of its counters is a link or a
+    file. Raises ReplayError if the segment is not in quarantine, and StoreLocked if another process held the store's
+    lock for a minute.
     """
     home = open_home(path)
     root = home.path

@@ -1,4 +1,4 @@
-"""Repairs one damaged segment: restores its files, rebuilds it from its undamaged episodes, or moves it to quarantine."""
+"""Repairs one damaged segment: restores its files, rebuilds it from undamaged episodes, or moves it to quarantine."""
 
 import shutil
 import warnings

@@ -35,7 +35,7 @@ _MOST_NS = 1 << 62
 
 @dataclass(frozen=True)
 class Attributes:
-    """The attributes in a segment's own document, checked."""
+    """The attributes in a segment's own document, after they were checked."""
 
     lanes: int
     chunk_rows: dict[str, int]
@@ -43,7 +43,7 @@ class Attributes:
     sealed: bool
     steps: int
     checksums: dict[str, int]
-    lost: tuple[tuple[int, int], ...]
+    lost: tuple[tuple[int, int], ...]  # (position, number of rows) of each range of rows lost to damage
     lost_values: tuple[int, ...]  # the number of lost values of episode fields in each range of `lost`
     steps_lost: int
     writer: int
@@ -52,18 +52,19 @@ class Attributes:
     episodes: int | None = None  # the number of lines of its table of episodes; None: no table
     claimed: tuple[int, ...] = ()
     unproven_steps: int = 0
-    was_sealed: bool = False  # it was copied while it was sealed: marks or blocks must prove its rows
+    was_sealed: bool = False  # copied while it was being sealed: marks or blocks must prove its rows
     packed: tuple[int, int] | None = None  # of a pack: the numbers of lines of its two tables
-    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of a pack: by path of the array
+    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of a pack, by path of the array
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment on disk: its folder, its attributes, and the counted rows of each lane.
+    """A segment on disk: its folder, its attributes, and the number of rows of each lane that count as data.
 
-    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the largest of these
-    numbers if the rows of unproven steps, which stay in the files, are included. ``tables`` has the two tables of a
-    pack, if they are whole.
+    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the number of
+    such rows of the longest lane if the unproven rows, which stay in the files, are counted, too; 0 if the segment has
+    no unproven rows. ``tables`` has the two tables
+    of a pack, if they are undamaged.
     """
 
     files: Files
@@ -87,12 +88,12 @@ class Segment:
 
     @property
     def longest(self) -> int:
-        """The number of rows of its longest lane."""
+        """The number of rows of the segment's longest lane."""
         return int(self.rows.max())
 
     @property
     def kept_rows(self) -> int:
-        """The number of rows of its longest lane, unproven rows included."""
+        """The number of rows of the segment's longest lane, unproven rows included."""
         return max(self.longest, *self.attributes.claimed) if self.attributes.claimed else self.longest
 
     def rows_of(self, path: str) -> NDArray[np.int64]:
@@ -116,27 +117,27 @@ class Segment:
         return f"{self.where}/{path}/{self.plan.arrays[path].chunk_name(chunk)}"
 
     def chunk_bytes(self, path: str) -> int:
-        """Return the size of every chunk file of an array."""
+        """Return the size in bytes of every chunk file of an array."""
         if path in self.attributes.compressed:
             return self.attributes.compressed[path].nbytes
         return self.lanes * self.chunk_rows[path] * self.plan.arrays[path].row_bytes
 
     def read_rows(self, path: str, lane: int, first: int, stop: int) -> bytes | None:
-        """Return the bytes of rows of one lane in one chunk; None if its file is not whole."""
+        """Return the bytes of rows ``[first, stop)`` of a lane, all in one chunk; None if its file is not complete."""
         per_chunk, row_bytes = self.chunk_rows[path], self.plan.arrays[path].row_bytes
         nbytes, at = (stop - first) * row_bytes, (lane * per_chunk + first % per_chunk) * row_bytes
-        # The check of chunks reports missing files.
+        # A missing file is not reported here: `check_chunks` reports it.
         with self.files.quiet().opened(self.chunk(path, first // per_chunk), self.chunk_bytes(path)) as fd:
             if fd is not None and len(data := read_at(fd, nbytes, at)) == nbytes:
                 return data
         return None
 
     def read_flags(self, lane: int, first: int, stop: int) -> NDArray[np.uint8]:
-        """Return the flags of rows of one lane in one chunk; empty if its file is not whole."""
+        """Return the flags of rows ``[first, stop)`` of a lane, all in one chunk; empty if its file is not complete."""
         return np.frombuffer(self.read_rows(layout.DONE, lane, first, stop) or b"", np.uint8)
 
     def flag_parts(self, lane: int, first: int, stop: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-        """Yield the flags of rows of one lane in parts of bounded size, as (first, stop, flags)."""
+        """Yield the flags of rows ``[first, stop)`` of a lane in parts of bounded size, as (first, stop, flags)."""
         per_chunk = self.chunk_rows[layout.DONE]
         while first < stop:
             end = min(stop, (first // per_chunk + 1) * per_chunk, first + BLOCK_BYTES)
@@ -144,9 +145,10 @@ class Segment:
             first = end
 
     def count_values(self, upto: Ints, before: Ints | None = None) -> Ints:
-        """Return the number of rows of each lane with values of episodes, from ``before`` up to ``upto``.
+        """Return, for each lane, the number of rows from ``before`` up to ``upto`` with values of episode fields.
 
-        They are counted by flags, and values that were lost with their rows are added. Unreadable flags count as 0.
+        The rows are counted by their flags, and values that were lost to damage are added. Flags that cannot be read
+        count as 0. ``before`` None: from the first row on.
         """
         before = np.zeros_like(upto) if before is None else before
         found = np.zeros(self.lanes, np.int64)
@@ -158,7 +160,7 @@ class Segment:
         return found + self.lost_values(before, upto)
 
     def lost_values(self, before: Ints, upto: Ints) -> Ints:
-        """Return the number of values of each lane that were lost with the rows from ``before`` up to ``upto``."""
+        """Return, for each lane, the number of values lost to damage with the rows from ``before`` up to ``upto``."""
         found = np.zeros(self.lanes, np.int64)
         for (position, _), count in zip(self.attributes.lost, self.attributes.lost_values, strict=True):
             row, lane = divmod(position, self.lanes)
@@ -175,7 +177,7 @@ def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
     try:
         plan = plan.of(given["chunk_rows"])
         found = _parse_attributes(given, plan, _is_in_place(files, folder, given))
-        # A pack is made elsewhere and moved into place, so it is complete.
+        # A pack is complete before it is moved to its place, so no copy of it can be incomplete.
         return (
             found if found.packed or _is_whole_copy(files, folder, plan, found, given["inode"]) else _as_unsealed(found)
         )
@@ -374,7 +376,7 @@ def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, ino
 
 
 def _as_unsealed(found: Attributes) -> Attributes:
-    """Return the attributes of a segment that was sealed while it was copied: marks must prove its rows."""
+    """Return the attributes as unsealed: the segment was copied while it was being sealed, so marks must prove its rows."""
     found = replace(found, sealed=False, was_sealed=True, in_place=False, claimed=(), unproven_steps=0)
     return replace(found, steps=0, checksums={}, times=None, values=(), episodes=None)
 
@@ -405,12 +407,12 @@ def _contents(files: Files, where: str) -> bytes:
 
 
 def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[np.int64] | None:
-    """Return the committed rows of each lane, or None after it reported a problem."""
+    """Return the number of committed rows of each lane, or None after a problem was reported."""
     lanes, before = attributes.lanes, len(files.problems)
     values: dict[str, NDArray[np.int64]] = {}
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None
-    # In this order: a writer advances `committed` first, so the value read last is never behind the others.
+    # `committed` is read last: a writer increases it first, so the value read is never less than the other two.
     for name in (layout.DURABLE, layout.OBSERVED, layout.COMMITTED):
         data = files.read(f"{folder}/{name}/c.0", 8 * lanes, 8 * lanes)
         if data is None:
@@ -430,7 +432,7 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
 
 
 def _wrong_counters(values: Mapping[str, NDArray[np.int64]], sealed: bool) -> dict[str, str]:
-    """Return the problems of counters of lanes, by name."""
+    """Return the problems of the counters of lanes, by the counter's name."""
     committed, observed, durable = (values[name] for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE))
     most = layout.POSITION_MASK // len(committed)
     wrong: dict[str, str] = {}

@@ -28,7 +28,7 @@ def proven_rows(segment: Segment) -> Ints:
 
 
 def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
-    """Return for each mark before the first torn one: checksums of new bytes, and the number of rows of each lane."""
+    """Return the marks before the first invalid one: two checksums of new bytes, and the number of rows of each lane."""
     where = segment.inside(layout.MARKS)
     if not os.path.lexists(segment.files.path(where)):
         return []
@@ -50,10 +50,11 @@ def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
 
 
 def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, Ints]) -> list[int] | None:
-    """Return the two checksums of the rows and values from ``proven`` up to ``marked``; None if a file is not whole.
+    """Return the two checksums of the rows and values from ``proven`` up to ``marked``; None if a file is not complete.
 
-    The first is the CRC-32C of all arrays but priorities, the second the CRC-32C of priorities. The second neither
-    begins nor ends with an inversion of the register, so that zeros give 0.
+    ``proven`` and ``marked`` are (rows, values of episodes), as numbers per lane. The first checksum is
+    the CRC-32C of all arrays except priorities, the second the CRC-32C of priorities. The second does not invert its
+    register at the beginning and the end, so that zeros give 0.
     """
     sums = [0, _INVERTED]
     for path in sorted(segment.plan.arrays):
@@ -77,7 +78,7 @@ def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, 
 
 
 def count_unproven(segment: Segment, proven: Ints) -> int:
-    """Return the largest number of steps that may follow the proven rows, by the counters and the flags."""
+    """Return the number of steps that may follow the proven rows, at most, by the counters and the flags."""
     lanes = segment.lanes
     data = segment.files.quiet().read(segment.inside(f"{layout.COMMITTED}/c.0"), 8 * lanes, 8 * lanes)
     claimed = proven if data is None else np.maximum(np.frombuffer(data, "<i8"), proven)
@@ -85,7 +86,7 @@ def count_unproven(segment: Segment, proven: Ints) -> int:
 
 
 def _count_behind(segment: Segment, lane: int, first: int, claimed: int) -> int:
-    """Count the steps of a lane from a row on: all claimed rows, and further rows up to the last flag."""
+    """Return the number of steps of a lane from row ``first`` up to ``claimed`` or, if it is later, the last flag."""
     per_chunk, at, steps, pending = segment.chunk_rows[layout.DONE], first, 0, 0
     while True:
         stop = min((at // per_chunk + 1) * per_chunk, at + BLOCK_BYTES)

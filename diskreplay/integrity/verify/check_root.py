@@ -37,14 +37,14 @@ from diskreplay.segments.documents import layout
 
 COUNTERS_FILE = f"{layout.COUNTERS}/c.0"
 GROUPS = (layout.COUNTERS, layout.EVICTIONS, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
-# A counter and its complement may disagree for an instant, since a writer stores one after the other: read them again.
+# A writer stores a counter, then its complement. If the two disagree for this instant, they are read again.
 _ATTEMPTS = 50
 _PAUSE_S = 0.01
 
 
 @dataclass(frozen=True)
 class Words:
-    """The store's counters that verify needs; ``evictions`` is the number of evictions by hand."""
+    """The counters of the store that the checks need; ``evictions`` is the number of evictions by hand."""
 
     next_segment: int
     evictions: int
@@ -79,7 +79,7 @@ def _root_names(files: Files) -> dict[str, str]:
 
 
 def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bool) -> None:
-    """Raise an error for a folder that is not a store, and for a store of another release: that is not damage."""
+    """Raise an error for a folder that is not a store, and for a store of another release: neither is damage."""
     attributes = (parse(files.quiet(), layout.METADATA, data) or {}).get("attributes")
     if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:
         if not has_folders:
@@ -133,7 +133,7 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
 
 
 def check_root(files: Files, plan: Plan) -> set[str]:
-    """Check the folders of a store and their documents; return the present folders."""
+    """Check the top folders of a store and their documents; return the names of the folders that exist."""
     names = _root_names(files)
     good = {name for name in GROUPS if files.is_folder(name)}
     hidden = {name for name in names if name.startswith(".")}
@@ -156,7 +156,7 @@ def check_root(files: Files, plan: Plan) -> set[str]:
 
 
 def check_notes(files: Files) -> None:
-    """Check the notes of a store, if it has any: JSON documents, each with a checksum in it."""
+    """Check the notes of a store, if it has any: each is a JSON document that contains its own checksum."""
     if not os.path.lexists(files.path(layout.NOTES)):
         return
     names = files.listing(layout.NOTES) or {}
@@ -217,14 +217,14 @@ def _stable_words(files: Files) -> NDArray[np.int64] | None:
 
 
 def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[int, int]]]:
-    """Return (position, steps) of the episodes that were evicted by hand, by segment number."""
+    """Return the episodes that were evicted by hand, as (position, number of steps), by segment number."""
     where = f"{layout.EVICTIONS}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     document: Any = None if data is None else parse(files, where, data)
     if document is not None:
         shape = document.get("shape")
         rows = shape[0] if isinstance(shape, list) and shape and is_whole(shape[0]) else 0
-        # The last appended entries may not be counted yet.
+        # The array may have been extended for entries that the counter does not include yet.
         fits = rows >= words.evictions and (rows == words.evictions or rows % layout.EVICTION_ROWS == 0)
         if data != eviction_document(plan, rows) or not fits:
             files.report("metadata", where, f"is not the document of an array of {words.evictions} entries")
@@ -256,8 +256,8 @@ _ARRAY_NAME = re.compile(r"[a-z0-9_][a-z0-9_.]{0,199}")
 _ITEM_BYTES = {"bool": 1, "int64": 8, "float32": 4, "float64": 8}
 _CRC_BYTES = 4
 _MOST_AXES, _MOST_BYTES = 32, 1 << 62
-_LEVELS = 100  # the deepest tree that is accepted; a saved state has a handful of levels
-# A state that is replaced during its check is checked again for this time; then its problems are dropped.
+_LEVELS = 100  # the maximum depth of a saved state; a real one has a handful of levels
+# A state that is replaced during its check is checked again. After this time, problems of such a state are dropped.
 _PATIENCE_S = 5.0
 
 
@@ -272,7 +272,7 @@ def verify_states(root: str, store: str) -> list[Problem]:
 
 
 def _verify(root: str, where: str, store: str) -> list[Problem]:
-    """Verify the states of one name until a problem cannot come from a state that is just being saved.
+    """Return the problems of the current state of one name, without any that come from a state being saved.
 
     A problem counts only if two checks find it in the same state, and no other state was saved during either check. If
     new states are saved faster than one can be checked, no problem is returned, since none can be confirmed.
@@ -364,7 +364,7 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
 
 
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
-    """Whether NumPy can have an array of this shape; its size limit counts an axis of length 0 as 1."""
+    """Whether NumPy can have an array of this shape; for its size limit, an axis of length 0 counts as 1."""
     if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(is_whole(n, 0, _MOST_BYTES) for n in shape):
         return False
     return bool(item_bytes * math.prod(max(n, 1) for n in shape) <= _MOST_BYTES)

@@ -14,7 +14,7 @@ from diskreplay.segments.documents import layout
 
 
 def check_flags(segment: Segment) -> bool:
-    """Check that the flags of every lane are a sequence of episodes, and the step count of a sealed segment."""
+    """Check that flags are sequences of episodes; check a sealed segment's counts. Return whether flags are right."""
     files, steps, values = segment.files, 0, np.zeros(segment.lanes, np.int64)
     for lane, first, before, flags, counted in blocks(segment, layout.DONE, START):
         if wrong := first_wrong(flags, before, counted):
@@ -79,7 +79,7 @@ def check_priorities(segment: Segment) -> None:
 
 
 def _is_within_run(segment: Segment, first: int, count: int) -> NDArray[np.bool_]:
-    """Return for each row of a pack whether the previous row is of the same lane and segment, (count,) bool."""
+    """Return for ``count`` rows of a pack, from row ``first`` on, whether the previous row is of the same lane."""
     if segment.tables is None:
         return np.zeros(count, np.bool_)  # unknown without the tables
     starts = segment.tables.first_rows - first
@@ -94,8 +94,9 @@ Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
 def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
     """Yield the values of an array in blocks of bounded size, each of some lanes, in the order of rows.
 
-    A block is (lane, row, last, values, counted): the lane and the row of its first value, the last counted value of
-    each lane before it (``before`` at first), the values, and the number of counted values of each lane.
+    A block is (lane, row, last, values, counted). Its first value is of this lane and row; ``values`` is (lanes,
+    width). ``last`` has the last value of each lane before the block, or the argument ``before``. ``counted`` has the
+    number of values of each lane that are data: values after them are behind the lane's last row.
     """
     per_chunk, longest = segment.chunk_rows[path], segment.longest
     dtype = np.dtype(segment.plan.arrays[path].dtype)
@@ -124,7 +125,7 @@ def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
 
 
 def check_lost(segment: Segment) -> bool:
-    """Check that each range lost to damage is marked as one truncated episode of this length."""
+    """Check that the flags of each range of rows lost to damage are one truncated episode; return whether they are."""
     for position, count in segment.attributes.lost:
         row, lane = divmod(position, segment.lanes)
         stop, rows = row + count, segment.rows[lane]
@@ -144,7 +145,7 @@ def check_lost(segment: Segment) -> bool:
 
 
 def check_evicted(segment: Segment, evicted: list[tuple[int, int]]) -> None:
-    """Check that each eviction by hand, (position, steps), names an episode that was not lost."""
+    """Check that each eviction by hand, (position, number of steps), is of an episode that was not lost."""
     for position, steps in evicted:
         row, lane = divmod(position, segment.lanes)
         if not is_episode(segment, lane, row, row + steps, int(segment.rows[lane])) or is_lost(segment, position):
@@ -234,7 +235,7 @@ def _check_column(segment: Segment, name: str, expected: NDArray[Any], position:
 
 
 def _find(segment: Segment) -> _Episodes:
-    """Return the episodes, derived from the rows whose flags are not 0."""
+    """Return the episodes of a segment, derived from the rows with flags."""
     parts = [np.zeros((3, 0), np.int64)]
     for lane, first, _, flags, counted in blocks(segment, layout.DONE, 0):
         at, row = np.nonzero(flags)

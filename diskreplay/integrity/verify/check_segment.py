@@ -1,4 +1,4 @@
-"""Verifies one segment, and repeats that while a problem may be a writer's unfinished work."""
+"""Verifies one segment, and repeats the checks while a problem may be a writer's unfinished work."""
 
 import os
 import stat
@@ -32,9 +32,9 @@ from diskreplay.integrity.verify.pack_tables import read_tables
 from diskreplay.segments.documents import layout
 
 EntriesBySegment = Mapping[int, list[tuple[int, int]]]
-"""(position, steps) of the episodes that were evicted by hand, by segment number."""
+"""The episodes that were evicted by hand, as (position, number of steps), by segment number."""
 
-# The most attempts to verify a segment that changes, before a problem is reported.
+# A segment that is being changed is verified at most this many times before its problems are reported.
 _ATTEMPTS = 5
 _PAUSE_S = 0.02
 
@@ -51,7 +51,7 @@ def verify_segment(
 ) -> tuple[list[Problem], bool]:
     """Return the problems of a segment, and whether it is sealed. An evicted segment has no problems.
 
-    ``where`` is its folder if it is not in its usual place; ``on_read`` as for `Files`.
+    ``where`` is the segment's folder if it is not the usual one; ``on_read`` is called as for `Files`.
     """
     where = where or layout.segment_folder(number)
     found: list[Problem] = []
@@ -63,7 +63,7 @@ def verify_segment(
             return [], bool(sealed)
         if sealed is not False:
             return problems, bool(sealed)
-        # A writer or a sealing process may be at work: only problems of every attempt count.
+        # A writer or a sealing process may be at work: a problem counts only if every attempt finds it.
         keys = {(problem.kind, problem.where) for problem in problems}
         found = [p for p in found if (p.kind, p.where) in keys] if attempt else problems
         if not found:
@@ -132,7 +132,7 @@ def _check_episodes_of_rows(segment: Segment, number: int, evicted: EntriesBySeg
 
 
 def _with_values(segment: Segment) -> Segment:
-    """Return a segment with ``values`` and ``kept_values``, from its attributes or, without these, from flags."""
+    """Return a segment with ``values`` and ``kept_values``, from its attributes or, if they lack them, from flags."""
     attributes = segment.attributes
     values = np.array(attributes.values, np.int64) if attributes.values else segment.count_values(segment.rows)
     if (values > segment.rows).any():
@@ -171,7 +171,7 @@ def _report_unproven(segment: Segment, steps: int) -> None:
 
 
 def check_folders(segment: Segment) -> dict[str, set[int]]:
-    """Check every folder and its document; return the present chunks of each array with rows."""
+    """Check every folder and its document; return the numbers of the existing chunks of each array with rows."""
     present: dict[str, set[int]] = {}
     bad: set[str] = set()
     for path in ("", *segment.plan.folders):
@@ -209,13 +209,13 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
 
 
 def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]:
-    """Return the names that may be in the folder of a group, a counter of lanes or a table, which has ``names``."""
+    """Return the allowed names in the folder of a group, a counter of lanes or a table; ``names`` are the existing ones."""
     base = segment.inside(path) if path else segment.where
     counter, table = path in layout.LANE_COUNTERS, path in segment.plan.tables
     column = path in segment.plan.columns
     has_chunk = counter or (column and segment.attributes.episodes)
     known = {p.rpartition("/")[2] for p in segment.plan.folders if p.rpartition("/")[0] == path}
-    # The reader of these files reports their type.
+    # A folder or link in the place of these files is reported where they are read.
     known |= {layout.METADATA, *(("c.0",) if has_chunk else ("c.0.0",) if table else ())}
     known |= {layout.LOCK} if counter else set()
     if path == layout.DURABLE:
@@ -227,7 +227,7 @@ def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]
 
 
 def _names_beside_durable(segment: Segment) -> list[str]:
-    """Return the names of the segment's other files in the folder of the counter of durable rows."""
+    """Return the names of all files in the folder of the counter ``durable`` that do not belong to the counter."""
     of_packs = (layout.TABLES_COPY, layout.INDEXES_COPY) if segment.plan.tables else ()
     own = (layout.MARKS, layout.BLOCKS, layout.DOCUMENT_COPY, *of_packs)
     return [name.rpartition("/")[2] for name in own]
@@ -272,7 +272,7 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
 
 
 def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Check that the chunks with rows, and no others, are there with their size; return the arrays without problems."""
+    """Check that the chunks with rows, and no others, are there with their size; return arrays without problems."""
     files, good = segment.files, set()
     for path, chunks in present.items():
         before, rows, longest = len(files.problems), segment.chunk_rows[path], segment.longest_of(path)

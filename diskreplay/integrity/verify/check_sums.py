@@ -17,7 +17,7 @@ _RANGES_SHOWN = 3
 
 
 def block_length(row_bytes: int) -> int:
-    """Return the bytes of a block of an array whose rows have ``row_bytes`` bytes."""
+    """Return the number of bytes in a block of an array whose rows have ``row_bytes`` bytes."""
     length = row_bytes
     while length * 2 <= layout.BLOCK_BYTES and length * 2 <= layout.BLOCK_ROWS * row_bytes:
         length *= 2
@@ -32,7 +32,7 @@ class Blocks:
 
     @cached_property
     def sums(self) -> dict[str, NDArray[np.uint32]]:
-        """The checksums of blocks by chunk file, relative to the segment; incomplete if ``durable/blocks`` is short."""
+        """The checksums of blocks, by path of the chunk file; incomplete if the file ``durable/blocks`` is too short."""
         quiet = self._segment.files.quiet()  # the check of this file reports its problems
         data = quiet.read(self._segment.inside(layout.BLOCKS), self.nbytes) or b""
         found, at = {}, 0
@@ -40,7 +40,7 @@ class Blocks:
             count = -(-nbytes // length)
             values = np.frombuffer(data[at : at + 4 * count], np.uint8)
             at += 4 * count
-            if len(values) == 4 * count:  # stored as exclusive-or with the checksum of as many zeros
+            if len(values) == 4 * count:  # stored: the exclusive-or with the checksum of a block of zeros
                 zeros = np.full(count, after_zeros(0, length), np.uint32)
                 zeros[-1] = after_zeros(0, nbytes - (count - 1) * length)
                 found[name] = values.view("<u4") ^ zeros
@@ -136,7 +136,7 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
 
 
 def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Return the files of a sealed segment that must have a checksum; ``present`` lists the chunks by array."""
+    """Return the files of a sealed segment that need a checksum; ``present`` has the numbers of the chunks by array."""
     plan = segment.plan
     wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
     wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}
@@ -150,7 +150,7 @@ def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
 
 
 def _check_copy(segment: Segment) -> None:
-    """Check the copy of the segment's own document: repair restores the document from it."""
+    """Check the copy of the segment's own document, since repair restores the document from that copy."""
     document = segment.files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES)
     where, detail = segment.inside(layout.DOCUMENT_COPY), "is not a copy of the segment's zarr.json"
     check_content(segment.files, where, document, "checksum", detail)

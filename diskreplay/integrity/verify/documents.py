@@ -35,7 +35,7 @@ class Array:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row of one lane."""
+        """The number of bytes of one row of one lane."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def chunk_number(self, name: str) -> int | None:
@@ -183,7 +183,7 @@ def read_group(files: Files, folder: str) -> Document | None:
 
 
 def check_content(files: Files, where: str, expected: bytes | None, kind: str, detail: str) -> None:
-    """Report a small file with unexpected content; a missing file is reported as missing."""
+    """Report a problem of this kind if the content of a file is not ``expected``; report a missing file as missing."""
     data = files.read(where, MAX_DOCUMENT_BYTES)
     if data is not None and data != expected:
         files.report(kind, where, detail)
@@ -217,7 +217,7 @@ def shaped(template: Document, shape: list[int], chunks: list[int], names: list[
 
 
 def store_documents(plan: Plan) -> dict[str, bytes]:
-    """Return the documents of the store's own groups and arrays whose every byte is known, by path."""
+    """Return the documents of the store's own groups and arrays that follow entirely from ``plan``, by path."""
     group, counter = plan.templates[""], plan.templates[layout.COMMITTED]
     words = 2 * layout.COUNTER_WORDS
     return {
@@ -239,7 +239,7 @@ def limiter_document(plan: Plan) -> bytes:
 
 
 def array_mismatch(document: Any, array: Array, lead: int) -> str | None:
-    """Return why a document does not describe ``array``, or None. The first ``lead`` axes may have any length."""
+    """Return why a document does not describe ``array``; None: it does. The first ``lead`` axes may have any length."""
     if not isinstance(document, dict):
         return "is not an object"
     dimensions = lead + len(array.shape)

@@ -1,4 +1,4 @@
-"""Problems, and a reader for files that may be damaged or hostile: it follows no link and maps nothing.
+"""Problems, and a reader for files that may be damaged or hostile: it follows no link and maps no file into memory.
 
 The modules of this package are an independent reader. They share constants, the schema and the identity of the machine
 with the rest of diskreplay, but none of the code that reads or writes stores.
@@ -67,7 +67,7 @@ class Files:
     """Reads files below a folder and collects their problems.
 
     Names are relative to the folder; the caller checks that they have no part such as ``".."``. ``on_read`` is called
-    with the bytes on disk of each file whose checksum was checked. Not thread-safe.
+    with the disk usage, in bytes, of each file whose checksum was checked. Not thread-safe.
     """
 
     def __init__(self, root: str, on_read: Callable[[int], None] = lambda nbytes: None) -> None:
@@ -255,7 +255,7 @@ def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
 
 
 def _shift(count: int) -> int:
-    """Return x to the power of 8 ``count``: ``count`` zero bytes multiply the register by it."""
+    """Return the polynomial x ** (8 * count): appending ``count`` zero bytes multiplies the CRC register by it."""
     product = 1 << 31  # polynomials over GF(2), bits reversed: the highest bit is 1, the next one x
     for bit in range(count.bit_length()):
         if count >> bit & 1:
@@ -272,7 +272,7 @@ _Register = TypeVar("_Register", int, NDArray[np.uint32])
 
 
 def _times(factor: int, register: _Register) -> _Register:
-    """Multiply a polynomial, or an array of them, by another, modulo the polynomial of CRC-32C."""
+    """Return ``factor`` times ``register``, a polynomial or an array of them, modulo the polynomial of CRC-32C."""
     product = register ^ register  # zeros
     for bit in range(31, -1, -1):
         product ^= (register >> bit & 1) * factor

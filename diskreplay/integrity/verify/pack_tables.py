@@ -45,19 +45,19 @@ class Tables:
 
     @cached_property
     def between(self) -> list[tuple[int, int]]:
-        """The ranges of rows between lanes, as (first, stop): each lane of a compressed pack begins an inner chunk."""
+        """The unused rows between lanes, as (first, stop): in a compressed pack, each lane begins a new inner chunk."""
         bounds = np.stack([self.stops[:-1], self.first_rows[1:]], axis=1)
         found: list[list[int]] = bounds[bounds[:, 0] < bounds[:, 1]].tolist()
         return [(first, stop) for first, stop in found]
 
     @property
     def content(self) -> bytes:
-        """The expected content of the copy of both tables."""
+        """The bytes of both tables, which the file ``durable/tables`` must contain as their copy."""
         return self.members.astype("<i8").tobytes() + self.runs.astype("<i8").tobytes()
 
     @cached_property
     def first_line(self) -> dict[int, tuple[int, int]]:
-        """The line of the first lane in ``runs``, and the number of lanes, by number of the merged segment."""
+        """The line in ``runs`` of a merged segment's first lane, and its number of lanes, by segment number."""
         lanes = self.members[:, 1].tolist()
         lines = np.cumsum([0, *lanes])[:-1].tolist()
         return {number: (line, count) for number, line, count in zip(self.numbers, lines, lanes, strict=True)}
@@ -87,14 +87,14 @@ def find_superseded(packs: Mapping[int, Tables]) -> set[int]:
 
 
 def find_torn(packs: Mapping[int, Tables], superseded: Iterable[int]) -> dict[int, int]:
-    """Return superseded packs with a segment that no current pack has, and for each a current pack that replaces it."""
+    """Return superseded packs with a segment that no current pack has, each with a pack that replaces it in part."""
     superseded = set(superseded)
     counted = {number: {*tables.numbers} for number, tables in packs.items() if number not in superseded}
     torn = {}
     for number in sorted(packs.keys() & superseded):
         own = {*packs[number].numbers}
         if not own <= set[int]().union(*counted.values()):
-            # A damaged table of another pack may name this pack, not its segments.
+            # A damaged table of another pack may list this pack instead of its segments.
             own.add(number)
             torn[number] = next(other for other, members in counted.items() if not own.isdisjoint(members))
     return torn

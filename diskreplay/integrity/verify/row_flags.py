@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from diskreplay.ids import CUT, DISCARDED, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 
 NO_STEP = OBSERVATION_ONLY | END_MARKER
-# The flags before a lane's first row. No row may have them, and the first row of an episode must follow.
+# Stands for the flags before a lane's first row. No row has this value; only the first row of an episode may follow.
 START = 255
 _ENDED = TERMINATED | TRUNCATED
 _CUT_HERE = TRUNCATED | CUT
@@ -16,7 +16,7 @@ _CONTINUES = FIRST | CUT
 
 
 def is_row(flags: int) -> bool:
-    """Whether a row may have these flags at all."""
+    """Whether a row with these flags is possible; `may_follow` also considers the row before it."""
     if flags & DISCARDED:
         return flags & ~_CONTINUES == END_MARKER | DISCARDED and flags & _CONTINUES in (0, _CONTINUES)
     if flags & NO_STEP:
@@ -51,8 +51,8 @@ def _table() -> NDArray[np.bool_]:
 def first_wrong(flags: NDArray[np.uint8], before: NDArray[np.uint8], rows: NDArray[np.int64]) -> tuple[int, int] | None:
     """Return (lane, row) of the first row that may not follow the row before it; None: all rows may.
 
-    ``flags``, ``(lanes, width)`` uint8, are rows of some lanes. ``before``, ``(lanes,)`` uint8, has the row before the
-    first one of each lane, or `START`. ``rows``, ``(lanes,)`` int64, is the number of rows of each lane that count.
+    ``flags``, ``(lanes, width)`` uint8, has the flags of successive rows of some lanes. ``before``, ``(lanes,)`` uint8,
+    has the flags of the row before them, or `START`. Only the first ``rows[lane]`` rows of each lane are checked.
     """
     previous = np.concatenate([before[:, None], flags[:, :-1]], axis=1)
     # Most rows are inside an episode: their flags and the previous ones are 0.
@@ -63,6 +63,6 @@ def first_wrong(flags: NDArray[np.uint8], before: NDArray[np.uint8], rows: NDArr
 
 
 def count_steps(flags: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
-    """Count the steps in the first ``rows`` rows of each lane; arguments as in `first_wrong`."""
+    """Return the number of steps in the first ``rows[lane]`` rows of all lanes; arguments as in `first_wrong`."""
     counted = np.arange(flags.shape[1]) < rows[:, None]
     return int(np.count_nonzero(counted & (flags & NO_STEP == 0)))

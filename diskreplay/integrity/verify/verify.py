@@ -49,9 +49,9 @@ def verify(
 
     The folder of the store may be moved within its file system meanwhile. ``deep``: also read every sealed chunk and
     every saved state of a sampler, and check their checksums. ``progress`` is called with the verified amount and the
-    total: bytes on disk with ``deep``, else segments. The list has the problems outside the segments first, then the
-    problems of each segment by number. Raises StoreNotFound if there is no store at ``path`` or it was deleted
-    meanwhile, FormatError if this release does not know the version of the store.
+    total: bytes on disk with ``deep``, else numbers of segments. The returned list has the problems outside the
+    segments first, then the problems of each segment by number. Raises StoreNotFound if there is no store at ``path``
+    or it was deleted meanwhile, FormatError if this release does not know the version of the store.
     """
     try:
         home = OpenFolder.of(path)  # a link to the store is followed
@@ -90,7 +90,7 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
 
 
 class _Meter:
-    """Calls ``progress`` with the sizes of the finished segments plus the bytes read of the current one."""
+    """Calls ``progress`` with the size of the finished segments plus the bytes read of the current segment."""
 
     def __init__(self, progress: Progress | None, sizes: Sequence[int]) -> None:
         self._progress, self._total = progress, sum(sizes)
@@ -104,7 +104,7 @@ class _Meter:
         self._tell()
 
     def add(self, nbytes: int) -> None:
-        """Add bytes that were read of the segment, at most up to its size: files may be read twice."""
+        """Add bytes that were read of the current segment, at most up to the segment's size: files may be read twice."""
         self._inside = min(self._inside + nbytes, self._size)
         self._tell()
 
@@ -140,7 +140,7 @@ def check_outside_segments(root: str, plan: Plan, deep: bool) -> OutsideSegments
     """Check the files of a store outside its segments; ``deep``: the saved states of samplers, too."""
     files = Files(root)
     good = check_root(files, plan)
-    # Listed before the counters are read: a listed segment beyond the counters is then invalid, or not counted yet.
+    # Segments are listed before the counters are read, so that a segment made in between is not taken for a problem.
     numbers = segment_numbers(files) if layout.SEGMENTS in good else []
     words = read_words(files) if layout.COUNTERS in good else None
     evicted = read_evictions(files, plan, words) if words and layout.EVICTIONS in good else {}
@@ -152,7 +152,7 @@ def check_outside_segments(root: str, plan: Plan, deep: bool) -> OutsideSegments
 
 
 def segment_numbers(files: Files) -> list[int]:
-    """Return the numbers of the segments of a store, lowest first; report other names among them."""
+    """Return the numbers of the segments of a store, lowest first; report other names in their folder."""
     names = files.listing(layout.SEGMENTS) or {}
     read = {int(name) for name in names if _NUMBER.fullmatch(name)}
     numbers = {number for number in read if layout.segment_name(number) in names and number < layout.MAX_SEGMENTS}
@@ -214,7 +214,7 @@ def check_quarantine(files: Files, next_segment: int | None) -> None:
             and layout.METADATA not in inside
             and len(_PARTS & inside.keys()) < _ENOUGH_PARTS
         ):
-            continue  # only files of a segment that were set aside, not the segment
+            continue  # the folder has single files of a segment, not the whole segment
         _report(files, scratch, f"{where}/{name}", number)
         if next_segment is not None and next_segment <= number < layout.MAX_SEGMENTS:
             detail = f"the next segment is {next_segment}, but {where}/{name} is in quarantine"
