@@ -56,7 +56,7 @@ def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progre
     """Make a consistent copy of a store, which other processes may write to meanwhile; see `Store.backup`."""
     check_local(to)
     target = Path(to).absolute()
-    root.counters().read()  # fails before anything is made: a store without counters cannot be backed up
+    root.counters().read()  # raises before anything is made: a store without counters cannot be backed up
     with root.still_there(), storage_errors(target, full_message(target)), unfinished(root, target) as folder:
         copying = _Backup(root, read_root(folder), link, progress)
         copying.run()
@@ -66,7 +66,7 @@ def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progre
 
 @dataclass
 class _Moment:
-    """The counters and the segments of a store at one moment. All files outside the segments are copied before."""
+    """The counters and the segments of a store at one moment. The files outside the segments are copied by then."""
 
     words: NDArray[np.int64]
     kept: set[int] = field(default_factory=set)  # numbers of sealed segments that were copied before and still exist
@@ -82,10 +82,10 @@ class _Backup:
         self._copier = FileCopier(share=link)
         self._account = Account(disk_usage(root.folder)[0], progress)
         self._store_files = StoreFiles(root, copy.folder, self._copier, self._account)
-        self._done: dict[int, Identity] = {}  # the identities of the documents of copied segments
+        self._done: dict[int, Identity] = {}  # by number of a copied segment: its document's identity
 
     def run(self) -> None:
-        """Copy everything, durably."""
+        """Copy the whole store, durably."""
         self._store_files.copy_ahead()
         for number in current_numbers(self._root):
             with suppress(SegmentVanished, *DAMAGE):  # such a segment is read again under the lock
@@ -297,7 +297,7 @@ def _check(root: Root, to: Path, folder: Path) -> None:
         found = read_verified(folder / layout.METADATA).get("uuid")
     except (OSError, FormatError):
         if all(name == layout.COUNTERS or name.startswith(".") for name in os.listdir(folder)):
-            return  # it was just begun
+            return  # an earlier call had just begun this backup
         raise StoreExists(f"{folder} is not an unfinished backup of {root.path}{refused}") from None
     if found != root.uuid:
         raise StoreExists(f"{folder} is an unfinished backup of another store ({found}){refused}")

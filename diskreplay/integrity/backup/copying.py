@@ -141,7 +141,7 @@ def files_below(
 
 
 def remove_others(target: Path, known: set[str], is_left_out: Callable[[Path], bool] = lambda path: False) -> None:
-    """Remove files below ``target`` except the relative paths in ``known``, and folders without a known file."""
+    """Remove the files below ``target`` whose relative paths are not in ``known``, and folders without a known file."""
     above = {parent for path in known for parent in Path(path).parents}
     for folder, names in list(files_below(target, is_left_out)):
         inside = folder.relative_to(target)

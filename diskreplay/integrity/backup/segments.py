@@ -1,7 +1,7 @@
 """Copies sealed and live segments into a backup.
 
-Files of sealed segments never change, and each has a checksum. A writer still appends to a live
-segment: its copy has the rows that were committed at one moment, and the backup seals the copy.
+Files of sealed segments never change, and each has a checksum. A live segment is not sealed, since a
+writer appends to it. Its copy has the rows that were committed at one moment, and the backup seals the copy.
 """
 
 import dataclasses

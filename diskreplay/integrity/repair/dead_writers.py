@@ -257,7 +257,7 @@ def _rows(info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDA
 
 
 def _unseal(info: SegmentInfo) -> SegmentInfo:
-    """Mark a sealed segment as unsealed; if this process dies before it is sealed again, the next opener seals it."""
+    """Mark a sealed segment as unsealed; if this process dies, the next process that opens the store seals it again."""
     os.stat(info.path)  # fails if it was evicted: an evicted segment must not return
     write_unsealed(info)
     return dataclasses.replace(info, sealed=False)

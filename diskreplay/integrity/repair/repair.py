@@ -44,9 +44,9 @@ def repair(
     once, and a damaged chunk a few times. Readers see the repaired segments with their next refresh.
 
     `Store.repair` describes the arguments. Other processes may use the store meanwhile, and its folder may be moved
-    within its file system. ``progress`` is called with the bytes read of segments so far, and with the bytes of all
-    segments. Raises the errors of `Store.repair` except ReadOnlyError. Also raises ValueError if ``max_lost_steps`` is
-    not a number of steps, and FormatError if this release does not know the version of the store.
+    within its file system. ``progress`` is called with the number of bytes read so far, and the number of bytes of all
+    segments. Raises the errors of `Store.repair` except ReadOnlyError. Also raises ValueError if
+    ``max_lost_steps`` is not a number of steps, and FormatError if this release does not know the version of the store.
     """
     if max_lost_steps is not None and (type(max_lost_steps) is not int or max_lost_steps < 0):
         raise ValueError(f"max_lost_steps is a number of steps, or None for no limit, not {max_lost_steps!r}")

@@ -38,8 +38,8 @@ _MOST_ADDED = {
 def known_document(plan: Plan, where: str, evictions: int, root: Path | None = None) -> bytes | None:
     """Return the right content of the document ``where`` outside the segments; None: its content is unknown.
 
-    Known are the documents of the store's own groups and arrays and, if the folder ``root`` of the store is given, the
-    copy of the store's own document. ``evictions`` is the number of evictions by hand.
+    The documents of the store's groups and arrays are known. The copy of the store's own document is known if ``root``,
+    the folder of the store, is given. ``evictions`` is the number of evictions by hand.
     """
     known = {f"{name}/{layout.METADATA}": data for name, data in store_documents(plan).items()}
     known[f"{layout.EVICTIONS}/{layout.METADATA}"] = eviction_document(plan, evictions)

@@ -51,7 +51,7 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
 def _bring_back(remedies: Remedies, number: int) -> str:
     """Bring a segment back, and return the action in words. The caller holds the locks.
 
-    Raises as `restore_segment` does.
+    Raises ReplayError as `restore_segment` does.
     """
     entry, info = _find_whole(remedies, number)
     root, place = remedies.root, layout.segment_folder(number)
@@ -68,7 +68,7 @@ def _bring_back(remedies: Remedies, number: int) -> str:
 
 
 def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentInfo]:
-    """Return the last segment set aside that may be brought back; raises ReplayError as `restore_segment` does."""
+    """Return the entry and attributes of the latest segment that may be brought back, or raise ReplayError."""
     refused: list[ReplayError] = []
     for entry in _find_segments(remedies.root, number):
         try:

@@ -134,7 +134,7 @@ def _evicted_of_pack(tables: PackTables, evicted: Mapping[int, Sequence[tuple[in
     ids, steps = np.array(entries, np.int64).reshape(-1, 2).T
     lanes = tables.lanes[tables.places(ids >> layout.POSITION_BITS)]
     rows = tables.rows_of(ids)
-    # An entry that names no episode must not hide rows of another lane.
+    # An invalid entry, which does not name an episode, must not hide rows of another lane.
     good = tables.ids_of(rows + steps - 1) == ids + (steps - 1) * lanes
     return list(zip(rows[good].tolist(), steps[good].tolist(), strict=True))
 
@@ -247,8 +247,8 @@ class SegmentRepair:
     ) -> dict[str, tuple[bytes | None, str]] | None:
         """Return the right content and the problem, in words, of each damaged file; None: one cannot be repaired.
 
-        A content of None means that the file does not belong there. ``folders`` lists the folders that can be made
-        again.
+        A content of None means that the file does not belong to the segment. ``folders`` lists the folders that can be
+        made again.
         """
         found: dict[str, tuple[bytes | None, str]] = {}
         for problem in problems:
@@ -268,7 +268,7 @@ class SegmentRepair:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _undo_pack(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Set aside a damaged pack, and return True, if all segments merged into it are still there and whole."""
+        """Set aside a damaged pack, and return True, if all segments merged into it still exist undamaged."""
         if info.packed is None or not self._has_sources(info):
             return False
         detail = f"{_summary(problems, where)}; the segments that were put into it are still there"
@@ -289,7 +289,7 @@ class SegmentRepair:
         return wanted == set[int]().union(*holders.values()) and not any(map(self._remedies.verify_segment, holders))
 
     def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Replace a segment by a copy with its whole episodes; return False, and change nothing, if that is impossible.
+        """Replace a segment by a copy of its undamaged episodes; if that is impossible, change nothing, return False.
 
         Also returns True if the replacement is refused because it would lose more steps than allowed.
         """
@@ -320,7 +320,7 @@ class SegmentRepair:
                 warnings.simplefilter("ignore", DamagedSegmentWarning)  # this repair handles the damage
                 follower = Follower(store, counters)
         except (FormatError, OSError):
-            return  # the hidden steps cannot be determined
+            return  # then it is unknown which steps are hidden
         hidden_before = follower.snapshot.hidden_before
         follower.close()
         keep_hidden(counters, hidden_before)

@@ -62,9 +62,8 @@ class Segment:
     """A segment on disk: its folder, its attributes, and the number of rows of each lane that count as data.
 
     ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the number of
-    such rows of the longest lane if the unproven rows, which stay in the files, are counted, too; 0 if the segment has
-    no unproven rows. ``tables`` has the two tables
-    of a pack, if they are undamaged.
+    such rows of the longest lane, including unproven rows, which stay in the files. It is 0 if the segment has no
+    unproven rows. ``tables`` has the two tables of a pack, if they are undamaged.
     """
 
     files: Files
@@ -170,7 +169,7 @@ class Segment:
 
 
 def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
-    """Return the attributes of a segment, or None after it reported a problem."""
+    """Return the attributes of a segment, or None after a problem was reported."""
     given = read_group(files, folder)
     if given is None:
         return None
@@ -236,7 +235,7 @@ def _need(given: Any, good: Mapping[str, bool]) -> None:
 
 
 def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
-    """Return whether each attribute is possible, by name, for the attributes of every segment."""
+    """Return, by name, whether each attribute that every segment has is possible."""
     claimed, wall = given.get("claimed", []), given["clock"]["wall"]  # the zero of the rows' clock, in ns since 1970
     return {
         "uuid": is_uuid(given["uuid"]),
@@ -253,7 +252,7 @@ def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
 
 
 def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[str, bool]:
-    """Return whether each attribute is possible, by name, for the attributes that sealing adds."""
+    """Return, by name, whether each attribute that sealing adds is possible."""
     checksums, times = given["checksums"], given["times"]
     are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()), most=(1 << 32) - 1)
     return {
@@ -268,7 +267,7 @@ def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[s
 
 
 def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mapping[str, Compressed]) -> None:
-    """Raise ValueError if chunks of an array are impossible with this number of lanes."""
+    """Raise ValueError if an array cannot have chunks of this many rows with this number of lanes."""
     for path, array in plan.arrays.items():
         rows = chunk_rows[path]
         if not is_whole(rows, 1) or rows & (rows - 1):
@@ -295,7 +294,7 @@ def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
     """Return the compression of arrays of a pack, by path; flags, times and priorities are never compressed."""
     found = {path: Compressed(**how) for path, how in given.get("compressed", {}).items()}
     if found.keys() - plan.arrays.keys() or found.keys() & {layout.DONE, layout.TIME, layout.PRIORITY}:
-        raise ValueError(f"compressed names {sorted(found)!r:.80}")
+        raise ValueError(f"compressed names {sorted(found)!r:.80}; not all of these can be compressed")
     for path, how in found.items():
         good = is_whole(how.rows, 1) and not how.rows & (how.rows - 1) and is_whole(how.nbytes)
         if not good or not is_whole(how.level, *layout.ZSTD_LEVELS):
@@ -319,7 +318,7 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
     for position, rows in ranges:
         row, lane = divmod(position, lanes)
         if (row + rows) * lanes > layout.POSITION_MASK:
-            raise ValueError(f"lost names {rows} rows from position {position} on")
+            raise ValueError(f"lost names {rows} rows from position {position} on, more than a lane can have")
         if row < free.get(lane, 0):
             raise ValueError(f"lost names row {row} of lane {lane} twice")
         free[lane] = row + rows
@@ -332,7 +331,7 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
 
 
 def _is_boot_time(value: Any) -> bool:
-    """Whether a value is null, or a machine, a boot and the seconds since that boot."""
+    """Whether a value from JSON is null, or a list of a machine, a boot and the seconds since that boot."""
     if not isinstance(value, list) or len(value) != 3:
         return value is None
     return isinstance(value[0], str) and isinstance(value[1], str) and (value[2] == 0 or is_positive(value[2]))
@@ -345,12 +344,12 @@ def was_lost(files: Files, folder: str) -> bool:
         return False
     data = _contents(scratch, f"{folder}/{layout.METADATA}")
     if scratch.problems:
-        return False  # a link or an unreadable file: the check reports it
+        return False  # a link or an unreadable file, which `read_attributes` reports
     return not data or any(not data[at : at + _SECTOR].strip(b"\0") for at in range(0, len(data), _SECTOR))
 
 
 def has_marks(files: Files, folder: str) -> bool:
-    """Whether the marks or the counter of durable rows show that a segment has a durable row."""
+    """Whether the marks or the counter of durable rows are not empty, which shows that a segment has a durable row."""
     return any(_contents(files, f"{folder}/{name}").strip(b"\0") for name in (layout.MARKS, f"{layout.DURABLE}/c.0"))
 
 
@@ -376,7 +375,7 @@ def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, ino
 
 
 def _as_unsealed(found: Attributes) -> Attributes:
-    """Return the attributes as unsealed: the segment was copied while it was being sealed, so marks must prove its rows."""
+    """Return the attributes as unsealed: the segment was copied while being sealed, so marks must prove its rows."""
     found = replace(found, sealed=False, was_sealed=True, in_place=False, claimed=(), unproven_steps=0)
     return replace(found, steps=0, checksums={}, times=None, values=(), episodes=None)
 

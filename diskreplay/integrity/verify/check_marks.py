@@ -28,7 +28,7 @@ def proven_rows(segment: Segment) -> Ints:
 
 
 def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
-    """Return the marks before the first invalid one: two checksums of new bytes, and the number of rows of each lane."""
+    """Return the marks before the first invalid one: checksums of new bytes, and the number of rows of each lane."""
     where = segment.inside(layout.MARKS)
     if not os.path.lexists(segment.files.path(where)):
         return []

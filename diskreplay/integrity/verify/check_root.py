@@ -51,10 +51,10 @@ class Words:
 
 
 def read_plan(files: Files) -> Plan | None:
-    """Return the layout of the segments of a store, or None after it reported a problem of the store's own document.
+    """Return the layout of the segments of a store, or None after a problem of the store's own document was reported.
 
-    Raises StoreNotFound if there is no trace of a store, FormatError if this release does not know its version or a
-    feature that it needs.
+    Raises StoreNotFound if there is no trace of a store, FormatError if this release does not know the store's version
+    or a feature that the store needs.
     """
     names = _root_names(files)
     if layout.METADATA not in names and not {layout.COUNTERS, layout.SEGMENTS} <= names.keys():
@@ -181,7 +181,7 @@ def _check_limiter(files: Files, plan: Plan, where: str) -> None:
 
 
 def read_words(files: Files) -> Words | None:
-    """Return the store's counters, or None after it reported a problem."""
+    """Return the store's counters, or None after a problem was reported."""
     words = _stable_words(files)
     if words is None:
         return None

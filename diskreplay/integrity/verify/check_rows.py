@@ -41,7 +41,7 @@ def check_flags(segment: Segment) -> bool:
 
 
 def check_times(segment: Segment) -> None:
-    """Check that times never decrease within a lane, and that their bounds match a sealed segment's attributes."""
+    """Check that times never decrease within a lane, and that a sealed segment states the right first and last time."""
     attributes, files = segment.attributes, segment.files
     found: list[int] = []
     for lane, first, before, times, counted in blocks(segment, layout.TIME, 0):
@@ -225,7 +225,7 @@ def _check_column(segment: Segment, name: str, expected: NDArray[Any], position:
         return
     data = segment.files.quiet().read(where, len(expected) * dtype.itemsize, len(expected) * dtype.itemsize)
     if data is None:
-        return  # reported with the checksums
+        return  # `check_sums` reports this file
     values = np.frombuffer(data, dtype)
     wrong = np.flatnonzero((values != expected) & ~(np.isnan(values) & np.isnan(expected)))
     if wrong.size:
@@ -235,7 +235,7 @@ def _check_column(segment: Segment, name: str, expected: NDArray[Any], position:
 
 
 def _find(segment: Segment) -> _Episodes:
-    """Return the episodes of a segment, derived from the rows with flags."""
+    """Return the episodes of a segment, derived from the rows whose flags are not 0."""
     parts = [np.zeros((3, 0), np.int64)]
     for lane, first, _, flags, counted in blocks(segment, layout.DONE, 0):
         at, row = np.nonzero(flags)

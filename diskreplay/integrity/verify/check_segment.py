@@ -145,9 +145,9 @@ def _with_values(segment: Segment) -> Segment:
 
 
 def _with_tables(segment: Segment, number: int) -> Segment:
-    """Return a pack with its tables, if they are whole."""
+    """Return a pack with ``tables`` set, if they are valid; else return it unchanged."""
     assert segment.attributes.packed is not None
-    # Missing folders were reported before.
+    # `check_folders` has already reported missing folders.
     tables = read_tables(segment.files.quiet(), segment.where, segment.attributes.packed, segment.attributes.checksums)
     return replace(segment, tables=tables) if tables is not None and check_tables(segment, tables, number) else segment
 
@@ -209,7 +209,7 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
 
 
 def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]:
-    """Return the allowed names in the folder of a group, a counter of lanes or a table; ``names`` are the existing ones."""
+    """Return the allowed names in the folder of a group, counter or table; ``names`` are the existing names."""
     base = segment.inside(path) if path else segment.where
     counter, table = path in layout.LANE_COUNTERS, path in segment.plan.tables
     column = path in segment.plan.columns
@@ -272,7 +272,7 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
 
 
 def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Check that the chunks with rows, and no others, are there with their size; return arrays without problems."""
+    """Check that exactly the chunks with rows exist, with their size; return the paths of arrays without problems."""
     files, good = segment.files, set()
     for path, chunks in present.items():
         before, rows, longest = len(files.problems), segment.chunk_rows[path], segment.longest_of(path)

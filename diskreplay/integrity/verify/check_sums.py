@@ -25,14 +25,14 @@ def block_length(row_bytes: int) -> int:
 
 
 class Blocks:
-    """The checksums of blocks in ``durable/blocks`` of a sealed segment."""
+    """The checksums in ``durable/blocks`` of a sealed segment: of blocks, parts of chunk files with a fixed length."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
 
     @cached_property
     def sums(self) -> dict[str, NDArray[np.uint32]]:
-        """The checksums of blocks, by path of the chunk file; incomplete if the file ``durable/blocks`` is too short."""
+        """The checksums of blocks, by path of the chunk file; incomplete if the file ``durable/blocks`` is short."""
         quiet = self._segment.files.quiet()  # the check of this file reports its problems
         data = quiet.read(self._segment.inside(layout.BLOCKS), self.nbytes) or b""
         found, at = {}, 0
@@ -40,7 +40,7 @@ class Blocks:
             count = -(-nbytes // length)
             values = np.frombuffer(data[at : at + 4 * count], np.uint8)
             at += 4 * count
-            if len(values) == 4 * count:  # stored: the exclusive-or with the checksum of a block of zeros
+            if len(values) == 4 * count:  # a stored value is combined, by exclusive-or, with the checksum of zeros
                 zeros = np.full(count, after_zeros(0, length), np.uint32)
                 zeros[-1] = after_zeros(0, nbytes - (count - 1) * length)
                 found[name] = values.view("<u4") ^ zeros
@@ -125,7 +125,11 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
     for name in sorted(sums):
         folder = name.rpartition("/")[0]
         if not _is_safe(name):
-            files.report("metadata", segment.inside(layout.METADATA), f"has a checksum of {name!r:.80}, outside of it")
+            files.report(
+                "metadata",
+                segment.inside(layout.METADATA),
+                f"has a checksum of {name!r:.80}, which is outside of the segment",
+            )
         elif segment.inside(name) in reported or (folder in segment.plan.folders and name not in wanted):
             continue  # reported already
         elif (deep or not _is_chunk(segment, name)) and not _is_behind_link(segment, folder, links):

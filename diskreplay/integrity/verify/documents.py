@@ -71,7 +71,7 @@ def sharding(how: Compressed, shape: tuple[int, ...]) -> Document:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layout of the segments of a store: arrays with rows and groups by path, and templates of their documents.
+    """The layout of the segments of a store: groups and arrays with rows, by path, and templates of their documents.
 
     ``tables`` has the paths of the two tables of a pack, ``columns`` the paths of the arrays in a table of episodes.
     """
@@ -146,7 +146,7 @@ def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Pla
 
 
 def parse(files: Files, where: str, data: bytes) -> Document | None:
-    """Return the JSON object in ``data``, or None after it reported a problem of the file ``where``."""
+    """Return the JSON object in ``data``, or None after a problem of ``where`` was reported."""
     try:
         text = data.decode()
         if text.count("[") + text.count("{") > MOST_DEPTH:
@@ -164,13 +164,13 @@ def parse(files: Files, where: str, data: bytes) -> Document | None:
 
 
 def read_object(files: Files, where: str, most: int = MAX_DOCUMENT_BYTES) -> Document | None:
-    """Return a document of at most ``most`` bytes, or None after it reported a problem."""
+    """Return the JSON object in a file of at most ``most`` bytes, or None after a problem was reported."""
     data = files.read(where, most)
     return None if data is None else parse(files, where, data)
 
 
 def read_group(files: Files, folder: str) -> Document | None:
-    """Return the attributes of a group with a checksum of its document, or None after it reported a problem."""
+    """Return the attributes of a group, whose document contains its checksum, or None after a problem was reported."""
     where = f"{folder}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     if data is None or not check_itself(files, where, data) or (document := parse(files, where, data)) is None:
@@ -296,7 +296,7 @@ def check_templates(files: Files, plan: Plan, where: str) -> None:
 
 
 def read_schema(files: Files, where: str, data: Any) -> Schema | None:
-    """Return the schema in a JSON value, or None after it reported a problem of the file ``where``."""
+    """Return the schema in a JSON value, or None after a problem of the file ``where`` was reported."""
     try:
         return Schema.from_json(data)
     except FormatError as error:

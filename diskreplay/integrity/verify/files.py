@@ -87,7 +87,7 @@ class Files:
         return os.path.join(self.root, where or ".")  # the root itself may be a link to the store
 
     def listing(self, where: str) -> dict[str, str] | None:
-        """Return "file", "folder", "link" or "other" for each name in a folder; None after it reported a problem."""
+        """Return "file", "folder", "link" or "other" for each name in a folder; None after a problem was reported."""
         fd = self._open(where, os.O_RDONLY | os.O_DIRECTORY, "folder")
         if fd is None:
             return None
@@ -131,7 +131,7 @@ class Files:
 
     @contextmanager
     def opened(self, where: str, nbytes: int | None = None) -> Iterator[int | None]:
-        """Open a regular file for a block, and yield its descriptor, or None after it reported a problem.
+        """Open a regular file for a `with` block, and yield its descriptor, or None after a problem was reported.
 
         A size other than ``nbytes``, if given, is a problem. An OSError in the block, such as a failed read, is
         reported, too.
@@ -157,7 +157,7 @@ class Files:
             os.close(fd)
 
     def read(self, where: str, most: int, nbytes: int | None = None) -> bytes | None:
-        """Return the content of a file of at most ``most`` bytes, or None after it reported a problem."""
+        """Return the content of a file of at most ``most`` bytes, or None after a problem was reported."""
         with self.opened(where, nbytes) as fd:
             if fd is None:
                 return None

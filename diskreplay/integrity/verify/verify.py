@@ -99,12 +99,12 @@ class _Meter:
         self.next()
 
     def next(self) -> None:
-        """Begin with the next segment."""
+        """Count the current segment as finished, and begin the next one."""
         self._done, self._inside, self._size = self._done + self._size, 0, next(self._sizes, 0)
         self._tell()
 
     def add(self, nbytes: int) -> None:
-        """Add bytes that were read of the current segment, at most up to the segment's size: files may be read twice."""
+        """Add bytes that were read of the current segment, but at most the segment's size: files may be read twice."""
         self._inside = min(self._inside + nbytes, self._size)
         self._tell()
 
