@@ -46,7 +46,7 @@ def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits
 
 
 def compression_level(value: Any) -> int | None:
-    """Return the zstd level that ``value``, the argument ``compression`` of `create`, means; None: no compression.
+    """Return the zstd level in ``value``, the argument ``compression`` of `create`; None: no compression.
 
     Raises ValueError if the argument is invalid, MissingExtra if zstandard is not installed.
     """

@@ -27,8 +27,9 @@ EPISODE_VALUES = 64
 DISCARDED = 128
 NO_STEP = OBSERVATION_ONLY | END_MARKER
 # Only two kinds of rows have the flag DISCARDED. DISCARD: the end marker of an episode that its writer discarded.
-# DISCARD_BEFORE: the episode was cut for its length, and discarded before its next step. This row is the only one of
-# a new part, which has no step, and says that the parts before it are discarded.
+# DISCARD_BEFORE: the episode was cut for its length, that is, because its segment was full, and was discarded before
+# its next step. This row is the only one of a new part, which has no step, and says that the parts before it are
+# discarded.
 DISCARD = END_MARKER | DISCARDED
 DISCARD_BEFORE = FIRST | CUT | DISCARD
 

@@ -8,7 +8,8 @@ caller is a single operation, or may be repeated:
 - The threads are created with their `Workers` object. A helper thread starts them, because `threading.Thread.start`
   waits under a lock, which an interrupted caller would leave held. A thread starts only once, so the start may be
   repeated.
-- The only lock of a job is held until the job is over. A thread of `Workers` releases it, never the caller.
+- The only lock of a job is held from the beginning until a thread of `Workers` has finished the job. The caller only
+  waits for it.
 
 Until a call is over, its job references the call, and with it the memory that the call writes to. So this memory is not
 reused too early.

@@ -1,6 +1,6 @@
 """A model of a store in plain lists: its writers take the same calls, and it has the episodes that a store must have.
 
-The model is slow, and shares no code with the store that it is compared with: lanes hold episodes, episodes hold steps,
+The model is slow, and shares no code with the store that it is compared with. Lanes hold episodes, episodes hold steps,
 steps hold arrays. Make the same calls on a `ModelWriter` and on a writer of a store, then compare the two
 with the functions of `checks`.
 """
@@ -34,9 +34,9 @@ class ModelEpisode:
     `final` is the observation after the last step, if it is known; an open episode may have it, too. `derived` is true
     if no row marks the end: readers see the end when another episode follows in the lane, or when the segment is
     sealed. `hidden` is the number of its oldest steps that the store's capacity hides. An `evicted` or `discarded`
-    episode has no visible step. If the episode continues another one that was cut for its length, `before` is that
-    earlier part, and `shows_before` is true while the rows of `before` can be read. `left_behind` is true if the
-    episode was cut for its length and the part that continues it has no step yet.
+    episode has no visible step. If the episode continues another one that was cut because its segment was full,
+    `before` is that earlier part. `shows_before` is true while the rows of `before` can be read. `left_behind` is true
+    if the episode was cut for this reason and the part that continues it has no step yet.
     """
 
     writer: int = 0
@@ -93,7 +93,7 @@ class ModelEpisode:
         self.ended, self.terminated, self.truncated, self.cut = True, terminated, truncated or cut, cut
 
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:
-        """Cut the episode before step `at`, as a writer cuts it for its length; return a new episode with the rest.
+        """Cut the episode before step `at`, as a writer does when its segment is full; return a new episode with the rest.
 
         `final`: the observation of step `at` becomes the final observation of this episode.
         """

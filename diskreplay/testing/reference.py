@@ -92,8 +92,8 @@ def window(
 ) -> dict[str, Any]:
     """Compute the window of `length` steps that starts at one of `window_starts`; leaves are keyed by path.
 
-    `continues`: the episode continues one that was cut for its length. With the length of the whole episode and no
-    burn-in, the result is an item of `Episodes`.
+    `continues`: the episode continues an earlier one that was cut because its segment was full. With the length of the
+    whole episode and no burn-in, the result is an item of `Episodes`.
     """
     total = episode.window_end if episode.ended else episode.num_frames - 1
     real = min(length, total - start)
@@ -144,7 +144,7 @@ def crossing_window(
 ) -> dict[str, Any]:
     """Compute the window that starts at one of `crossing_starts`; leaves are keyed by path.
 
-    `continuing` has the indexes in `lane` of episodes that continue one that was cut for its length.
+    `continuing` has the indexes in `lane` of episodes that continue an earlier one, cut because its segment was full.
     """
     found: dict[str, list[Any]] = {}
 
