@@ -93,7 +93,7 @@ class ModelEpisode:
         self.ended, self.terminated, self.truncated, self.cut = True, terminated, truncated or cut, cut
 
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:
-        """Cut the episode before step `at`, as a writer does when its segment is full; return a new episode with the rest.
+        """Cut the episode before step `at`, as a writer does if its segment is full; return an episode with the rest.
 
         `final`: the observation of step `at` becomes the final observation of this episode.
         """

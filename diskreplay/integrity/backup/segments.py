@@ -150,7 +150,7 @@ def read_live(info: SegmentInfo) -> LiveRows:
     observed = shown.copy()
     committed = committed.copy()
     if (committed < 0).any() or (observed > committed + 1).any():
-        raise FormatError(f"{info.path}: committed or observed is damaged; restore the segment")
+        raise FormatError(f"{info.path}: the counter committed or observed is damaged; restore the segment")
     return LiveRows(info, committed, np.maximum(observed, committed))
 
 

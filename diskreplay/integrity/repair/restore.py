@@ -35,7 +35,7 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
     remedies, place = Remedies(home, dry_run, None), layout.segment_folder(number)
     store, plan = remedies.store, read_plan(remedies.files)
     if plan is None:
-        raise FormatError(f"{home.name}: its zarr.json is damaged; restore that first")
+        raise FormatError(f"{home.name}: its zarr.json is damaged; run diskreplay repair first")
     remedies.plan = plan
     with remedies.store_lock(), remedies.segment_lock(place) as is_free:
         if not dry_run and number in finish_replacements(store):

@@ -190,7 +190,7 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
     packed, compressed = _parse_packed(given), _parse_compressed(given, plan)
     requires = [*([] if packed is None else [layout.PACKS]), *([layout.ZSTD] if compressed else [])]
     if given.get("requires", []) != requires:
-        raise ValueError(f"needs {given.get('requires')!r:.80} and not {requires}")
+        raise ValueError(f"requires is {given.get('requires')!r:.60} and not {requires}")
     if given["store"] != plan.store:
         raise ValueError(f"belongs to another store, {given['store']!r:.40}")
     lanes, chunk_rows, sealed = given["lanes"], given["chunk_rows"], given["sealed"]
@@ -231,7 +231,7 @@ def _need(given: Any, good: Mapping[str, bool]) -> None:
     """Raise ValueError for the first attribute in ``good`` that is not possible."""
     for name, is_good in good.items():
         if not is_good:
-            raise ValueError(f"{name} is {given.get(name)!r:.60}")
+            raise ValueError(f"{name} is {given.get(name)!r:.60}, which is not possible")
 
 
 def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
@@ -271,7 +271,7 @@ def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mappi
     for path, array in plan.arrays.items():
         rows = chunk_rows[path]
         if not is_whole(rows, 1) or rows & (rows - 1):
-            raise ValueError(f"{rows!r:.40} rows a chunk of {path}")
+            raise ValueError(f"chunks of {path} have {rows!r:.40} rows, not a power of two")
         if path in compressed:
             if rows % compressed[path].rows or compressed[path].nbytes < 16 * (rows // compressed[path].rows) + 4:
                 raise ValueError(f"compressed says {compressed[path]} of {path}, whose chunk has {rows} rows")
@@ -286,7 +286,7 @@ def _parse_packed(given: Any) -> tuple[int, int] | None:
         return None
     members, runs = packed["members"], packed["runs"]
     if not (is_whole(runs) and is_whole(members, 1, min(runs, layout.MAX_SEGMENTS))):
-        raise ValueError(f"packed is {packed!r:.60}")
+        raise ValueError(f"packed is {packed!r:.60}, which is not possible")
     return members, runs
 
 
@@ -298,7 +298,7 @@ def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
     for path, how in found.items():
         good = is_whole(how.rows, 1) and not how.rows & (how.rows - 1) and is_whole(how.nbytes)
         if not good or not is_whole(how.level, *layout.ZSTD_LEVELS):
-            raise ValueError(f"compressed says {how!r:.80} of {path}")
+            raise ValueError(f"compressed says {how!r:.60} of {path}, which is not possible")
     return found
 
 
@@ -323,10 +323,10 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
             raise ValueError(f"lost names row {row} of lane {lane} twice")
         free[lane] = row + rows
     if not is_whole(steps) or steps > sum(rows for _, rows in ranges) or (given["sealed"] and steps > given["steps"]):
-        raise ValueError(f"steps_lost is {steps!r:.40}")
+        raise ValueError(f"steps_lost is {steps!r:.40}, which does not fit the lost rows")
     values = given.get("lost_values", [])
     if not _are_whole(values, len(ranges)) or any(n > rows for n, (_, rows) in zip(values, ranges, strict=True)):
-        raise ValueError(f"lost_values is {values!r:.60}")
+        raise ValueError(f"lost_values is {values!r:.60}, which does not fit the lost rows")
     return tuple((position, rows) for position, rows in ranges)
 
 

@@ -143,7 +143,7 @@ def check_evicted_members(
     ``evicted`` has (position, number of steps) of the evicted episodes, by segment number; ``number`` is the pack's.
     """
     for position, steps in evicted.get(number, []):
-        detail = f"{steps} steps from position {position} of {segment.where} were never there: it is a pack"
+        detail = f"{steps} steps from position {position} of {segment.where}, a pack, never existed"
         segment.files.report("eviction", layout.EVICTIONS, detail)
     for number in sorted(tables.first_line.keys() & evicted.keys()):
         line, lanes = tables.first_line[number]

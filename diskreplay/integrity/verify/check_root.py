@@ -120,7 +120,7 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
         "segment_metadata": isinstance(get("segment_metadata"), dict),
     }
     for name in (name for name, is_good in good.items() if not is_good):
-        files.report("metadata", layout.METADATA, f"{name} is {str(get(name))[:80]}")
+        files.report("metadata", layout.METADATA, f"{name} is {str(get(name))[:80]}, which is not possible")
     schema = read_schema(files, layout.METADATA, get("schema"))
     if schema is None or not good["segment_metadata"]:
         return None
@@ -239,7 +239,7 @@ def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tup
         for first, steps in np.frombuffer(block, "<i8").reshape(-1, 2)[:remaining].tolist():
             number = first >> layout.POSITION_BITS
             if first < 0 or steps < 1 or number >= words.next_segment:
-                files.report("eviction", name, f"{steps} steps from id {first} were never there")
+                files.report("eviction", name, f"{steps} steps from id {first} never existed")
             elif first in seen:
                 files.report("eviction", name, f"the episode of id {first} is listed twice")
             else:
