@@ -60,7 +60,7 @@ class OpenFolder:
 
     @classmethod
     def of(cls, place: "OpenFolder | os.PathLike[str] | str") -> "OpenFolder":
-        """Return ``place`` if it is an open `OpenFolder`; else open the folder with its name, or at this path."""
+        """Return ``place`` if it is an open `OpenFolder`; else open one at its `name`, or at the path ``place``."""
         if isinstance(place, OpenFolder):
             return place if place.fd >= 0 else cls(place.name)
         return cls(Path(place).absolute())

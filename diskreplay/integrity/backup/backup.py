@@ -1,12 +1,12 @@
 """Makes a backup: copies the sealed segments of a store without a lock, then everything else as of one moment.
 
 Other processes may write to the store meanwhile. Files of sealed segments never change: they are copied first, which
-takes most of the time. Then the backup takes the store lock, so that no process makes, evicts or sets aside a segment.
-It copies the files outside the segments, and records the number of committed rows of each live segment, which is not
-sealed. This is the moment of the backup. Committed rows never change, so they are copied after the lock is released. If
-a segment is evicted or merged into a pack before it is copied, the backup takes the lock again, and copies the state of
-this later moment. The last attempt keeps the lock until everything is copied. Segments that were merged into a pack are
-not copied.
+takes most of the time. Then the backup takes the store lock, so that no process makes, evicts or quarantines a segment.
+It copies the files outside the segments, and records the number of committed rows of each live (unsealed) segment. This
+is the moment of the backup. Committed rows never change, so they are copied after the lock is released. If a segment is
+evicted or merged into a pack before it is copied, the backup takes the lock again, and copies the state of this later
+moment. The last attempt keeps the lock until everything is copied. Segments that were merged into a pack are not
+copied.
 """
 
 import errno

@@ -108,7 +108,7 @@ class Account:
 
 
 class SegmentVanished(Exception):
-    """A segment was evicted, set aside or replaced while it was copied."""
+    """A segment was evicted, moved to quarantine or replaced while it was copied."""
 
 
 def make_folder(target: Path, like: Path) -> None:

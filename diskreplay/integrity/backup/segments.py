@@ -83,8 +83,7 @@ class _Copy:
         self._info, self._target, self._where = info, target, where
         self._copier, self._account = copier, account
         self._chunks = {chunk.name: chunk for chunk in sealed_chunks(info)}
-        # `repair --salvage` changes the files of a segment with unproven rows, so a backup must not share these by
-        # links.
+        # `repair --salvage` changes files of a segment with unproven rows, so a backup must not share them by links.
         self._stays = info.claimed is None
 
     def bring(self, name: str) -> None:
@@ -112,8 +111,7 @@ class _Copy:
         is_chunk = name in self._chunks
         self._copier.copy(str(self._info.path / name), target, may_clone=is_chunk, may_link=is_chunk and self._stays)
         if is_chunk and (mode := os.stat(target).st_mode) & WRITE_BITS:
-            # Readers check the bytes of writable chunks, which may be older than the sealing. This copy is checked
-            # here.
+            # Readers check the bytes of writable chunks, which may predate the sealing; this copy is checked below.
             os.chmod(target, mode & 0o7777 & ~WRITE_BITS)
         if name in self._info.checksums and not self._matches(name):
             self._account.note(self._where, "checksum", name, "does not match its checksum; copied as it is")
@@ -133,7 +131,7 @@ class _Copy:
 
 
 class LiveRows(NamedTuple):
-    """The number of rows of each lane of a live segment at one moment: committed rows, rows with an observation."""
+    """Numbers of rows of each lane of a live segment at one moment: committed rows, and rows with an observation."""
 
     info: SegmentInfo
     committed: Ints

@@ -34,7 +34,7 @@ class Action:
     detail : str
         The reason, or the new place.
     steps : int
-        The number of steps that the action set aside or, if it was refused, would have set aside.
+        The number of steps that the action set aside (moved to quarantine) or, if it was refused, would have set aside.
     """
 
     what: str

@@ -44,7 +44,7 @@ _PAUSE_S = 0.01
 
 @dataclass(frozen=True)
 class Words:
-    """The counters of the store that the checks need; ``evictions`` is the number of evictions by hand."""
+    """The counters of the store that the checks need; ``evictions`` is the number of evictions by `Store.evict`."""
 
     next_segment: int
     evictions: int

@@ -32,7 +32,7 @@ from diskreplay.integrity.verify.pack_tables import read_tables
 from diskreplay.segments.documents import layout
 
 EntriesBySegment = Mapping[int, list[tuple[int, int]]]
-"""The episodes that were evicted by hand, as (position, number of steps), by segment number."""
+"""Episodes evicted by hand, that is, by `Store.evict`: (position, number of steps) of each, by segment number."""
 
 # A segment that is being changed is verified at most this many times before its problems are reported.
 _ATTEMPTS = 5
@@ -234,7 +234,7 @@ def _names_beside_durable(segment: Segment) -> list[str]:
 
 
 def _is_node(files: Files, where: str) -> bool:
-    """Whether a folder is a group or an array that another tool put there."""
+    """Whether a folder has a zarr.json file, and so is a group or an array that another tool put there."""
     try:
         return stat.S_ISREG(os.stat(f"{files.path(where)}/{layout.METADATA}", follow_symlinks=False).st_mode)
     except OSError:

@@ -1,4 +1,4 @@
-"""Derives the content of a store's zarr.json files from its schema, as docs/format.md describes."""
+"""Derives the content of a store's documents, its zarr.json files, from its schema, as docs/format.md describes."""
 
 import json
 import math

@@ -42,7 +42,7 @@ def verify(
     """Verify a store. Other processes may write to it and evict segments meanwhile.
 
     Checks that every file of the format is there, has its size and agrees with the schema. Also checks that counters
-    have possible values, that the flags of counted rows are sequences of episodes, and that the metadata of sealed
+    have possible values, that the flags of rows are sequences of episodes, and that the metadata of sealed
     segments match their checksums. Steps in quarantine are problems of the kind ``"quarantine"``. Rows that are not
     committed are not checked. An unsealed segment of a dead writer is not a problem: the next process that opens the
     store with mode "a" seals it.
