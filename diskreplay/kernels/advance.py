@@ -1,7 +1,7 @@
 """Make the next snapshot of a store in one call; see `advancing`.
 
-A call from Python takes about the same time as the work itself, which is to take in a step, hide a step and write the
-record. So one call does all three.
+A call from Python takes about as long as the work for one new step: to read its flags, to hide the oldest step, and to
+write the record. So one call does all three.
 """
 
 from diskreplay.ids import Ints
@@ -18,10 +18,11 @@ else:
 
 @jit.kernel("none", "ints2", "ints2", "ints", "int", "ints", "out_ints")
 def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
-    """Write the record of a snapshot: its head, and the rows of lanes that may grow.
+    """Write the record of a snapshot: its head, and a copy of the table `rows` for the lanes that may grow.
 
-    `growing` and `rows` are the tables `growing` and `lanes` of `following`. `oldest` is the first visible row of each
-    lane. Episodes that began at time `reached` or later have no hidden steps.
+    For the record see `frozen`; its numbers that this function does not compute come from `head`. `growing` and `rows`
+    are the tables `growing` and `lanes` of `following`. `oldest` is the first visible row of each lane. Episodes that
+    began at time `reached` or later have no hidden steps.
     """
     for column in range(frozen.HEAD):
         record[column] = head[column]
@@ -39,7 +40,7 @@ def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, re
 
 @jit.inner
 def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
-    """Write the record of a snapshot after `follow`; it does not show hidden rows."""
+    """Write the record of a snapshot from `tables` that `follow` has updated, and the numbers `hidden` of `hiding`."""
     growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
     oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
     freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
@@ -47,7 +48,7 @@ def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
-    """Call `follow`, and write the record of a snapshot if found[CHANGED]; see `follow` for the result.
+    """Call `follow` and return its result; if that is DONE and found[CHANGED] is not 0, write the snapshot's `record`.
 
     For `tables` see `advancing.GROWING`. `until` and `newer` are ignored; `advance_hiding`, which has the same
     signature, needs them.
@@ -61,10 +62,11 @@ def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
-    """Do what `advance` does, and hide the oldest steps beyond hidden[CAPACITY] and all steps published before `until`.
+    """Do what `advance` does, and hide the steps published before `until` and the oldest beyond hidden[CAPACITY].
 
-    For the result see `follow` and `advancing.UNREADY`. If any step was hidden, bit HIDDEN of found[CHANGED] is set,
-    and `newer` gets the new first visible rows.
+    At most hidden[CAPACITY] steps remain visible, unless this number is -1. For the result see `follow` and
+    `advancing.UNREADY`. If any step was hidden, bit HIDDEN of found[CHANGED] is set, and `newer` gets the first visible
+    row of each lane.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, origin = packed.ints(tables, advancing.HIDDEN), head[frozen.ORIGIN]

@@ -1,22 +1,24 @@
 """The tables of `advance` and `advance_hiding`, which make the next snapshot of a store.
 
-Both take in the new rows of all lanes, and then write the record of a snapshot if anything has changed. In between,
-`advance_hiding` hides the steps beyond the store's limits. If a kernel needs chunks that are not mapped, it returns a
-status, and the caller maps them and repeats the call. A store without numba calls both kernels as plain Python, with
-`follow_plain` and `hide_oldest_plain`.
+Both kernels read the new rows of all lanes, and then write the record of a snapshot if anything has changed. In
+between, `advance_hiding` hides the steps beyond the store's limits. If a kernel needs chunks that are not mapped, it
+returns a status, and the caller maps these chunks and repeats the call. Without numba, both kernels run as plain Python
+and call `follow_plain` and `hide_oldest_plain`.
 """
 
 UNREADY, UNMAPPED = range(5, 7)
 """Results of `advance_hiding`, in addition to the results of `follow`. UNREADY: the arrays of `hide_oldest` do not
 exist yet. UNMAPPED: the time of step NEEDED is not mapped."""
 
-# Lines of the record `tables`, with one array in each; see `packed`.
-# GROWING and ROWS are `growing` and `lanes` of `following`, ENDED the log of ended episodes, and HEAD the head of a
-# snapshot's record. FIRST_CHUNK to BASES are the table of flags, FIRST_TIMES to TIMES the table of times; if TIMES is
-# empty, times are 0. FOUND are the numbers of `following`, HIDDEN the numbers of `hiding`.
-# Only `advance_hiding` reads the arrays from LANES on. LANES to FIRST_ROWS are arrays by slot and by place, see
-# `frozen`; CLOCKS has the number that is added to the times of each segment. HEAP and BY_PLACE are the tables of
-# `hiding`. FOLLOWING has, for each line of the log, the line of the next ended episode in the same lane, or -1.
+# Lines of the record `tables`, which has one array per line; see `packed`.
+# GROWING and ROWS are the tables `growing` and `lanes` of `following`, ENDED is the log of ended episodes, and HEAD the
+# head of a snapshot's record. FIRST_CHUNK to BASES are the chunk table of the flags, FIRST_TIMES to TIMES the chunk
+# table of the times. If the array TIMES is empty, all times are 0. FOUND has the numbers `found` of `following`, HIDDEN
+# the numbers `found` of `hiding`.
+# Only `advance_hiding` reads the arrays from LANES on. LANES to FIRST_ROWS are arrays by slot or by place, see
+# `frozen`; CLOCKS has, by slot, the number to add to a segment's times to get times since the epoch. HEAP and BY_PLACE
+# are the tables of `hiding`. FOLLOWING has, for each line of the log, the line of the next ended episode in the same
+# lane, or -1.
 (
     GROWING, FIRST_CHUNK, CHUNKS, SHIFT, BASES, FIRST_TIMES, TIME_CHUNKS, TIME_SHIFT, TIMES, ROWS, ENDED, HEAD,
     FOUND, HIDDEN, LANES, LANE_BASE, CLOCKS, FOLDERS, FIRST_ROWS, HEAP, BY_PLACE, FOLLOWING,

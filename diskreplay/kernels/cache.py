@@ -1,14 +1,16 @@
 """The folder of compiled kernels, and how processes share the work of compiling.
 
-numba keeps machine code next to the source. It notices changes only in the file of a function, not in the files of the
-functions that it calls. So the sources of all kernels are copied to a folder and imported from there. The folder's name
-is a digest of the sources, the versions of Python and numba, and the processor: machine code of another release, or
-from before an edit, is never loaded. The folder is in `NUMBA_CACHE_DIR`, or else in the user's cache. It is never next
-to the package: an uninstall would leave it there, and Python would import the remaining folder as an empty namespace
-package. If no folder can be written, each process compiles for itself, and a warning says so.
+numba saves machine code next to the source file. It compiles a function again if that file was changed, but not if the
+file of another function that it calls was changed. So the sources of all kernels are copied to a folder and imported
+from there. The folder's name is a digest of the sources, the versions of Python and numba, and the processor: machine
+code of another release, or from before an edit, is never loaded. The folder is in `NUMBA_CACHE_DIR`, or else in the
+user's cache folder. It is never next to the package: an uninstall would leave it there, and Python would import the
+remaining folder as an empty namespace package. If no folder can be written, each process compiles for itself, and a
+warning says so.
 
-If processes start together, one compiles a kernel and logs that, and the others wait for the saved code. A damaged file
-is compiled again, and a full disk only means that kernels are not saved: both cost time and nothing else.
+If processes start together, one of them compiles a kernel and logs that it does, and the others wait for the saved
+code. If the file of a saved kernel is damaged, the kernel is compiled again. If the disk is full, kernels are not
+saved. Neither case is an error; the process only takes longer to start.
 
 A process that knows the list of kernels it needs starts a second process, which compiles from the end of the list; see
 `Several`.
@@ -48,10 +50,12 @@ _NAME = "diskreplay-"
 _NOTE = ".compiled"
 # The largest number of folders of kernels that are kept, including the new one.
 _KEPT = 8
-# Seconds to wait for a lock. A process that holds the lock longer is probably suspended, so this one compiles itself.
+# Seconds to wait for a lock. A process that holds it longer is probably suspended, so the waiting process compiles the
+# kernel itself.
 _PATIENCE = 60.0
 _POLL = 0.02
-# Modification time of all copied sources, in seconds since the epoch. numba saves and compares it.
+# Modification time of all copied sources, in seconds since the epoch. numba saves it with the machine code, and
+# compiles again if the time of the source differs.
 _ONE_TIME = 1e9
 # Moves to the start of a terminal's line and clears it.
 _LINE = "\r\x1b[K"
@@ -64,7 +68,8 @@ _refusing = set[str]()
 def _hold_at_forks() -> None:
     """Delay forks while a kernel is compiled: the child would wait forever for a thread that it does not have.
 
-    Python runs the last registered function first, so this is called again after imports that register others.
+    Before a fork, Python calls the function first that was registered last. So this registration is repeated after an
+    import that registers another function: `compiling` must be the first lock that a fork acquires.
     """
     os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
 
@@ -73,13 +78,13 @@ _hold_at_forks()
 
 
 def is_disabled() -> bool:
-    """Return whether `NUMBA_DISABLE_JIT`, or the program, has disabled compiling."""
+    """Return whether numba's compiler is disabled, by the variable `NUMBA_DISABLE_JIT` or by `numba.config`."""
     return not hasattr(numba.njit(is_disabled), "signatures")
 
 
 @cache
 def compile_kernel(module: str, name: str) -> Callable[..., Any]:
-    """Load or compile a kernel, after the shared kernels that it calls."""
+    """Return the kernel `name` of a module, loaded or compiled, after the shared kernels that it calls."""
     path = folder()
     package = import_kernels(path)
     jit, function = import_module(f"{package}.jit"), getattr(import_module(f"{package}.{module}"), name)
@@ -92,7 +97,10 @@ def compile_kernel(module: str, name: str) -> Callable[..., Any]:
 
 
 def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable[..., Any]:
-    """Load a kernel, or compile and save it while other processes wait."""
+    """Return the kernel of a function: loaded from the folder `path`, or compiled and saved while others wait for it.
+
+    `jit` is the module `jit` of the copied package.
+    """
     name, lock = function.__name__, None
     note = path / f"{name}{_NOTE}"
     try:
@@ -114,7 +122,7 @@ def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable
         with suppress(OSError):
             note.touch()
         return found
-    except (OSError, RuntimeError):  # a full disk, or a deleted folder: the kernel is compiled a second time
+    except (OSError, RuntimeError):  # a full disk, or a deleted folder: the kernel is compiled again and not saved
         _refusing.add(str(path))
         return jit.compiled(function, kept=False)
     finally:
@@ -124,7 +132,7 @@ def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection: it would take a sixth of the time of compiling."""
+    """Pause garbage collection in a `with` block: it would take a sixth of the time of compiling."""
     was_on = gc.isenabled()
     try:
         gc.disable()
@@ -176,7 +184,7 @@ def count_kept(path: str) -> int:
 
 
 def _put(path: Path, name: str, text: bytes) -> None:
-    """Write a file, unless it exists with this text."""
+    """Write `text` to the file `name` of a folder, unless the file has this text already."""
     with suppress(FileNotFoundError):
         if (path / name).read_bytes() == text:
             return
@@ -191,7 +199,7 @@ def _put(path: Path, name: str, text: bytes) -> None:
 
 @cache
 def import_kernels(path: str | None) -> str:
-    """Import the copy of this package in the folder `path` (None: in the package's own folder); return its name."""
+    """Import this package under another name, from the folder `path` (None: its own folder); return that name."""
     package, here = f"diskreplay_{source_digest()[:16]}", path or os.path.dirname(__file__)
     spec = importlib.util.spec_from_file_location(package, f"{here}/__init__.py", submodule_search_locations=[here])
     if spec is None or spec.loader is None:
@@ -204,8 +212,8 @@ def import_kernels(path: str | None) -> str:
 def _parents() -> Iterator[Path]:
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         yield Path(chosen)
-    # Relative paths are ignored: the XDG specification says so, and ~/.cache stays relative only for users without a
-    # home.
+    # Relative paths are ignored, as the XDG specification demands. For a user without a home, `expanduser` returns
+    # ~/.cache unchanged, which is relative, too.
     for cache_home in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
         if os.path.isabs(cache_home):
             yield Path(cache_home) / "diskreplay"
@@ -220,7 +228,7 @@ def _sources() -> dict[str, bytes]:
 
 @cache
 def source_digest() -> str:
-    """Return the SHA-256 of everything that machine code depends on.
+    """Return the SHA-256, in hexadecimal, of everything that machine code depends on.
 
     The digest covers the sources of the kernels and of `ids`, whose constants are compiled into kernels; the versions
     of Python, numba and llvmlite; and the processor.
@@ -244,7 +252,7 @@ def _processor() -> Iterator[str]:
 
 
 def _prune(parent: Path) -> None:
-    """Remove all but the most recently used folders of kernels, and numba's folders with the same names."""
+    """Remove all but the `_KEPT` most recently used folders of kernels in `parent`, and numba's folders for them."""
     with suppress(OSError):
         found = sorted(parent.glob(f"{_NAME}*"), key=lambda path: path.stat().st_mtime, reverse=True)
         kept = list(dict.fromkeys(path.name.partition("_")[0] for path in found))[:_KEPT]
@@ -255,7 +263,7 @@ def _prune(parent: Path) -> None:
 
 @cache
 def _tell() -> None:
-    """Log why the first batch takes long; without a logging setup, this goes to stderr."""
+    """Log why the first batch takes long; if the program has not set up logging, the message goes to stderr."""
     logging.getLogger("diskreplay").warning(COMPILING)
 
 
@@ -264,10 +272,10 @@ _here = threading.local()
 
 
 class Several:
-    """Compiles several kernels, with progress on the terminal and the help of a second process. For one thread.
+    """Iterates over names of kernels, while the caller compiles or loads each of them. Used by one thread.
 
-    The second process starts as soon as any kernel must be compiled, and works from the last kernel backwards until
-    both meet. Processes that start together share one helping process.
+    It shows the progress on the terminal. As soon as a kernel must be compiled, it starts a helping process, which
+    compiles from the last name backwards. Processes that start together share one helping process.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -275,7 +283,7 @@ class Several:
         self._helper: subprocess.Popen[bytes] | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names; the caller must get each kernel before the next name."""
+        """Yield the names; the caller must call `table.get_kernel` with each name before it takes the next one."""
         _here.several = self
         try:
             for at, name in enumerate(self._names):
@@ -290,7 +298,7 @@ class Several:
                 _show(_LINE)
 
     def note_missing(self) -> None:
-        """Note that the current kernel must be compiled: start the second process, and show progress."""
+        """Show that the current kernel is being compiled; the first call also starts the helping process."""
         left = self._names[self._at + 1 :]
         has_interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)
         if not self._is_told and left and has_interpreter and len(os.sched_getaffinity(0)) > 1:
@@ -301,7 +309,7 @@ class Several:
 
 
 def _begin_helper(names: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start a process that runs `table.help_compiling`, with the import path of this process."""
+    """Start a process that runs `table.help_compiling(names)`, with the import path of this process."""
     code = "import sys; from diskreplay.kernels import table; table.help_compiling(sys.argv[1:])"
     imported_from = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))
     return subprocess.Popen(
@@ -331,13 +339,14 @@ def _file_lock() -> "type[BaseFileLock]":
     # Imported late, because the import takes longer than loading compiled kernels.
     with MissingExtra.raised_for("sampling", "torch"):
         from filelock import FileLock
-    # filelock acquires its own lock at a fork. Compiling threads acquire ours first, so a fork must, too.
+    # filelock acquires a lock of its own at a fork. A compiling thread acquires `compiling` before that lock, so a fork
+    # must do the same.
     _hold_at_forks()
     return FileLock
 
 
 def _locked(path: str) -> "BaseFileLock | None":
-    """Acquire and return the lock file at `path`; None if the system has no locks, or after `_PATIENCE` seconds."""
+    """Return the acquired lock of the file `path`; None if the system has no locks, or after `_PATIENCE` seconds."""
     # Not `fallback_to_soft`: a lock that is only a file would outlive a killed process.
     lock = _file_lock()(path, timeout=_PATIENCE, poll_interval=_POLL, fallback_to_soft=False)
     try:

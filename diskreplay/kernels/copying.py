@@ -1,14 +1,15 @@
-"""Copies of rows: runs of lanes into a rollout, one step into many lanes, and copies that bypass the caches.
+"""Copies of rows: runs of successive rows into a batch, one row into each of many lanes, and streamed copies.
 
 `copy_runs` computes the address of a run once per chunk and reads the rows in sequence, while it prefetches the next
 runs.
 
-`write_lanes` writes rows far apart in memory, mostly in separate pages. It prefetches the rows of later lanes, which
-reduces its time to a third.
+`write_lanes` writes rows that are far apart in memory, mostly in separate pages. It prefetches the rows of later lanes,
+which reduces its time to a third.
 
-A plain store instruction reads the cache line that it overwrites. A streamed (non-temporal) store does not, so a copy
-moves two thirds of the bytes: on batches of 14 and 37 MB it had 1.45 and 1.7 to 2.4 times the bandwidth of memcpy. But
-the next reader has to fetch a streamed batch from memory, so smaller batches are not streamed and stay in the cache.
+`stream` bypasses the caches. A plain store instruction reads the cache line that it overwrites. A streamed
+(non-temporal) store does not, so a streamed copy moves two thirds of the bytes. With batches of 14 MB it had 1.45 times
+the bandwidth of memcpy, with batches of 37 MB 1.7 to 2.4 times. But the next reader has to fetch a streamed batch from
+memory, so smaller batches are not streamed and stay in the cache.
 """
 
 from diskreplay.ids import Ints
@@ -18,17 +19,17 @@ from .huge_pages import CACHE_LINE
 from .jit import STREAM_BLOCK, copy_bytes, stream_block
 
 _RUNS_AHEAD = 4
-_LINES = 6  # cache lines to prefetch of a run; the processor itself prefetches the following ones
+_LINES = 6  # the first cache lines of a run to prefetch; the processor itself prefetches the following ones
 
-# Rows of the table of runs, a column per run. SLOT, LANE and ROW name the run's first row, COUNT is the number of rows,
-# and ITEM is the item of the batch for the first row.
+# Rows of the table of runs, a column per run. SLOT (see `frozen`), LANE and ROW identify the run's first row. COUNT is
+# the number of rows, and ITEM the position in the batch of the item that gets the first row.
 SLOT, LANE, ROW, COUNT, ITEM = range(5)
 RUN_ROWS = 5
 
 
 @jit.inner
 def _copy_spaced(target: int, spacing: int, source: int, row_bytes: int, count: int) -> None:
-    """Copy successive rows to places `spacing` bytes apart."""
+    """Copy `count` successive rows at address `source` to addresses `spacing` bytes apart, beginning with `target`."""
     # A copy of constant width is a move instruction, not a call.
     if row_bytes == 4:
         for j in range(count):
@@ -40,7 +41,7 @@ def _copy_spaced(target: int, spacing: int, source: int, row_bytes: int, count: 
 
 @jit.inner
 def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[int, int]:
-    """Return the address of row `done` of a run, or 0 if it is not mapped, and the number of rows left in its chunk."""
+    """Return the address of row `done` of run `i`, 0 if unmapped, and the number of rows from it to its chunk's end."""
     slot, lane, row = runs[SLOT, i], runs[LANE, i], runs[ROW, i] + done
     folder = jit.load_int(record[frozen.FOLDERS] + 8 * slot)
     if folder < 0 or folder >= line[cols.FOLDERS]:
@@ -62,9 +63,9 @@ def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[
 def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begin: int, until: int) -> int:
     """Copy the rows of runs `begin` to `until` - 1 to the items of a batch at address `out`.
 
-    Successive steps of a run are `columns` items apart. `record` is a snapshot's, see `frozen`. `line` is the table of
-    the leaf, which is the stored array with the rows; see `gathering.table_line`. Returns the first run with an
-    unmapped row, or -1.
+    Successive rows of a run are `columns` items apart. `record` is the record of a snapshot, see `frozen`. `line` is
+    the chunk table of the stored array that has the rows, see `gathering.table_line`. Returns the number of the first
+    run with an unmapped row, or -1.
     """
     row_bytes = line[cols.ROW_BYTES]
     for i in range(begin, until):
@@ -84,7 +85,7 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
 
 
 # The numbers of one field in the record of `write_lanes`. FIRST_CHUNK is the first chunk with any of the rows. SHIFT is
-# the binary logarithm of the rows per chunk. SOURCE is the address of the rows to write. BASES is the place in the
+# the binary logarithm of the rows per chunk. SOURCE is the address of the rows to write. BASES is the index in the
 # record where the addresses of the field's chunks begin.
 FIRST_CHUNK, SHIFT, ROW_BYTES, SOURCE, BASES = range(5)
 FIELD = 5
@@ -107,9 +108,10 @@ def _copy_row(target: int, source: int, count: int) -> None:
 
 @jit.kernel("none", "ints", "ints", "ints", "int")
 def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
-    """Write row rows[i] of lanes[i] in each of `fields` fields of a record, from row i at the field's `SOURCE`.
+    """Copy row i at the `SOURCE` of each field to row rows[i] of lane lanes[i], for all i and all fields of a record.
 
-    All chunks from the first to the last that have any of the rows must be mapped.
+    `fields` is the number of fields. All chunks between the first and the last one that have any of the written rows
+    must be mapped.
     """
     last = rows.size - 1
     for field in range(fields):

@@ -1,8 +1,8 @@
-"""Follow lanes that grow: read counters and new flags, and find ended episodes and the open one of each lane.
+"""Follow lanes that grow: read counters and new flags, and find the ended episodes and the open episode of each lane.
 
-A writer stores the counters `observed` and `committed` of a lane after the rows that they count. So they are read
-before the rows, `observed` first. Each new row is read once: its flags, one byte. A store without numba uses
-`follow_plain`.
+A writer stores the counters `observed` and `committed` of a lane after the rows that they count. So a reader reads the
+counters before the rows, `observed` first. The byte of flags of each new row is read once. Without numba,
+`follow_plain` replaces `follow`.
 """
 
 import ctypes
@@ -38,29 +38,32 @@ from . import advancing, jit, packed
 from .frozen import OWN_FOLDER
 from .packed import number
 
-# Columns of `growing`, a line per segment that may grow. SLOT is the segment's number minus the store's first number,
-# LANES its number of lanes, PLACE the place of its first lane among all lanes. OBSERVED_AT and COMMITTED_AT are the
-# addresses of that lane's counters; the counters of the other lanes follow. CHECKED is the end of the rows with
-# complete chunks. CLOCK is added to the times of its rows to get times since the epoch. FOLDER is the number of its
-# folder in the tables of chunks.
+# Columns of `growing`, a line per segment that may grow. SLOT is the segment's number minus the number of the store's
+# first segment, LANES its number of lanes, PLACE the place of its first lane among all lanes. OBSERVED_AT and
+# COMMITTED_AT are the addresses of that lane's counters; the counters of the other lanes follow. The chunks of all rows
+# before row CHECKED were checked. CLOCK is added to the times of the segment's rows to get times since the epoch.
+# FOLDER is the number of the segment's folder in the tables of chunks.
 SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK, FOLDER = range(8)
 GROWING_COLUMNS = 8
 
 # Rows of `lanes`, a column per lane. An open episode has not ended yet. COMMITTED is the number of complete rows,
-# OBSERVED the number of rows with an observation. OPEN_START is the first row of the open episode or -1, OPEN_END the
-# bits of its end so far, and OPEN_TIME the time when its first step was published.
+# OBSERVED the number of rows with an observation. OPEN_START is the first row of the open episode or -1, OPEN_END has
+# those bits of its end (see `ids.OPEN`) that are known already, and OPEN_TIME is the time when its first step was
+# published.
 COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
 LANE_ROWS = 5
 
-# The table of chunks of one array. Three values by folder: the index in `bases` of the first chunk, the number of
-# chunks with room there, and the binary logarithm of rows per chunk. Then `bases`: the address of each chunk, 0 if it
-# is not mapped. If the `bases` of times are empty, times are 0.
+# The table of chunks of one stored array, which consists of four arrays. The first three have a value per folder: the
+# index in `bases` of the folder's first chunk, the number of chunks that have room in `bases`, and the binary logarithm
+# of the rows per chunk. The fourth, `bases`, has the address of each chunk, 0 if it is not mapped. If the `bases` of
+# times are empty, all times are 0.
 Chunks = tuple[Ints, ...]
 
 # The numbers of `found`. ENDED is the number of filled lines of the log `ended`, ENDED_STEPS the number of steps in
-# these episodes. CHANGED has the bits of changes. OPEN_STEPS is the number of steps of open episodes. LEFT is the line
-# in `growing` of the segment that made `follow` return. FOLLOWED: all lanes were followed, so the next call does
-# nothing. SPLITS: ended episodes need a check, because one was discarded.
+# these episodes. CHANGED is 0 if the snapshot stays the same; else its bits tell what has changed, see HIDDEN.
+# OPEN_STEPS is the number of steps of open episodes. LEFT is the line in `growing` of the segment that made `follow`
+# return. FOLLOWED is 1 when all lanes were followed; then `follow` does nothing until the caller sets it to 0. SPLITS
+# is 1 if the caller must check new ended episodes, because some may be discarded, evicted or lost.
 ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT, FOLLOWED, SPLITS = range(7)
 FOUND = 7
 
@@ -71,10 +74,11 @@ DONE, UNCHECKED, DAMAGED, FULL, ADDED = range(5)
 """Results of `follow`. DONE: all lanes are followed. UNCHECKED: a lane of segment LEFT has rows that were not checked
 or mapped yet. DAMAGED: the flags or counters of a lane of segment LEFT are damaged. FULL: the new rows of a lane may
 have more episodes than `ended` has room for, and none of these rows were taken in. ADDED: all lanes are followed, but
-ended episodes need a check first (SPLITS)."""
+the caller must check the new ended episodes first (SPLITS)."""
 
 ENDS = TERMINATED | TRUNCATED
-# The bits of an episode's end that its last step has, and the bits that the end marker after it has.
+# The bits of an episode's end that come from the flags of its last step, and the bits that come from the row after it:
+# its final observation or end marker.
 LAST_STEP = ENDS | EPISODE_VALUES
 BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
 
@@ -89,7 +93,7 @@ WORD = 8  # flags read at once
 
 @jit.inner
 def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: int, end: int, time: int) -> None:
-    """Append an ended episode to the log; if no flag says how the episode ended, its writer cut it."""
+    """Append an ended episode to the log; it counts as cut if `end` says neither terminated nor truncated."""
     if end & ENDS == 0:
         end |= TRUNCATED | CUT
     if end & DISCARDED:
@@ -107,7 +111,7 @@ def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: i
 
 @jit.inner
 def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) -> bool:
-    """Return whether the chunks from one row to another of a segment are all mapped."""
+    """Return whether all chunks with the rows `first` to `last` of a folder are mapped, by the chunk table `table`."""
     bits, start = number(tables, table + packed.SHIFT, folder), number(tables, table, folder)
     count = number(tables, table + packed.CHUNKS, folder)
     for chunk in range(first >> bits, (last >> bits) + 1):
@@ -118,11 +122,11 @@ def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) ->
 
 @jit.kernel("int", "ints2", "int", "out_ints")
 def follow(tables: Ints, origin: int, found: Ints) -> int:
-    """Take in the published rows of all lanes, unless a call did so before (FOLLOWED); see `DONE` for the result.
+    """Update `tables` and `found` by the new committed rows of all lanes; for the result see `DONE`.
 
-    Newer segments are read first: if a lane has moved to a newer segment, its old segment is complete when it is read.
-    Ended episodes are written to the log from line found[ENDED] on. For the record of `tables` see `advancing.GROWING`;
-    if TIMES is empty, no times are read.
+    The call does nothing if found[FOLLOWED] is not 0. Newer segments are read first: if a writer has continued in a
+    newer segment, its older one is complete when it is read. Ended episodes are appended to the log from line
+    found[ENDED] on. For the record `tables` see `advancing.GROWING`; if TIMES is empty, no times are read.
     """
     if found[FOLLOWED] != 0:
         return DONE
@@ -131,7 +135,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
     before_all = found[ENDED]
     for which in range(growing.shape[0] - 1, -1, -1):
         found[LEFT] = which
-        # Unsigned indices, because numba tests a signed one for being negative.
+        # Unsigned indices, because numba tests a signed index for being negative.
         line = _at(which)
         slot, width, place = growing[line, SLOT], growing[line, LANES], growing[line, PLACE]
         folder, segment = growing[line, FOLDER], (slot + origin) << POSITION_BITS
@@ -176,7 +180,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
                 continue
             before, time = so_far & CONTINUES, lanes[OPEN_TIME, at]
             previous = so_far & EPISODE_VALUES  # flags of the row before
-            # One more turn after the last row, if that is the last step of an episode.
+            # The loop runs once more after the last row, if that row is the last step of an episode.
             while row < stop or (start >= 0 and previous & ENDS != 0):
                 flags = np.int64(FIRST)
                 if row < stop:
@@ -247,7 +251,7 @@ def _follow_lane_plain(
     segment: list[int], lane: int, flags_table: Chunks, time_table: Chunks, origin: int, lanes: Ints, ended: Ints,
     found: Ints,
 ) -> int:  # fmt: skip
-    """Take in the published rows of one lane."""
+    """Do what `follow` does for one lane of a `segment`, a line of `growing`; for the result see `DONE`."""
     place, addresses = segment[PLACE] + lane, (segment[OBSERVED_AT] + 8 * lane, segment[COMMITTED_AT] + 8 * lane)
     observed, stop = (ctypes.c_int64.from_address(address).value for address in addresses)
     row, seen, start, so_far, time = lanes[:, place].tolist()
@@ -292,7 +296,10 @@ def _follow_lane_plain(
 
 
 def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:
-    """Return one array's values in the rows `row` to `stop` - 1 of a lane, or None if a row is not mapped."""
+    """Return the values of an array in the rows `row` to `stop` - 1 of a lane, or None if any of them is not mapped.
+
+    `segment` is a line of `growing`, and `table` the array's table of chunks.
+    """
     (first_chunk, chunks, shift, bases), folder = table, segment[FOLDER]
     parts, bits, size = [], int(shift[folder]), np.dtype(dtype).itemsize
     while row < stop:
@@ -307,10 +314,11 @@ def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunk
 
 
 def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[tuple[int, ...]] | None:
-    """Return start, steps, final observations and end of each ended episode; last, start and end of the open one.
+    """Return (start, steps, final observations, end) of each ended episode; last, (start, end) of the open episode.
 
-    The start of the open episode is -1 if no episode is open. `row` is the row of the first flags. Returns None if the
-    flags are not a valid sequence of episodes.
+    The start of the open episode is -1 if no episode is open. `flags` are the flags of the rows from `row` on. `start`
+    and `so_far` are OPEN_START and OPEN_END before these rows. Returns None if the flags are not a valid sequence of
+    episodes.
     """
     over: list[tuple[int, ...]] = []
     previous, before = so_far & EPISODE_VALUES, so_far & CONTINUES
