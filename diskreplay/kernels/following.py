@@ -47,23 +47,22 @@ SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK, FOLDER = range(8)
 GROWING_COLUMNS = 8
 
 # Rows of `lanes`, a column per lane. An open episode has not ended yet. COMMITTED is the number of complete rows,
-# OBSERVED the number of rows with an observation. OPEN_START is the first row of the open episode or -1, OPEN_END has
-# those bits of its end (see `ids.OPEN`) that are known already, and OPEN_TIME is the time when its first step was
-# published.
+# OBSERVED the number of rows with an observation. OPEN_START is the first row of the open episode or -1, and OPEN_TIME
+# the time when its first step was published. OPEN_END has the bits of its end (see `ids.OPEN`) that are known already.
 COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
 LANE_ROWS = 5
 
-# The table of chunks of one stored array, which consists of four arrays. The first three have a value per folder: the
-# index in `bases` of the folder's first chunk, the number of chunks that have room in `bases`, and the binary logarithm
-# of the rows per chunk. The fourth, `bases`, has the address of each chunk, 0 if it is not mapped. If the `bases` of
-# times are empty, all times are 0.
+# The table of chunks of one stored array consists of four arrays. The first three have a value per folder: the index in
+# `bases` of the folder's first chunk, the number of its chunks in `bases`, and the binary logarithm of the rows per
+# chunk. The fourth, `bases`, has the address of each chunk, 0 if it is not mapped. If the `bases` of times are empty,
+# all times are 0.
 Chunks = tuple[Ints, ...]
 
 # The numbers of `found`. ENDED is the number of filled lines of the log `ended`, ENDED_STEPS the number of steps in
-# these episodes. CHANGED is 0 if the snapshot stays the same; else its bits tell what has changed, see HIDDEN.
-# OPEN_STEPS is the number of steps of open episodes. LEFT is the line in `growing` of the segment that made `follow`
-# return. FOLLOWED is 1 when all lanes were followed; then `follow` does nothing until the caller sets it to 0. SPLITS
-# is 1 if the caller must check new ended episodes, because some may be discarded, evicted or lost.
+# these episodes. CHANGED is 0 if the snapshot stays the same; for its bits see HIDDEN. OPEN_STEPS is the number of
+# steps of open episodes. LEFT is the line in `growing` of the segment that made `follow` return. FOLLOWED is 1 when all
+# lanes were followed; then `follow` does nothing until the caller sets it to 0. SPLITS is 1 if the caller must check
+# new ended episodes, because some may be discarded, evicted or lost.
 ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT, FOLLOWED, SPLITS = range(7)
 FOUND = 7
 
@@ -77,8 +76,8 @@ have more episodes than `ended` has room for, and none of these rows were taken 
 the caller must check the new ended episodes first (SPLITS)."""
 
 ENDS = TERMINATED | TRUNCATED
-# The bits of an episode's end that come from the flags of its last step, and the bits that come from the row after it:
-# its final observation or end marker.
+# LAST_STEP has the bits of an episode's end that come from its last step. BEHIND_LAST has the bits that come from the
+# row after this step, which is a final observation or an end marker.
 LAST_STEP = ENDS | EPISODE_VALUES
 BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
 

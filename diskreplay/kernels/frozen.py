@@ -12,8 +12,8 @@ change, so all snapshots read them from one shared table. This module names the 
 ORIGIN, SLOTS, LANES, LANE_BASE, LIVE_BASE = range(5)
 # A time: episodes that began at this time or later have no hidden steps. Steps beyond the store's limits are hidden.
 REACHED = 5
-# GROWING is the address of a table with a line for each segment that may grow: its slot, its number of lanes, and the
-# column of its first lane in the table after the head. GROWING_COUNT is the number of these lines.
+# GROWING is the address of a table with GROWING_COUNT lines, one for each segment that may grow: its slot, its number
+# of lanes, and the column of its first lane in the table after the head.
 GROWING, GROWING_COUNT = 6, 7
 # LIVE_LANES is the number of lanes that may grow, ALL_LANES the number of all lanes. OLDEST and ROWS are addresses of
 # arrays by place, which is a lane's place among all lanes. OLDEST: the first visible row of each lane. ROWS: a table
@@ -21,7 +21,7 @@ GROWING, GROWING_COUNT = 6, 7
 LIVE_LANES, ALL_LANES, OLDEST, ROWS = range(8, 12)
 # FOLDERS is the address of an array by slot: the number, in the tables of chunks, of the folder with the segment's
 # rows. FOLDER_COUNT is the number of folders. FIRST_ROWS is the address of an array by place: the first row of the lane
-# in its pack, or OWN_FOLDER if the lane is in the folder of its own segment, where each chunk has a line per lane.
+# in its pack. It is OWN_FOLDER for a lane in the folder of its own segment, where each chunk has a line per lane.
 FOLDERS, FOLDER_COUNT, FIRST_ROWS = range(12, 15)
 # The lowest slot of a segment that may grow, or the number of slots if all segments are sealed.
 FIRST_GROWING = 15

@@ -1,14 +1,16 @@
-"""A whole batch in one call: find the windows of its ids, copy the rows of all leaves, sum rewards.
+"""A whole batch in one call: find the windows of its ids, copy the rows of all leaves, and sum the rewards.
 
-Separate calls would cost microseconds each, and would wait for memory leaf by leaf. Here the address of every row is
-computed once, and its first and last cache lines are prefetched, before the first byte is copied.
+A leaf is one stored array, such as the rewards. Separate calls would cost microseconds each, and would wait for memory
+leaf by leaf. Here the address of every row is computed once, and the first and last cache lines of the row are
+prefetched, before the first byte is copied.
 
 The arguments are in one record of int64, since each argument of a kernel costs about 50 ns. The record has numbers, and
-addresses of arrays that the caller keeps alive. After its head it has a line per leaf, which is one stored array, such
-as the rewards. The first lines are leaves to copy: `LENGTH` rows of each window, from row `BEGIN` + `OFFSET` on, to
-array `TARGET` of the batch. `BEGIN` and `STOP` name rows of the table of windows; see `gathering`. A row below the
-window's floor is replaced by the row at the floor, so that the first frame of a stack repeats. A row at or above `STOP`
-becomes zeros. The other lines are summands of the return, and an optional last line has the discount of each step.
+addresses of arrays that the caller keeps alive. After its head it has a line per leaf. The first lines are leaves to
+copy: `LENGTH` rows of each window, to array `TARGET` of the batch. `BEGIN` and `STOP` are the numbers of two rows of
+the table of windows, see `gathering`, which have two bounds for each window. The copied rows begin `OFFSET` rows after
+the bound at `BEGIN`. A row below the window's floor is replaced by the row at the floor, so that the first frame of a
+stack repeats. A row at or above the bound at `STOP` becomes zeros. The other lines are summands of the return, and an
+optional last line has the discount of each step.
 
 Every row is checked against the table of chunks before its address is formed.
 """
@@ -25,13 +27,18 @@ from .jit import copy_bytes, load_byte, load_int, number_of, prefetch, store_byt
 
 # Unsigned indices, because the compiler tests a signed index for being negative at each use.
 _at = np.uint64
-# Items that are located and then copied together. With more, the first prefetched rows would have left the caches.
+# The number of items whose rows are prefetched and then copied together. With more items, the rows that were prefetched
+# first would leave the caches before they are copied.
 _PART = 512
 
 
 @jit.inner
 def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Write the address of each item's rows, 0 unless they are successive mapped rows; return the number of zeros."""
+    """Write the address of each item's rows of a leaf to `sources`, or 0; return the number of zeros.
+
+    The address is 0 unless the rows are successive rows of one mapped chunk. `copied` is the number of leaves to copy;
+    the leaves after these are summands.
+    """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
     begin, stop = _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
@@ -61,10 +68,10 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 
 @jit.inner
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Do what `_locate` does in the usual case: windows from `find_windows`, with one row or all steps of each.
+    """Do what `_locate` does in the usual case: `find_windows` found the windows, and one row or all steps are read.
 
-    These rows are never below the floor, and the steps never end after the stop. So there is less to check and to keep
-    in registers. Each row lies in one cache line.
+    These rows are never below the window's floor, and the steps never reach beyond its stop. So fewer values are
+    checked and kept in registers. Each row lies in one cache line.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -93,7 +100,10 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
 
 @jit.inner
 def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) -> int:
-    """Write the address of row `r` of an item's lane; return the number of rows left in its chunk, 0 if not mapped."""
+    """Write the address of row `r` of the lane of item `i` to `sources`.
+
+    Returns the number of rows from there to the end of the chunk, or 0 if the row is not mapped.
+    """
     item = _at(i)
     folder, row = windows[cols.FOLDER, item], windows[cols.BEFORE, item] + r
     bits = load_int(plan[leaf, cols.SHIFT] + 8 * folder)
@@ -108,10 +118,10 @@ def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) ->
 
 @jit.inner
 def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: int, count: int, sources: Ints) -> int:
-    """Copy the rows of each item; the copy bypasses the caches if `streamed` and runs are wide.
+    """Copy a leaf's rows of each item to address `out`; with `streamed`, wide runs are copied by `stream`.
 
-    `left` is the number of items without an address from `_locate`, in all leaves together. Their rows are copied chunk
-    by chunk. Returns the first item with an unmapped row, or -1.
+    `left` is the number of zeros that `_locate` returned, summed over all leaves. The rows of items without an address
+    are copied chunk by chunk. Returns the first item with an unmapped row, or -1.
     """
     row_bytes, length = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
     nbytes, begin, stop_row = length * row_bytes, _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
@@ -175,7 +185,7 @@ def _number(address: int, kind: int, width: int) -> float:
     if kind == 2:
         return np.float64(np.uint64(bits))
     exponent, mantissa = bits >> 10 & 31, bits & 1023
-    # A float16: the bits of a float64 with the same exponent, or a multiple of the least denormal number.
+    # A float16: the bits of a float64 with the same exponent, or a multiple of the smallest denormal number.
     size = mantissa * 2.0**-24
     if exponent > 0:
         size = number_of((2047 if exponent == 31 else exponent + 1008) << 52 | mantissa << 42)
@@ -187,10 +197,10 @@ def _sum(
     windows: Ints, ends: Bytes, plan: Ints, record: Ints, addresses: Ints, begin: int, count: int, missing: int,
     sources: Ints,
 ) -> int:  # fmt: skip
-    """Write the returns of windows, summed as in `nstep`, and how the windows end.
+    """Write the return of each window, summed as in `returns.nstep`, its discount, and its flags of the end.
 
-    Returns the first item with an unmapped row, or -1. `missing` is the number of items without an address for the last
-    summand.
+    `missing` is the number of items for which `_locate` wrote no address of the last summand. Returns the first item
+    with an unmapped row, or -1.
     """
     copied, summed, gamma = record[cols.COPIED], record[cols.SUMMED], number_of(record[cols.GAMMA])
     rewards, discounts = addresses[record[cols.REWARD]], addresses[record[cols.DISCOUNT]]
@@ -238,7 +248,7 @@ def _sum(
 
 @jit.inner
 def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
-    """Find the folders and lines of given windows, as `find_windows` does for windows that it finds.
+    """Write the rows FOLDER, LINE and BEFORE of a table of windows that the caller made; `find_windows` writes its own.
 
     Returns the first item with a lane or floor that the snapshot does not have, or -1.
     """
@@ -255,7 +265,8 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
         before = jit.either(is_own, 0, first)
         windows[cols.FOLDER, item] = load_int(snapshot[frozen.FOLDERS] + 8 * slot)
         windows[cols.LINE, item], windows[cols.BEFORE, item] = jit.either(is_own, lane, 0), before
-        # A pack has fewer values of episodes than rows, so a row of these values may be negative in its lane.
+        # Arrays of episode values have fewer rows in a pack than arrays of steps. So the row of a value, counted from
+        # the first row of the lane, may be negative.
         if before + windows[cols.FLOOR, item] < 0:
             return i
     return -1
@@ -265,9 +276,9 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
 def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
     """Write items `begin` to `until` - 1 of a batch, for the ids at the same places, to the arrays at `addresses`.
 
-    The last entry of `addresses` is 0: a field that is not wanted has array number -1. `snapshot` is the record of a
-    snapshot; see `frozen`. Returns -1, or else the place of an item without a window or with an unmapped row. Several
-    threads may write parts of one batch at the same time.
+    The last entry of `addresses` is 0, so that -1 can be the array number of a field that is not wanted. `snapshot` is
+    the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the place of an item without a
+    window or with an unmapped row, or -1. Several threads may write parts of one batch at the same time.
     """
     items, lines, copied, streamed = record[cols.ITEMS], record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
     plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)

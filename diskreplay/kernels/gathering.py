@@ -1,7 +1,7 @@
 """The table of windows, the record of `gather`, and the search for the windows of ids in the flags of their lanes.
 
-The bounds of a window come from the flags in the store's array `done`, one byte per row around the step. Only flags say
-where episodes start and end, so no second table can disagree with them.
+The bounds of a window come from the flags of the rows around its step; the store's array `done` has one byte of flags
+per row. Only flags say where episodes start and end, so no second table can disagree with them.
 """
 
 import numpy as np
@@ -18,8 +18,8 @@ Bytes = NDArray[np.uint8]
 
 # Rows of a table of windows, one column per id.
 SLOT, LANE, ROW = 0, 1, 2
-FLOOR = 3  # the oldest row that a stack may show: its depth back, but not before the episode's start
-AFTER = 4  # the row k steps later; at first `find_windows` keeps the address of the window's first flag here
+FLOOR = 3  # the oldest row that a frame stack may show: depth - 1 rows back, but not before the episode's start
+AFTER = 4  # the row K steps after ROW; at first `find_windows` keeps the address of the window's first flag here
 OBS_STOP = 5  # AFTER + 1 if that row has an observation, else 0
 STEP_STOP = 6  # AFTER + 1 if that row is a step of the episode, else 0
 K = 7  # the number of steps in the window
@@ -30,26 +30,27 @@ OWN, OWN_STOP = 9, 10  # free for callers; `find_windows` keeps the end of the l
 FOLDER, LINE, BEFORE = 11, 12, 13
 WINDOW_ROWS = 14
 
-# Columns of the record. FINDS: whether to find windows, with the arguments N, STACK and WHOLE. WINDOWS is the address
-# of ITEMS windows, and SOURCES the address of scratch memory for the addresses of all items' rows.
+# Columns of the record's head. FINDS is 1 if `gather` must find the windows, with the arguments N, STACK and WHOLE of
+# `find_windows`; it is 0 if the caller has made them. WINDOWS is the address of the table of ITEMS windows, and SOURCES
+# the address of scratch memory for the addresses of all items' rows.
 FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
 LIMITS = 7  # the address of an array with the largest number of steps for each window, or 0
-# LINES is the number of lines, COPIED the number of copied leaves. SUMMED is the line after the summands, which may
-# have the discounts. STREAMED: whether copies of wide rows bypass the caches. FAILED is the line that could not be
-# copied, or -1.
+# LINES is the number of lines after the head, COPIED the number of copied leaves. SUMMED is the line after the
+# summands, which has the discounts of steps if the store has them. GAMMA has the bits of a float64. STREAMED is 1 if
+# copies of wide rows bypass the caches. FAILED is the line that could not be copied, or -1.
 LINES, COPIED, SUMMED, GAMMA, STREAMED, FAILED = range(8, 14)
-# The number of the batch's array for each computed field, or -1.
+# For each computed field, the number of its array in the argument `addresses` of `gather`, or -1.
 COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
 REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(14, 21)
-# The table of the flags, with the columns of a leaf's table.
+# The chunk table of the flags, with the columns FIRST_CHUNK to ROW_BYTES.
 FLAGS = 21
-# Columns of a line. First the table of the leaf: the addresses of the arrays by folder, and their length; the address
-# of `bases`, and its length; the bytes of a row.
+# Columns of a line. First come the numbers of the leaf's chunk table, see `following.Chunks`: the addresses of its
+# three arrays by folder, and their length; the address of `bases`, and its length; the bytes of a row.
 FIRST_CHUNK, CHUNKS, SHIFT, FOLDERS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7
 BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
-# For a summand: its kind of number, and its weight in the sum as the bits of a float64. The weight of discounts is
-# gamma.
+# For a summand: its kind of number, an index in KINDS, and its weight in the sum as the bits of a float64. The weight
+# of discounts is gamma.
 KIND, FACTOR = 10, 11
 COLUMNS = 12
 
@@ -57,11 +58,12 @@ KINDS = "fiu"
 """Kinds of numbers that can be summed: floats of 2, 4 or 8 bytes, and integers of up to 8 bytes."""
 
 LARGE_BATCH = 8 << 20
-"""The smallest size in bytes of a batch whose wide rows are streamed: a loss at half of it, a clear gain at twice."""
+"""The smallest size in bytes of a batch whose wide rows are streamed. At half of this size, streaming took longer; at
+twice this size, it was clearly faster."""
 
 
 def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int) -> Ints:
-    """Return the table of a leaf for a record; the caller keeps the arrays alive."""
+    """Return a leaf's chunk table as the numbers FIRST_CHUNK to ROW_BYTES; the caller keeps the arrays alive."""
     addresses = [array.ctypes.data for array in (first_chunk, chunks, shift)]
     folders = min(len(first_chunk), len(chunks), len(shift))
     return np.array([*addresses, folders, bases.ctypes.data, len(bases), row_bytes], np.int64)
@@ -77,7 +79,7 @@ _ENDS = ids.TERMINATED | ids.TRUNCATED
 
 @jit.inlined
 def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
-    """Load the tables' entries for the lanes of ids early, so that the cache misses of many segments overlap."""
+    """Load the entries for the lanes of ids from the snapshot's tables early, so that many cache misses overlap."""
     origin, slots, reached = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS], snapshot[frozen.REACHED]
     lanes, lane_base = snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
     committed = snapshot[frozen.ROWS] + 8 * COMMITTED * snapshot[frozen.ALL_LANES]
@@ -99,10 +101,10 @@ def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
 
 @jit.inlined
 def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Ints) -> int:
-    """Find the row of each id, up to the first one that is hidden or has unmapped flags; return the number found.
+    """Write the row of each id to `windows`, up to the first id that is hidden, gone or has unmapped flags.
 
     AFTER gets the address of the row's flags, K the number of flags in the chunk from there on, and OWN_STOP the end of
-    the lane.
+    the lane. Returns the number of ids before that first one.
     """
     # Read once, because the compiler assumes that each write may change the record.
     origin, lanes, lane_base = snapshot[frozen.ORIGIN], snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
@@ -121,7 +123,7 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
         if width <= 0:
             break
         row, lane = step_ids[item] & ids.POSITION_MASK, 0
-        if width > 1:  # a division takes as long as all the rest
+        if width > 1:  # a division takes as long as everything else in this loop
             position = row
             row = position // width
             lane = position - row * width
@@ -158,9 +160,9 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
 
 @jit.inlined
 def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: int) -> int:
-    """Return the oldest row that a stack may show, or -1 if flags on the way are not mapped.
+    """Return the oldest row that a frame stack of depth `stack` may show, or -1 if the flags of a row are not mapped.
 
-    Stacks show hidden rows, too, because they belong to the episode. `bases` is the address of the array with the
+    Stacks show hidden rows, too, because such rows belong to the episode. `bases` is the address of the array with the
     addresses of the folder's chunks.
     """
     chunk, base, floor = -1, 0, row
@@ -179,7 +181,7 @@ def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: 
 
 @jit.inlined
 def _are_zeros(at: int, count: int) -> bool:
-    """Return whether the next `count` flags from an address on are zeros; a whole word must be readable there."""
+    """Return whether the `count` flags from the address `at` on are zeros; at least `WORD` bytes must be readable."""
     words = (1 << WORD * count) - 1 if count < WORD else -1
     last = at + count - WORD
     found = load_int(max(at, last)) & words
@@ -193,17 +195,18 @@ def _are_zeros(at: int, count: int) -> bool:
 def _walk(
     windows: Ints, item: int, flags: int, n: int, whole: int, live: tuple[int, int, int], table: tuple[int, ...]
 ) -> tuple[int, int, bool, int]:
-    """Read the flags row by row, from the row of an item on, which has `flags`.
+    """Find the end of an item's window: read the flags row by row, after the window's first row, which has `flags`.
 
     Returns four values: the number of steps of the window, 0 if there is no window or its flags are not mapped; the
-    flags that end its episode; whether the next row has an observation; the flags of that row, 0 if the lane ends.
+    flags that end its episode, 0 if the window ends earlier; whether the row after the window has an observation; the
+    flags of that row, 0 if the lane ends.
     """
     folder, before = windows[FOLDER, item], windows[BEFORE, item]
     first_chunks, chunk_counts, shifts, bases, places = table
-    # Rows count from the start of the line in the folder, not of the lane.
+    # Rows are counted from the start of the line in the folder, not from the start of the lane.
     row, stop = windows[ROW, item] + before, windows[OWN_STOP, item] + before
     bits, first = load_int(shifts + 8 * folder), load_int(first_chunks + 8 * folder)
-    mask, above = (1 << bits) - 1, windows[LINE, item] << bits  # flags of a chunk before the lane's line
+    mask, above = (1 << bits) - 1, windows[LINE, item] << bits  # the number of flags before the lane's line of a chunk
     count = min(load_int(chunk_counts + 8 * folder), places - first)
     chunk, base, k = row >> bits, windows[AFTER, item] - (row & mask), 0
     while True:
@@ -245,8 +248,8 @@ def find_windows(
     """Write the window of up to `n` steps (-1: to the episode's end) that starts at each id of a snapshot.
 
     `table` is the address of the table of flags, see `table_line`. `stack` is the depth of frame stacks: the search for
-    the episode's start goes back at most this number of rows. With `whole`, row AFTER of an open episode must be a
-    step, not only an observation. `ends` gets TERMINATED or TRUNCATED if the window reaches the end of a terminated or
+    the episode's start goes back at most `stack` - 1 rows. With `whole`, row AFTER of an open episode must be a step,
+    not only an observation. `ends` gets TERMINATED or TRUNCATED if the window reaches the end of a terminated or
     truncated episode; a cut episode counts as truncated. `ends` also gets the flags FIRST and CUT of the window's first
     row. Returns the place of the first id without a window or with unmapped flags, or -1.
 
@@ -287,7 +290,8 @@ def find_windows(
                 continue
         at_end = end & _ENDS
         if at_end and not final and not at_end & ids.TERMINATED:
-            # The last step has no next observation to bootstrap from, so the window ends at its own observation.
+            # The last step has no next observation to bootstrap from, so the window ends one step earlier, and
+            # bootstraps from the observation of the last step.
             k -= 1
             if k == 0:
                 return i

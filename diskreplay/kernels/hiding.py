@@ -1,14 +1,14 @@
 """Hide the oldest steps of a store, in the order of publishing.
 
-A heap has an entry for each lane that still has visible steps: the time of publishing and the id of its oldest visible
-step, and the lane's place among all lanes. The ended episodes of a lane form a chain of lines of the log, and its open
-episode follows. The log and the table of lanes have the time of each episode's first step. If the oldest visible step
-is a later one of its episode, its time is read from the segment.
+A heap has an entry for each lane that still has visible steps: the publishing time and the id of the lane's oldest
+visible step, and the lane's place among all lanes. The ended episodes of a lane form a chain of lines of the log, and
+the lane's open episode follows them. The log and the table of lanes have the time of each episode's first step. If the
+oldest visible step is not the first of its episode, the time of this step is read from the segment.
 
 Lanes that are appended together get their next entries in the same order as their previous ones. These entries wait in
 a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
 
-A store without numba uses `hide_oldest_plain`: as plain Python, the loop of `hide_oldest` takes twice as long.
+Without numba, `hide_oldest_plain` replaces `hide_oldest`: run by Python, the loop of `hide_oldest` takes twice as long.
 """
 
 import ctypes
@@ -24,24 +24,26 @@ from .packed import number, row_address
 from .runs import NEVER as NEVER
 
 # Columns of the heap, a line per lane with visible steps. WHEN, ID and ROW are the time of publishing, the id and the
-# row of its oldest visible step. PLACE is the lane's place among all lanes. The second half of the lines is the ring of
-# `hide_oldest`.
+# row of the lane's oldest visible step. PLACE is the lane's place among all lanes. The second half of the lines is the
+# ring of `hide_oldest`.
 WHEN, ID, ROW, PLACE = range(4)
 HEAP_COLUMNS = 4
 
-# Rows of `by_place`, a column per lane. OLDEST is its first visible row. LINE and TAIL are the lines of the log with
-# its oldest and newest ended episodes that have visible steps, or -1. LISTED is 1 if the lane has an entry, else 0.
+# Rows of `by_place`, a column per lane. OLDEST is the lane's first visible row. LINE and TAIL are the lines of the log
+# with its oldest and newest ended episodes that have visible steps, or -1. LISTED is 1 if the lane has an entry in the
+# heap or the ring, else 0.
 OLDEST, LINE, TAIL, LISTED = range(4)
 PLACE_ROWS = 4
 
-# The numbers of `found`. SEEN is the number of lines of the log that are in chains, SIZE the number of entries in the
-# heap. COUNT is the number of steps to hide; all steps published before UNTIL are hidden, too. HIDDEN is the number of
-# hidden steps, LAST the time of publishing of the newest one or -1. NEEDED is the id of a step whose time is not
-# mapped. The other numbers, except FRONT and WAITING, are for `advance_hiding`. CAPACITY is the limit of visible steps,
-# or -1. All steps published before PAST are hidden. Episodes that began at REACHED or later have no hidden steps.
-# READY: the arrays of `hide_oldest` exist. BEHIND is 1 ns after the newest hidden step: steps that one call of a writer
-# appended share a time, and some of them may still be visible. FRONT is the first used line of the ring, WAITING the
-# number of used lines. OLDEST_AT is the address of the first visible rows.
+# The numbers of `found`. SEEN is the number of lines of the log that `hide_oldest` has read, SIZE the number of entries
+# in the heap. COUNT is the number of steps to hide; all steps published before UNTIL are hidden, too. HIDDEN is the
+# number of hidden steps. LAST is the time of publishing of the newest step hidden since `note_last` was called, or -1.
+# NEEDED is the id of a step whose time is not mapped. FRONT is the first used line of the ring, WAITING the number of
+# used lines. The other numbers are for `advance_hiding`. CAPACITY is the largest number of visible steps, or -1. All
+# steps published before PAST are hidden. Episodes that began at REACHED or later have no hidden steps. READY is 1 if
+# the arrays of `hide_oldest` exist. BEHIND is 1 ns after the newest hidden step: steps that one call of a writer
+# appended share a time, and some of them may still be visible. OLDEST_AT is the address of the array with the first
+# visible row of each lane.
 (
     SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, BEHIND, FRONT, WAITING, OLDEST_AT,
 ) = range(15)  # fmt: skip
@@ -54,7 +56,7 @@ it again."""
 
 @jit.inner
 def _before(heap: Ints, one: int, other: int) -> bool:
-    """Return whether one entry comes before another: by time, then by id."""
+    """Return whether the entry at line `one` comes before the entry at line `other`: by time, then by id."""
     if heap[one, WHEN] != heap[other, WHEN]:
         return heap[one, WHEN] < heap[other, WHEN]
     return heap[one, ID] < heap[other, ID]
@@ -62,7 +64,7 @@ def _before(heap: Ints, one: int, other: int) -> bool:
 
 @jit.inner
 def _copy(heap: Ints, target: int, source: int) -> None:
-    """Overwrite one entry by another."""
+    """Copy the entry at line `source` to line `target`."""
     for column in range(HEAP_COLUMNS):
         heap[target, column] = heap[source, column]
 
@@ -80,7 +82,7 @@ def _push(heap: Ints, line: int, found: Ints) -> None:
 
 @jit.inner
 def _behind(heap: Ints, count: int, front: int) -> int:
-    """Return the line after the first `count` entries of the ring, which begins at its line `front`."""
+    """Return the line of `heap` after the first `count` entries of the ring; `front` is the ring's first used line."""
     half = heap.shape[0] >> 1
     at = front + count
     return half + (at - half if at >= half else at)
@@ -91,9 +93,10 @@ def _set_entry(
     tables: Ints, origin: int, place: int, base: int, width: int, log: Ints, rows: Ints, heap: Ints, by_place: Ints,
     found: Ints,
 ) -> int:  # fmt: skip
-    """Write the entry of a lane's oldest visible step to the line after the ring; `base` is the id of the lane's row 0.
+    """Write an entry for a lane's oldest visible step to the line after the last entry of the ring.
 
-    Returns 1 if it was written, 0 if the lane has no visible step, and -1 if the step's time is not mapped (NEEDED).
+    `base` is the id of the lane's row 0. Returns 1 if the entry was written, 0 if the lane has no visible step, and -1
+    if the step's time is not mapped (NEEDED).
     """
     line, kept = by_place[LINE, place], by_place[OLDEST, place]
     if line >= 0:
@@ -123,7 +126,7 @@ def _list_lane(
     tables: Ints, origin: int, place: int, base: int, width: int, log: Ints, rows: Ints, heap: Ints, by_place: Ints,
     found: Ints,
 ) -> bool:  # fmt: skip
-    """Push the oldest visible step of a lane, if any, into the heap; return False if the step's time is not mapped."""
+    """Push an entry for the oldest visible step of a lane, if it has one; return False if its time is not mapped."""
     status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
     if status > 0:
         by_place[LISTED, place] = 1
@@ -133,7 +136,7 @@ def _list_lane(
 
 @jit.inlined
 def _take_first(heap: Ints, at: int, found: Ints) -> None:
-    """Remove the first entry of the heap if `at` is 0, else of the ring."""
+    """Remove the first entry of the heap if `at` is 0, else the first entry of the ring."""
     half = heap.shape[0] >> 1
     if at > 0:
         front = found[FRONT] + 1
@@ -163,7 +166,7 @@ def note_last(found: Ints) -> None:
 
 @jit.kernel("int", "ints2", "int", "int", "out_ints")
 def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
-    """Hide the oldest found[COUNT] visible steps, and all steps from before found[UNTIL]; see `DONE` for the result.
+    """Hide the oldest found[COUNT] visible steps, and all published before found[UNTIL]; for the result see `DONE`.
 
     For the record of `tables` see `advancing.GROWING`. The log has `end` lines; lines from found[SEEN] on are new.
     """
@@ -175,7 +178,7 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
         line = found[SEEN]
         first, width, steps = log[line, FIRST_ID], log[line, STRIDE], log[line, STEPS]
         slot, position = (first >> POSITION_BITS) - origin, first & POSITION_MASK
-        # An episode has no steps if its writer only discarded earlier parts.
+        # A line without steps only says that the writer discarded the earlier parts of an episode.
         if steps > 0 and lanes[slot] > 0:
             row = position // width
             lane = position - row * width
@@ -229,9 +232,9 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
         if status == 0:
             by_place[LISTED, place] = 0
             continue
-        # The new entry joins the ring if that keeps the ring's order. If not, the ring's last entry moves to the heap:
-        # otherwise one late step would keep all later entries out of the ring. The new entry takes the line of the
-        # moved one if that keeps the order, and goes to the heap if not.
+        # The new entry joins the ring if that keeps the ring's order. If not, the ring's last entry moves to the heap,
+        # because an entry with a late time would keep all further entries out of the ring. The new entry takes the line
+        # of the moved one if that keeps the order, and goes to the heap if not.
         count, front = found[WAITING], found[FRONT]
         line, last = _behind(heap, count, front), _behind(heap, count - 1 if count > 0 else 0, front)
         if count == 0 or not _before(heap, line, last):
@@ -247,7 +250,10 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
 
 
 def _time_of(step_id: int, origin: int, where: tuple[Ints, ...], times: tuple[Ints, ...]) -> int | None:
-    """Return the time of publishing of a step, or None if it is not mapped; for `where` see `advancing.LANES`."""
+    """Return the time of publishing of a step, or None if it is not mapped.
+
+    `where` are the arrays LANES to FIRST_ROWS of `advancing`, `times` the arrays FIRST_TIMES to TIMES.
+    """
     lanes, lane_base, clocks, folders, first_rows = where
     first_times, time_chunks, time_shift, bases = times
     slot, position = (step_id >> POSITION_BITS) - origin, step_id & POSITION_MASK
@@ -264,7 +270,7 @@ def _time_of(step_id: int, origin: int, where: tuple[Ints, ...], times: tuple[In
 
 
 def hide_oldest_plain(tables: Ints, origin: int, end: int, found: Ints) -> int:
-    """Do what `hide_oldest` does, with Python's heap."""
+    """Do what `hide_oldest` does, with Python's `heapq`."""
     log, growing, rows, heap, by_place = (
         packed.ints2(tables, i)
         for i in (advancing.ENDED, advancing.GROWING, advancing.ROWS, advancing.HEAP, advancing.BY_PLACE)
@@ -275,7 +281,7 @@ def hide_oldest_plain(tables: Ints, origin: int, end: int, found: Ints) -> int:
     lines, following, origin = log[:end], packed.ints(tables, advancing.FOLLOWING), int(origin)
 
     def oldest_of(place: int, base: int, width: int) -> tuple[int, int, int] | None:
-        """Return time, id and row of a lane's oldest visible step, or None; the time is -1 if it is not mapped."""
+        """Return the time, id and row of a lane's oldest visible step, or None; an unmapped time is returned as -1."""
         kept, line = int(by_place[OLDEST, place]), int(by_place[LINE, place])
         if line >= 0:
             begin, time = (int(lines[line, FIRST_ID]) & POSITION_MASK) // width, int(lines[line, TIME])

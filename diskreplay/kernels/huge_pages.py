@@ -1,7 +1,4 @@
-"""Pages of memory: huge pages for tables that are read at random, the pages of ranges of bytes, and free pages.
-
-Also advice to the system about memory that will be read soon, for many ranges in one call.
-"""
+"""Pages of memory: arrays in huge pages, freed pages that are given back to the system, and madvise for many ranges."""
 
 import ctypes
 import mmap
@@ -15,7 +12,7 @@ from diskreplay.ids import Ints
 
 from . import jit
 
-# Bytes of a huge page. A TLB does not cover large tables in small pages.
+# Bytes of a huge page. In small pages, a large table has more pages than the TLB has entries.
 LARGE_PAGE = 2 << 20
 # After making a table with more lines than this, freed memory is given back to the system.
 _MANY_LINES = 1 << 16
@@ -45,7 +42,7 @@ def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
 
 
 def give_back_free(lines: int) -> None:
-    """Give freed memory back to the system after making a table of `lines` lines, if these are many.
+    """Give freed memory back to the system after a table of `lines` lines was made, if `lines` exceeds `_MANY_LINES`.
 
     glibc keeps freed memory that lies below memory in use. Other C libraries do not have malloc_trim.
     """
@@ -54,7 +51,10 @@ def give_back_free(lines: int) -> None:
 
 
 def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
-    """Return the pages that contain ranges of bytes, as addresses and sizes, in order; touching ranges are merged."""
+    """Return the ranges of whole pages that contain the given ranges, as addresses and bytes in ascending order.
+
+    Ranges of pages that touch or overlap are merged.
+    """
     some = sizes > 0
     first = starts[some] & -mmap.PAGESIZE
     stop = (starts[some] + sizes[some] + mmap.PAGESIZE - 1) & -mmap.PAGESIZE
@@ -67,7 +67,7 @@ def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
 
 @jit.kernel("int", "ints", "ints", "int")
 def advise(starts: Ints, sizes: Ints, advice: int) -> int:
-    """Call madvise for ranges of whole pages, given by address and bytes; return the number of refused ranges."""
+    """Call madvise for ranges of whole pages, given by address and bytes; return the number of failed calls."""
     refused = 0
     for i in range(starts.size):
         refused += jit.madvise(starts[i], sizes[i], advice) != 0

@@ -22,12 +22,12 @@ def fraction(key: int, i: int) -> float:
 
 @jit.inner
 def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out: Ints) -> None:
-    """Write the id at each `wanted` position, counted from the first id of run 0.
+    """Write the id at each position of `wanted` to `out`; positions are counted from the first id of run 0.
 
     The search finds the last run that starts at or before a position. With many runs it first searches `coarse`, which
-    takes few cache lines. All positions halve their ranges together, with the same width and without a branch on data:
-    so cache misses overlap, and the inner loop becomes vector code. Indices are unsigned, because numba tests a signed
-    index for being negative.
+    takes few cache lines. The searches for all positions halve their ranges together, with the same width and without a
+    branch on data: so cache misses overlap, and the inner loop becomes vector code. Indices are unsigned, because numba
+    tests a signed index for being negative.
     """
     before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
     covered = coarse.size << COARSE_BITS
@@ -77,7 +77,7 @@ def ids_at(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> N
 
 @jit.kernel("none", "int", "int", "int", "ints2", "out_ints")
 def random_ids(key: int, low: int, high: int, record: Ints, out: Ints) -> None:
-    """Write random ids of the runs `low` to `high` - 1, all with the same probability; see `fraction`."""
+    """Write random ids of the runs `low` to `high` - 1, all with the same probability; for `key` see `fraction`."""
     block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
     count = block[BEFORE, high] - block[BEFORE, low]
     for i in range(out.size):

@@ -18,7 +18,7 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
 
 
 def interpreted(function: Callable[..., Any], result: str, kinds: Sequence[str]) -> Callable[..., Any]:
-    """Return a kernel that Python runs; `result` and `kinds` are the names of types given to `jit.kernel`."""
+    """Return a function as a kernel that Python runs; `result` and `kinds` are the type names given to `jit.kernel`."""
     casts, returned = [_CASTS.get(kind, _as_it_is) for kind in kinds], _RESULTS.get(result, _as_it_is)
 
     @functools.wraps(function)
@@ -34,7 +34,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def loading(kind: type[np.generic]) -> Callable[[int], Any]:
-    """Return an instruction that reads the number at an address."""
+    """Return a function that reads the number of type `kind` at an address."""
     read: Callable[[int], Any] = np.ctypeslib.as_ctypes_type(kind.__name__).from_address
     return lambda address: kind(read(int(address)).value)
 
@@ -45,7 +45,7 @@ def load_byte(address: int) -> np.int64:
 
 
 def storing(kind: type[np.generic]) -> Callable[[int, Any], None]:
-    """Return an instruction that writes a number to an address."""
+    """Return a function that writes a number of type `kind` to an address."""
     place: Callable[[int], Any] = np.ctypeslib.as_ctypes_type(kind.__name__).from_address
 
     def store(address: int, value: Any) -> None:
@@ -55,12 +55,12 @@ def storing(kind: type[np.generic]) -> Callable[[int, Any], None]:
 
 
 def reading_as(kind: type[np.generic], given: type[np.generic]) -> Callable[[Any], Any]:
-    """Return an instruction that reinterprets the bits of a number as another type."""
+    """Return a function that reinterprets the bits of a number of type `given` as a number of type `kind`."""
     return lambda x: np.array([x]).astype(given).view(kind)[0]
 
 
-# Cached, because a store without numba requests the same arrays again and again. The cache holds no memory, since
-# these arrays only borrow it.
+# Cached, because plain Python code requests the same arrays again and again. The cache keeps no memory alive, since the
+# arrays only borrow it.
 @functools.lru_cache(maxsize=256)
 def carray(address: int, shape: tuple[int, ...], kind: type[np.generic]) -> NDArray[Any]:
     """Return an array that borrows the memory at an address, like numba's function of this name."""
@@ -89,7 +89,7 @@ def either(condition: bool, one: int, other: int) -> int:
 
 
 def madvise(address: int, count: int, advice: int) -> int:
-    """Call the C library's madvise; 0 is success."""
+    """Call the C library's madvise for `count` bytes at an address; return its result, 0 for success."""
     call = ctypes.CDLL(None).madvise
     call.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     status: int = call(int(address), int(count), int(advice))

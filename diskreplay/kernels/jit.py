@@ -106,8 +106,8 @@ def compiled(function: Callable[..., Any], kept: bool) -> Callable[..., Any]:
 def _instruction(plain: Callable[..., Any], result: str, *kinds: str) -> Callable[[Callable[..., Value]], Instruction]:
     """Return a decorator for a function that writes the LLVM code of an instruction with a builder.
 
-    `result` and `kinds` name the numba types of its value and its arguments. An instruction without a value returns 0.
-    `plain` is the instruction in plain Python.
+    `result` and `kinds` name the numba types of the instruction's value and arguments. An instruction without a value
+    returns 0. `plain` is the instruction in plain Python.
     """
 
     def decorate(build: Callable[..., Value]) -> Instruction:
@@ -131,7 +131,7 @@ def _instruction(plain: Callable[..., Any], result: str, *kinds: str) -> Callabl
 
 
 def _loading(kind: type[np.generic], llvm_type: Callable[[], LLVMType]) -> Instruction:
-    """Return an instruction that reads the number at an address."""
+    """Return an instruction that reads the number of type `kind` at an address."""
 
     def load(builder: Builder, address: Value) -> Value:
         return builder.load(builder.inttoptr(address, llvm_type().as_pointer()))
@@ -140,7 +140,7 @@ def _loading(kind: type[np.generic], llvm_type: Callable[[], LLVMType]) -> Instr
 
 
 def _storing(kind: type[np.generic], llvm_type: Callable[[], LLVMType]) -> Instruction:
-    """Return an instruction that writes a number to an address."""
+    """Return an instruction that writes a number of type `kind` to an address."""
 
     def store(builder: Builder, address: Value, value: Value) -> None:
         builder.store(value, builder.inttoptr(address, llvm_type().as_pointer()))
@@ -149,7 +149,7 @@ def _storing(kind: type[np.generic], llvm_type: Callable[[], LLVMType]) -> Instr
 
 
 def _reading_as(kind: type[np.generic], llvm_type: Callable[[], LLVMType], given: type[np.generic]) -> Instruction:
-    """Return an instruction that reinterprets the bits of a number as another type."""
+    """Return an instruction that reinterprets the bits of a number of type `given` as a number of type `kind`."""
     plain = interpreted.reading_as(kind, given)
     return _instruction(plain, kind.__name__, given.__name__)(lambda builder, x: builder.bitcast(x, llvm_type()))
 
@@ -195,7 +195,7 @@ def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
 
 @_instruction(interpreted.loading(np.int64), "int64", "int64")
 def load_shared(builder: Builder, address: Value) -> Value:
-    """Return an int64 that another process may write; no later read is moved before this one."""
+    """Return the int64 at an address that another process may write; no later read is moved before this one."""
     return builder.load_atomic(builder.inttoptr(address, _INT.as_pointer()), "acquire", 8)
 
 
@@ -248,7 +248,7 @@ def prefetch(builder: Builder, address: Value) -> None:
 
 @_instruction(interpreted.madvise, "int64", "int64", "int64", "int64")
 def madvise(builder: Builder, address: Value, count: Value, advice: Value) -> Value:
-    """Call the C library's madvise; 0 is success."""
+    """Call the C library's madvise for `count` bytes at an address; return its result, 0 for success."""
     function = builder.module.globals.get("madvise") or ir.Function(
         builder.module, ir.FunctionType(_INT32, [_INT, _INT, _INT32]), "madvise"
     )
@@ -268,5 +268,5 @@ def stream_block(builder: Builder, target: Value, source: Value) -> None:
 
 @_instruction(interpreted.do_nothing, "int64")
 def fence(builder: Builder) -> None:
-    """Make streamed stores visible to other threads before any later store."""
+    """Make all stores of `stream_block` visible to other threads before any later store."""
     builder.fence("seq_cst")

@@ -1,6 +1,7 @@
-"""Arrays of a kernel in one record, for kernels that every batch calls: each argument costs up to 0.1 µs.
+"""One record with all array arguments of a kernel that every batch calls: each argument would cost up to 0.1 µs.
 
-The maker of a record keeps the arrays alive. A record does not contain types: the kernel assumes them.
+The caller that makes a record keeps its arrays alive. A record has the address and shape of each array, but not its
+type, which the kernel assumes.
 """
 
 import numpy as np
@@ -17,7 +18,7 @@ ADDRESS, LINES, COLUMNS = range(3)
 
 
 def pack(*arrays: NDArray[np.generic]) -> Ints:
-    """Return the record of contiguous arrays with one or two dimensions, a line per array."""
+    """Return the record of contiguous arrays with one or two dimensions: ADDRESS, LINES and COLUMNS of each, (n, 3)."""
     return np.array([(a.ctypes.data, len(a), a.shape[-1]) for a in arrays], np.int64)
 
 
@@ -52,7 +53,7 @@ def number(record: Ints, i: int, j: int) -> int:
 
 
 FIRST_CHUNK, CHUNKS, SHIFT, BASES = range(4)
-"""The arrays of a `ChunkTable` in a record, as offsets from the line of the first one."""
+"""The arrays of a `ChunkTable` in a record, as offsets from the line of its first array."""
 
 
 @jit.inner
