@@ -12,8 +12,8 @@ change, so all snapshots read them from one shared table. This module names the 
 ORIGIN, SLOTS, LANES, LANE_BASE, LIVE_BASE = range(5)
 # A time: episodes that began at this time or later have no hidden steps. Steps beyond the store's limits are hidden.
 REACHED = 5
-# GROWING is the address of a table with GROWING_COUNT lines, one for each segment that may grow: its slot, its number
-# of lanes, and the column of its first lane in the table after the head.
+# GROWING is the address of a table with GROWING_COUNT lines, one for each segment that may grow. A line has the
+# segment's slot, its number of lanes, and the column of its first lane in the table after the head.
 GROWING, GROWING_COUNT = 6, 7
 # LIVE_LANES is the number of lanes that may grow, ALL_LANES the number of all lanes. OLDEST and ROWS are addresses of
 # arrays by place, which is a lane's place among all lanes. OLDEST: the first visible row of each lane. ROWS: a table

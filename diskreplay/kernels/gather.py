@@ -199,8 +199,8 @@ def _sum(
 ) -> int:  # fmt: skip
     """Write the return of each window, summed as in `returns.nstep`, its discount, and its flags of the end.
 
-    `missing` is the number of items for which `_locate` wrote no address of the last summand. Returns the first item
-    with an unmapped row, or -1.
+    `missing` is the number of zeros that `_locate` returned for the last summand. Returns the first item with an
+    unmapped row, or -1.
     """
     copied, summed, gamma = record[cols.COPIED], record[cols.SUMMED], number_of(record[cols.GAMMA])
     rewards, discounts = addresses[record[cols.REWARD]], addresses[record[cols.DISCOUNT]]

@@ -1,9 +1,9 @@
 """Hide the oldest steps of a store, in the order of publishing.
 
-A heap has an entry for each lane that still has visible steps: the publishing time and the id of the lane's oldest
-visible step, and the lane's place among all lanes. The ended episodes of a lane form a chain of lines of the log, and
-the lane's open episode follows them. The log and the table of lanes have the time of each episode's first step. If the
-oldest visible step is not the first of its episode, the time of this step is read from the segment.
+A heap has an entry for each lane that still has visible steps. An entry has the publishing time and the id of the
+lane's oldest visible step, and the lane's place among all lanes. The ended episodes of a lane form a chain of lines of
+the log, and the lane's open episode follows them. The log and the table of lanes have the time of each episode's first
+step. If the oldest visible step is not the first of its episode, the time of this step is read from the segment.
 
 Lanes that are appended together get their next entries in the same order as their previous ones. These entries wait in
 a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
@@ -166,7 +166,7 @@ def note_last(found: Ints) -> None:
 
 @jit.kernel("int", "ints2", "int", "int", "out_ints")
 def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
-    """Hide the oldest found[COUNT] visible steps, and all published before found[UNTIL]; for the result see `DONE`.
+    """Hide the oldest found[COUNT] visible steps and all steps published before found[UNTIL]; `DONE` has the results.
 
     For the record of `tables` see `advancing.GROWING`. The log has `end` lines; lines from found[SEEN] on are new.
     """

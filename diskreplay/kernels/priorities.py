@@ -30,15 +30,16 @@ _FINITE = np.finfo(np.float64).max
 
 
 LANE_BASE, FOLDERS, FIRST_ROWS, TABLE = range(4)
-"""The record of `initial_priorities`, see `packed`: three arrays of `frozen`, and the table of chunks of priorities."""
+"""The record of `initial_priorities`, see `packed`: three arrays of `frozen`, and the chunk table of the priorities
+that writers gave."""
 
 
 @jit.kernel("int", "ints", "int", "ints", "ints2", "out_floats")
 def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: NDArray[np.float64]) -> int:
     """Write the initial priority of each step, |td|; NaN if the writer gave no priority or the segment is gone.
 
-    `lanes` are the numbers of lanes of the segments from `origin` on. A negative shift in the table means that a folder
-    has no priorities. Returns the place of the first id with an unmapped chunk, or -1.
+    `lanes` are the numbers of lanes of the segments from number `origin` on. A negative shift in the chunk table means
+    that a folder has no priorities. Returns the place of the first id with an unmapped chunk, or -1.
     """
     for i in range(ids.size):
         out[i] = np.nan
@@ -61,11 +62,11 @@ def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: N
 
 @jit.kernel("none", "int", "int", "ints2", "out_ints", "out_floats")
 def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None:
-    """Draw random ids; write them and their probabilities, and keep their places and ids for `update`.
+    """Draw random ids: write them to `ids` and their probabilities to `chances`, and keep their places for `update`.
 
     The total mass, which must not be 0, is divided into `strata` equal parts: id i comes from part i modulo `strata`.
-    For the random numbers see `ids_at.fraction`. For the record of the table see `priority_pages.PAGES`; it must have
-    room for the draw.
+    For the random numbers see `ids_at.fraction`. For the record `table` see `priority_pages.PAGES`; its scratch memory
+    must have room for all drawn ids.
     """
     starts, tree = packed.ints(table, priority_pages.STARTS), packed.floats(table, priority_pages.TREE)
     pages, sums = packed.ints2(table, priority_pages.PAGES), packed.floats(table, priority_pages.SUMS)
@@ -87,11 +88,11 @@ def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None
 def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, table: Ints) -> int:
     """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds.
 
-    If an id occurs twice, its last error counts. The priorities count as given; see `priority_pages` for `raw` and
-    `bounds`. Returns the number of ids that were not found, or -1 - i if error i is not finite; then nothing changes.
-    `offered` are the runs of the last `sync_priorities`, see `priority_pages.ENDED`. For the record of the `table` see
-    `priority_pages.PAGES`; its scratch memory must have room for all ids. Most updates are of the ids of the last draw:
-    then the table has their places already.
+    If an id occurs twice, its last error counts. The new priorities are marked as given, see `raw` in `priority_pages`.
+    Returns the number of ids that were not found. If error i is not finite, returns -1 - i and changes nothing.
+    `offered` are the runs of the last `sync_priorities`, see `priority_pages.ENDED`. For the record `table` see
+    `priority_pages.PAGES`; its scratch memory must have room for all ids. Most updates are for the ids of the last
+    draw, whose places are still in the table.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
@@ -120,7 +121,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     found = np.int64(0)
     for i in range(ids.size):
         found += place[i] >= 0
-    if found < ids.size:  # move the found ones to the front
+    if found < ids.size:  # move the places of found ids to the front
         found = np.int64(0)
         for i in range(ids.size):
             if place[i] >= 0:
@@ -144,7 +145,8 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
 
 AHEAD = 12  # runs or pages to prefetch ahead
 
-# The row after first ids, strides and counts in a table of runs: a page of the run, where it changed last, or -1.
+# Offered runs have four rows: first ids, strides, counts, and in row PAGE_ROW the number of the page where the run has
+# changed last, or -1.
 PAGE_ROW = 3
 
 
@@ -153,21 +155,22 @@ def _want_difference(
     wanted: int, runs: Ints, i: int, stop: int, others: Ints, j: int, others_stop: int, by_lane: bool,
     origin: int, lanes: Ints, pages: Ints, slots: Ints32, stacks: Ints, heights: Ints,
 ) -> int:  # fmt: skip
-    """Set or clear `WANTED` for the ids of `runs` that are not in `others`; return the number of missing pages.
+    """Set (`wanted` 1) or clear (0) the bits `WANTED` of the ids of `runs` that are not in `others`.
 
-    For a run in both tables, only the ids that it has gained or lost at one end are visited. Such runs are recognized
-    if both tables are in the order of lanes (`by_lane`), or else if the new runs begin with the remaining old ones in
-    the same order. In any other order, more ids than necessary are visited. The result is the same, because all ids are
-    cleared before any is set.
+    The runs are `i` to `stop` - 1 of the table `runs`, and `j` to `others_stop` - 1 of the table `others`. For a run in
+    both tables, only the ids that it has gained or lost at one end are visited. A run is found in both tables if these
+    are in the order of lanes (`by_lane`), or else if the new runs begin with the remaining old ones in the same order.
+    In any other order, more ids than necessary are visited. The result is the same, because all ids are cleared before
+    any is set. Returns the number of pages that are missing, because no unused page was left for them.
     """
     missing = 0
     while i < stop:
         if wanted:
             runs[PAGE_ROW, i] = -1
-            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # usually the page of a run ahead
+            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # usually the page of a later run
                 jit.prefetch(pages.ctypes.data + 8 * others[PAGE_ROW, j + AHEAD] * pages.shape[1])
             elif i + 2 * AHEAD < stop:
-                # First the slot with the page of a run's last id, then that page.
+                # Prefetch the slot with the page of a run's last id, and some runs later that page.
                 for ahead in range(i + AHEAD, i + 2 * AHEAD + 1, AHEAD):
                     last = runs[0, _at(ahead)] + (runs[2, _at(ahead)] - 1) * runs[1, _at(ahead)]
                     width = width_of(last, origin, lanes)
@@ -272,18 +275,18 @@ def sync_priorities(
     """Make exactly the ids of `runs` drawable; ids of the `old` runs that are not in `runs` become undrawable.
 
     Runs are (3, n), in contiguous rows: first ids, strides and counts. All but the last `provisional` runs are final:
-    they never change again, so old final runs are not compared. The first `partially_hidden` of the provisional runs
-    match the old ones in number and order. The rest are ordered by segment and lane. With `whole`, `old` is ignored,
-    and all ids that are not in `runs` become undrawable.
+    they never change again, so final runs in `old` are not compared with the new runs. The first `partially_hidden` of
+    the provisional runs match the partially hidden runs in `old` in number and order. The other provisional runs are
+    ordered by segment and lane. With `whole`, `old` is ignored, and all ids that are not in `runs` become undrawable.
 
     `new`, (4, `RUNS` + n), is filled, and becomes the `old` of the next call; see `priority_pages.ENDED`. `snapshot` is
     the record of the snapshot that has the runs; see `frozen`.
 
     New ids enter with the largest priority given to an id that can be drawn when the call returns, or with 1.0 if none
-    of these was given a priority; see `priority_pages` for `raw` and `bounds`. `stacks` then lists the pages of new
-    ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old ones, and the caller
-    repeats the call with more pages. For the record of the `table` see `priority_pages.PAGES`; its scratch memory must
-    have room for at least one page.
+    of these was given a priority; see `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks`
+    has the pages of new ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old
+    ones, and the caller repeats the call with more pages. For the record `table` see `priority_pages.PAGES`; its
+    scratch memory must have room for at least one page.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     stacks, heights = packed.ints2(table, priority_pages.STACKS), packed.ints(table, priority_pages.HEIGHTS)
@@ -308,7 +311,7 @@ def sync_priorities(
             heights[CHANGED] += 1
     missing = 0
     for wanted in range(2):
-        # Three parts: final runs, whose old ones are skipped; partially hidden runs; and the rest.
+        # Three parts: final runs, which are not compared with old ones; partially hidden runs; and the rest.
         begin = old_begin = np.int64(priority_pages.RUNS)
         for part in range(3):
             is_rest, end, old_end = part == 2, begin + new[_at(part), 0], old_begin + old[_at(part), 0]
@@ -329,7 +332,7 @@ def sync_priorities(
     if missing > 0:
         return missing
     fresh = _entering_priority(table)
-    # In touched pages, set the masses of wanted rows, and 0 for the others.
+    # In touched pages, the masses of newly wanted rows are set, and those of rows that are no longer wanted become 0.
     values[0] = fresh
     powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])
     fresh_mass = masses[0]

@@ -1,9 +1,9 @@
-"""Pages of priorities: places for ids, which are the leaves of a sum tree, and the largest given priority.
+"""Pages of priorities: each id has a place in a page, and each place is a leaf of a sum tree.
 
 A page has places for `PAGE` successive rows of a lane; its first row is a multiple of `PAGE`. The place of a row is the
 page's number times `PAGE`, plus the row modulo `PAGE`. A page is a line of a table, as long as a cache line. `FIRST` is
-the id of its first row, `STRIDE` the distance of ids from row to row, 0 for an unused page. The masks have a bit per
-row:
+the id of its first row, and `STRIDE` the difference between the ids of successive rows, 0 for an unused page. `TOUCHED`
+is 1 while the page is in the stack `CHANGED`. The other columns are masks with a bit per row:
 
 - `SHOWN`: rows that can be drawn,
 - `WANTED`: rows that can be drawn when the current call of `sync_priorities` returns,
@@ -12,8 +12,9 @@ row:
 
 `slots` is a hash table with open addressing: the number of a page plus 1, at the hash of its first id or after it.
 
-`raw` has a number per place. It is positive if an update or a writer gave the id this priority, and negative if the id
-entered with it by the rule for new ids. The masks of the page say which ids can be drawn.
+`raw` has a number per place, whose absolute value is the priority |td| + eps. It is positive if an update or a writer
+gave the id this priority, and negative if the id entered with it by the rule for new ids. The masks of the page say
+which ids can be drawn.
 
 `bounds` has a number for each page, which is at least the largest priority given to its rows. Before these numbers it
 has the largest number of each block of `BLOCK` successive pages. Updates only raise bounds, which takes a comparison.
@@ -32,23 +33,24 @@ PAGE_BITS = 6
 PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
-# The record of a table of priorities, see `packed`: arrays of this module and of `sumtree`; places and ids of the
-# last draw, for its update; and scratch memory. All arrays from DRAWN_PLACES on have the same length.
+# The record of a table of priorities, see `packed`. PAGES to BOUNDS are arrays of this module, STARTS to LEAST arrays
+# of `sumtree`. DRAWN_PLACES and DRAWN_IDS are the places and ids of the last draw, for its update. The others are
+# scratch memory. All arrays from DRAWN_PLACES on have the same length.
 (
     PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, DRAWN_PLACES, DRAWN_IDS, PLACES, NODES,
     VALUES, NUMBERS, MASSES,
 ) = range(17)  # fmt: skip
 
-# Lines of `stacks`: UNUSED has the unused pages, the next one last; CHANGED has the pages that `sync_priorities`
-# touched. `heights` has the heights of both stacks. heights[NEW] is the number of pages with rows that entered; after
-# that call, the second stack lists these pages. heights[DRAWN] is the number of ids in the last draw, 0 if pages have
-# changed since.
+# Lines of `stacks`: UNUSED has the unused pages, and the page that is used next is the last one; CHANGED has the pages
+# that the current call of `sync_priorities` touched. `heights` has the heights of both stacks. heights[NEW] is the
+# number of pages with new ids; when `sync_priorities` returns, the line CHANGED lists these pages. heights[DRAWN] is
+# the number of ids in the last draw, 0 if pages have changed since.
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
-# Offered runs, the arrays `old` and `new` of `sync_priorities`, (4, `RUNS` + n), begin in column RUNS. In column 0,
-# ENDED is the number of final runs and LEFT the number of partially hidden runs. ORIGIN is the number of the first
-# segment, SLOT_COUNT the number of segments. Row LANES_AT of column 1 is the address of the lanes of these segments;
-# the owner of the runs keeps that array alive.
+# Offered runs, the arrays `old` and `new` of `sync_priorities`, (4, `RUNS` + n), begin in column RUNS. Column 0 has
+# four numbers: ENDED is the number of final runs, LEFT the number of partially hidden runs, ORIGIN the number of the
+# first segment, and SLOT_COUNT the number of segments. Row LANES_AT of column 1 has the address of an array with the
+# number of lanes of each of these segments; the owner of the runs keeps that array alive.
 ENDED, LEFT, ORIGIN, SLOT_COUNT = range(4)
 LANES_AT = 0
 RUNS = 2
@@ -67,7 +69,7 @@ def lanes_of(offered: Ints) -> Ints:
 
 @jit.inner
 def width_of(step_id: int, origin: int, lanes: Ints) -> int:
-    """Return the number of lanes of an id's segment, 0 if it is gone; `lanes` begins with segment `origin`."""
+    """Return the number of lanes of an id's segment, 0 if the segment is gone; `lanes` begins with segment `origin`."""
     slot = (step_id >> POSITION_BITS) - origin
     return lanes[slot] if 0 <= slot < lanes.size else 0
 
@@ -80,7 +82,7 @@ def slot_of(first: int, slots: int) -> int:
 
 @jit.inner
 def find_slot(first: int, pages: Ints, slots: Ints32) -> int:
-    """Return the slot with the page of this first id, or the free slot for it."""
+    """Return the slot of the page whose first id is `first`, or the free slot for this page."""
     at = slot_of(first, slots.size)
     while slots[_at(at)] > 0 and pages[_at(slots[_at(at)] - 1), FIRST] != first:
         at = (at + 1) & (slots.size - 1)
@@ -102,13 +104,13 @@ def locate(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, plac
 
 
 def slots_of(first: Ints, slots: Ints32) -> Ints:
-    """Return the hash of each first id, as `slot_of` does."""
+    """Return `slot_of` for each first id, (n,)."""
     hashes = mixed(np.ascontiguousarray(first).view(np.uint64))
     return (hashes & _at(len(slots) - 1)).astype(np.int64)
 
 
 def index_pages(pages: Ints, slots: Ints32) -> None:
-    """Fill the hash table with all pages in use."""
+    """Fill the hash table `slots` with the pages that are in use."""
     slots[:] = 0
     left = np.flatnonzero(pages[:, STRIDE])
     at = slots_of(pages[left, FIRST], slots)
@@ -145,11 +147,11 @@ def raise_bound(page: int, value: float, bounds: Floats) -> None:
 
 @jit.kernel("float", "ints2", "floats", "out_floats")
 def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
-    """Return the largest priority given to a wanted id, or 0; on the way, lower bounds that are too high."""
+    """Return the largest priority given to a wanted id, or 0. Bounds that are found to be too high are lowered."""
     blocks = bounds.size // (BLOCK + 1)
     while True:
         block, at, begin, end = -1, 0, 0, blocks
-        while block < 0 or at < blocks:  # find the first block with the largest bound, then its first page with that
+        while block < 0 or at < blocks:  # find the first block with the largest bound, then its first page with it
             most_bits = 0
             for i in range(begin, end):  # positive floats sort like their bits, and this loop becomes vector code
                 bits = jit.bits_of(bounds[_at(i)])

@@ -1,4 +1,4 @@
-"""Sums of rewards in float64; returns and advantages are rounded once to float32.
+"""Sums of rewards in float64; n-step returns and advantages are rounded to float32 at the end.
 
 n-step returns: Sutton & Barto, Reinforcement Learning, 2nd ed., 7.1. Discounted sums of the rewards so far:
 R_t = r_t + gamma * R_{t-1}.

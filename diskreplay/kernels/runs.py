@@ -30,7 +30,7 @@ class IdRuns(NamedTuple):
 
 
 class TimedRuns(NamedTuple):
-    """`IdRuns` with the start time of each run's episode: nanoseconds since the epoch, or 0."""
+    """`IdRuns` with the start time of each run's episode: nanoseconds since the epoch, 0 in a store without limits."""
 
     first: NDArray[np.int64]
     stride: NDArray[np.int64]
@@ -47,7 +47,8 @@ LaneIndex = tuple[Ints, Ints]
 _AT_ONCE = 1 << 18
 
 FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
-"""Rows of a block of runs: the fields of `TimedRuns`, and the number of ids before each run and, last, of all ids."""
+"""Rows of a block of runs: the fields of `TimedRuns`; and BEFORE, the number of ids before each run. BEFORE has one
+more entry, the number of all ids."""
 BLOCK_ROWS = 5
 
 COARSE_BITS = 4
@@ -55,7 +56,7 @@ COARSE_BITS = 4
 
 RULE, BLOCK, COARSE, WANTED = range(4)
 """The record of a population, see `packed`: the numbers of its `Starts`, its block of runs, every 16th number of BEFORE
-for `ids_at`, and memory for a number per id."""
+for `ids_at`, and scratch memory with a number per drawn id."""
 
 
 class Visible(NamedTuple):
@@ -64,8 +65,8 @@ class Visible(NamedTuple):
     reached: int
     origin: int  # the number of the first segment
     lanes: NDArray[np.int64]  # the number of lanes of each segment, 0 if it is gone
-    lane_base: NDArray[np.int64]  # the place of each segment's first lane
-    oldest: NDArray[np.int64]  # the oldest visible row, by place
+    lane_base: NDArray[np.int64]  # the place of each segment's first lane among all lanes
+    oldest: NDArray[np.int64]  # the oldest visible row of each lane, by place
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the place of each id's lane among all lanes, -1 if its segment is gone."""
@@ -75,7 +76,10 @@ class Visible(NamedTuple):
         return np.where(known, self.lane_base[slot] + lane, -1)
 
     def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the lowest visible id in the lane of each id, `NEVER` if its segment is gone."""
+        """Return the lowest visible id in the lane of each id, `NEVER` if its segment is gone.
+
+        If no step is hidden, this returns 0 for each id.
+        """
         if not self.reached:
             return np.zeros(len(ids), np.int64)
         known, slot, width, lane, row = locate(ids, self.origin, self.lanes)
@@ -92,7 +96,7 @@ ALL_VISIBLE = Visible(0, 0, *(np.zeros(0, np.int64) for _ in range(3)))
 
 
 def without_hidden(runs: Runs, least: Any) -> Runs:
-    """Remove the ids below `least` from each run; an empty run keeps its place with count 0."""
+    """Return the runs without ids below `least`, a number or one number per run; an emptied run stays, with count 0."""
     return behind(runs, np.clip(-((runs.first - least) // runs.stride), 0, runs.count))
 
 
@@ -102,12 +106,12 @@ def keep(runs: Runs, where: NDArray[np.bool_]) -> Runs:
 
 
 def joined(parts: list[Runs]) -> Runs:
-    """Concatenate several sets of runs."""
+    """Return the runs of all parts in one object."""
     return type(parts[0])(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def behind(runs: Runs, skipped: NDArray[np.int64]) -> Runs:
-    """Remove the first `skipped` ids of each run; an empty run keeps its place with count 0."""
+    """Return the runs without the first `skipped[i]` ids of run i; an emptied run stays, with count 0."""
     return runs._replace(first=runs.first + skipped * runs.stride, count=runs.count - skipped)
 
 
@@ -117,7 +121,10 @@ def last_ids(runs: IdRuns | TimedRuns) -> Ints:
 
 
 def pieces_of(runs: IdRuns, most: Any) -> tuple[IdRuns, Ints]:
-    """Cut each run into pieces of at most `most` ids; return also the run of each piece. `most` may differ by run."""
+    """Cut runs into pieces of at most `most` ids; return the pieces and the index of each piece's run.
+
+    `most` is one number, or one number per run.
+    """
     many = -(-runs.count // most)
     of = np.repeat(np.arange(len(many)), many)
     size = np.broadcast_to(most, many.shape)[of]
@@ -132,14 +139,14 @@ def numbered(runs: IdRuns, before: Ints, numbers: Ints) -> Ints:
 
 
 def id_blocks(runs: IdRuns) -> Iterator[Ints]:
-    """Yield the ids of runs in order, in blocks."""
+    """Yield the ids of all runs in order, in arrays of at most `_AT_ONCE` ids."""
     before, total = np.cumsum(runs.count) - runs.count, int(runs.count.sum())
     for start in range(0, total, _AT_ONCE):
         yield numbered(runs, before, np.arange(start, min(start + _AT_ONCE, total)))
 
 
 def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
-    """Return the keys of runs with these first ids in ascending order, and for each key the place of its run."""
+    """Return the index of runs with these first ids; `segments` are the other arguments of `lane_keys`."""
     keys = lane_keys(first, *segments)
     order = np.argsort(keys, kind="stable")
     return keys[order], order
@@ -148,7 +155,8 @@ def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
 def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """Return the only run that may contain each id, the id's number in this run, and whether the run contains the id.
 
-    There must be at least one run.
+    `keys` are the `lane_keys` of the ids, and `index` is the result of `by_lane` for the runs. There must be at least
+    one run.
     """
     run = index[1][np.maximum(np.searchsorted(index[0], keys, "right") - 1, 0)]
     first, stride, count = (column[run] for column in runs)
@@ -178,8 +186,8 @@ class Starts(NamedTuple):
     of `last` replace the rule: with FIRST_ONLY, only the first step starts a sample; with ALL_STEPS, every step does.
 
     If an ended episode did not terminate, some last steps do not count, except with ALL_STEPS. With a final observation
-    these are the last `followed` steps, since no step comes that many steps after them. Without one, the last step does
-    not count, since it has no next observation to bootstrap from.
+    these are the last `followed` steps, since no step comes `followed` steps after them. Without a final observation,
+    the last step does not count, since it has no next observation to bootstrap from.
 
     With `from_end`, one sample ends at the episode's end, the next one `step` steps earlier, and so on. The earliest
     sample that would start before step 0 starts at step 0 (MOVED_BACK), or is left out (DROPPED).
@@ -199,11 +207,11 @@ class Starts(NamedTuple):
 
 
 LINES, RUNS, RUNS_AND_OPEN = range(3)
-"""Kinds of input for `starts`: lines of episodes; partially hidden runs; these runs and all open episodes."""
+"""Kinds of input for `starts`: lines of episodes; partially hidden runs; such runs and also all open episodes."""
 
 
 def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:
-    """Sort runs of a block by the start of their episodes, then by id, and set BEFORE."""
+    """Sort the runs `start` to `end` - 1 of a block by the start of their episodes, then by id, and set BEFORE."""
     runs = block[:BEFORE, start:end]
     order = np.lexsort((runs[FIRST], runs[TIME]))
     for column in runs:
@@ -213,7 +221,10 @@ def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:
 
 
 def open_episodes(origin: int, growing: NDArray[np.int64], live: NDArray[np.int64]) -> EpisodeTable:
-    """Return the open episodes of lanes that may grow: see `frozen` for both arrays."""
+    """Return the open episodes of lanes that may grow.
+
+    See `frozen`: `growing` is the table at GROWING, and `live` the table at LIVE.
+    """
     slot, width, column = np.repeat(growing, growing[:, 1], axis=0).T
     lane = np.arange(len(slot)) - column
     start = live[OPEN_START]
@@ -230,7 +241,10 @@ _at = np.uint64
 
 @jit.inlined
 def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tuple[int, int, int]:
-    """Return the number of samples in an episode, the step of the first, and the step of a moved one or -1."""
+    """Return the number of samples of an episode, the first one's step, and the step of a sample that was moved, or -1.
+
+    `rule` has the fields of `Starts`. A moved sample is not in the number.
+    """
     length, step, last, open_rows, observed, _, followed, from_end = rule
     skipped, count, moved, total = 0, 0, -1, steps
     if last != ALL_STEPS and not end & ids.TERMINATED:
@@ -265,10 +279,10 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
     episode, are written into the block from place `at` on, without hidden ids and ids below `since`. `snapshot` is the
     record of the snapshot.
 
-    `given` are lines of episodes (LINES), or partially hidden runs, (4, n) (RUNS). Such runs lose their hidden ids, in
-    `given` and in the block. A run without visible ids gets count 0 and is not written. If there is such a run, the
-    bitwise complement of the place is returned, which is negative. With RUNS_AND_OPEN, the open episodes of the
-    snapshot follow.
+    `given` are lines of episodes (LINES), or partially hidden runs, (4, n) (RUNS). Hidden ids of such runs are removed
+    from `given`, and are not written into the block. A run without visible ids gets count 0 and is not written. If
+    there is such a run, the bitwise complement of the place is returned, which is negative. With RUNS_AND_OPEN, the
+    runs of the snapshot's open episodes are written after the partially hidden runs.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
     step, since = rule[1], rule[5]

@@ -9,12 +9,12 @@ to p and f = p - n.
 
 A node of the tree has 8 children, one cache line. `tree` has all levels one after the other, the leaves first: level l
 is tree[starts[l] : starts[l + 1]]. Node i of level l + 1 is the sum of entries 8 * i to 8 * i + 7 of level l, added
-from left to right. The last level is the first one with at most `TOP` nodes. sums[i] is the sum of its nodes before
-node i, so the last entry is the total. Levels are padded with zeros to a multiple of 8. `least`, which may be empty,
-has the smallest positive mass below each inner node, or 0, at the node's place in the tree minus starts[1]. Its last
-entry is the smallest positive mass of all leaves.
+from left to right. The last level is the first one with at most `TOP` nodes. sums[i] is the sum of the last level's
+nodes before node i, so the last entry of `sums` is the total. Levels are padded with zeros to a multiple of 8. `least`,
+which may be empty, has the smallest positive mass below each inner node, or 0, at the node's place in the tree minus
+starts[1]. Its last entry is the smallest positive mass of all leaves.
 
-A node is always summed again from all of its children, so no rounding error outlives the next update. A search compares
+A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares
 with the same partial sums that made the node: as long as the searched mass is less than the node's sum, the selected
 child has a positive mass. After the subtraction, clamping to the largest number below the child's mass keeps this true.
 """
@@ -96,7 +96,7 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
 FAN_OUT = 8
 # The largest number of nodes in the last level: a binary search in their sums costs less than further levels.
 TOP = 512
-SOME = 6  # numbers of scratch memory of `sumtree_find`
+SOME = 6  # the length of the scratch memory of `sumtree_find`
 FAN_OUT_BITS = 3
 # A factor that makes any normal number slightly smaller.
 _BELOW = 1.0 - 2.0**-52
@@ -117,8 +117,8 @@ def tree_starts(capacity: int, top: int = TOP) -> Ints:
 def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Ints, Floats, Floats, Floats]:
     """Return `starts`, `tree`, `sums` and `least` of a tree without any mass.
 
-    The array `least` is empty without the argument `least`. `tree` is memory for the tree, aligned to a cache line:
-    zeros, with the length that is the last number of `tree_starts`.
+    The array `least` is empty if the argument `least` is False. `tree` is memory for the tree: zeros, aligned to a
+    cache line, whose number is the last number of `tree_starts`.
     """
     starts = tree_starts(capacity, top)
     smallest = np.zeros(starts[-1] - starts[1] + 1 if least else 0)
@@ -127,7 +127,10 @@ def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Int
 
 @jit.inner
 def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -> float:
-    """Return the smallest positive mass below `count` entries, or 0; inner nodes start at `inner`."""
+    """Return the smallest positive mass of the leaves in or below entries `first` to `first` + `count` - 1, or 0.
+
+    Entries of `tree` before `inner` are leaves.
+    """
     smallest = math.inf
     for i in range(first, first + count):
         mass = least[_at(i - inner)] if i >= inner else tree[_at(i)]
@@ -142,8 +145,8 @@ def sumtree_set(
 ) -> None:
     """Set the masses of leaves, and sum the nodes above them. If a leaf occurs twice, its last mass counts.
 
-    A node is summed only once if its leaves are successive, or if there are more leaves than nodes. `changed` is
-    scratch memory, a number per leaf.
+    A node is summed only once if its leaves are next to each other in `leaves`, or if there are at least as many leaves
+    as nodes. `changed` is scratch memory with a number per leaf.
     """
     for i in range(leaves.size):
         tree[_at(leaves[i])] = values[i]
@@ -187,8 +190,8 @@ def sumtree_find(
     """Find the leaf at each cumulated mass from 0 to the total; `mass` is overwritten with the leaf's mass.
 
     All searches go down level by level together, without a branch on data, so that cache misses overlap. `notes` has a
-    byte per leaf; the caller reads the lines of the found leaves next, so they are prefetched. The total must not be 0.
-    `some` is scratch memory for `SOME` numbers.
+    byte per leaf. The caller reads the bytes of the found leaves next, so their cache lines are prefetched. The total
+    must not be 0. `some` is scratch memory for `SOME` numbers.
     """
     below_total = sums[_at(sums.size - 1)] * _BELOW
     for i in range(mass.size):

@@ -1,8 +1,8 @@
 """All kernels by name.
 
 A kernel is compiled or loaded at its first use, and numba is imported with the first kernel. So a view or distribution
-does not wait for kernels that it does not need. Until a sampler loads numba, a store is read without it: `advance` and
-`advance_hiding` run as plain Python, with `follow_plain` in place of `follow`.
+does not wait for kernels that it does not need. Until a sampler loads numba, stores are read without numba: `advance`
+and `advance_hiding` run as plain Python, with `follow_plain` in place of `follow`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ from diskreplay.errors import MissingExtra
 
 Kernel = Callable[..., Any]
 
-# The module of each kernel, by the kernel's name. Only tests get the kernels in `_WITH_CALLERS` by name.
+# The module of each kernel, by the kernel's name. The kernels in `_WITH_CALLERS` are parts of other kernels; only tests
+# get them by name.
 MODULES = {
     "advance": "advance",
     "advance_hiding": "advance",
@@ -50,7 +51,8 @@ _made: dict[str, Kernel] = {}
 _OF_ALL_SAMPLERS = "starts", "random_ids", "gather"
 _OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "sync_priorities"
 
-# The kernels that take longest to compile are at both ends: one process begins at the front, another at the back.
+# The kernels that take longest to compile are at both ends of EVERY: one process begins at the front, another at the
+# back.
 _FIRST, _LAST = ("advance", "advance_hiding", *_OF_ALL_SAMPLERS), _OF_WEIGHTED_ONES
 _WITH_CALLERS = "follow", "freeze", "hide_oldest", "stream", "sumtree_find"
 EVERY = (*_FIRST, *(name for name in MODULES if name not in (*_FIRST, *_LAST, *_WITH_CALLERS)), *_LAST)
@@ -92,7 +94,7 @@ def compile_all(names: Sequence[str]) -> None:
 def help_compiling(names: Sequence[str]) -> None:
     """Compile the kernels with these names from the last one backwards.
 
-    Raises filelock.Timeout if another helping process already does so.
+    Raises filelock.Timeout if another helping process is already running.
     """
     from diskreplay.kernels.cache import helper_lock
 
