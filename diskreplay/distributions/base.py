@@ -13,9 +13,9 @@ from diskreplay.distributions.population import Population
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 
-# The number of ids drawn for each missing id, times world_size, in one draw after another. If ids are still missing
-# after the last draw, the rank's share is listed. For a rank with a fair share of the probability, that happens with
-# probability e**-32.
+# Draw i of `draw_share` draws _SHARE_OVERDRAWS[i] · world_size ids for each id that is still missing. If ids are
+# missing after the last draw, the rank's share is listed. For a rank with a fair share of the probability, the
+# probability of this is below e**-32.
 _SHARE_OVERDRAWS = (*32 * (1,), 64)
 
 
@@ -24,8 +24,8 @@ class Draw(NamedTuple):
 
     `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` is the
     number of ids that could be drawn, and `least` the smallest chance of any of them. Both may be 0 if the weights do
-    not depend on them. A `sized` distribution returns fewer ids than requested only at its end, and no ids after the
-    end.
+    not depend on them. A distribution with `sized` returns fewer ids than requested only at its end, and no ids after
+    the end.
     """
 
     ids: Ints
@@ -46,24 +46,25 @@ class Distribution(ABC):
     before it is delivered, and a schedule for beta counts delivered batches.
     """
 
-    # Whether the distribution has priorities: then `weigh` and `update` are called, and beta is used.
+    # Whether the distribution has priorities. If so, `weigh` and `update` are called, and beta is used.
     weighted: bool = False
     # The share of the largest error in the priority of a sequence; see `Prioritized`.
     eta: float = 1.0
-    # Whether a draw has exactly `size` ids until the end. If not, the distribution chooses the number.
+    # Whether a draw has exactly `size` ids until the end. If not, the distribution chooses the number of ids.
     sized: bool = True
-    # The smallest number of ids that a draw needs.
+    # The number of ids that a population must have for a draw.
     least: int = 1
-    # Whether drawing an id uses it up, as in a pass over all ids. Then a batch that lost some ids before its delivery
+    # Whether drawing an id uses it up, as in a pass over all ids. If so, a batch that lost some ids before its delivery
     # keeps the others, and `delivered` is called.
     gives_once: bool = False
-    # Paths of the episode fields that the distribution reads. A sampler refuses it if the store lacks one of them.
+    # Paths of the episode fields that the distribution reads. A sampler refuses the distribution if the store lacks
+    # one.
     episode_fields: tuple[str, ...] = ()
-    # Whether the draws end, so that later draws have no ids. Then `count_left` is defined.
+    # Whether the draws come to an end, after which draws have no ids. If so, `count_left` is defined.
     ends: bool = False
     # Whether `draw` draws only from the population's share.
     keeps_share: bool = False
-    # Identifies a view's own distribution: it resumes from the state of another one with the same key.
+    # For a distribution that a view makes itself: it can resume from a saved state with the same key.
     key: str = ""
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -76,8 +77,8 @@ class Distribution(ABC):
         """Draw `size` ids of the population's share, with the same ratios of probabilities as in `draw`.
 
         Draws from the whole population and rejects the ids of other ranks. If that finds too few ids, draws the rest
-        from a list of the share; a distribution without `chances` continues by rejection. Raises NotEnoughData if the
-        share is empty.
+        from a list of the share; a distribution that does not define `chances` continues to reject. Raises
+        NotEnoughData if the share is empty.
         """
         share = population.share
         if share.world_size == 1 or self.keeps_share:
@@ -101,7 +102,7 @@ class Distribution(ABC):
         return draw._replace(ids=np.concatenate(ids), chances=None if draw.chances is None else np.concatenate(chances))
 
     def _draw_listed(self, population: Population, size: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
-        """Draw from the list of the ids of the population's share; return the ids and their chances."""
+        """Draw `size` ids from a list of the population's share; return the ids and their probabilities in `draw`."""
         if not population.share_size():
             raise population.nothing_in_share()
         ids, chances = [], []
@@ -119,9 +120,9 @@ class Distribution(ABC):
         return share[at], mass[at]
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Return `size` ids in place of a draw that lost ids, through evictions, before its batch was delivered.
+        """Return a draw of `size` ids that replaces the draw `lost`: evictions removed some of its ids before delivery.
 
-        If `gives_once`, the result contains the remaining ids of the lost draw. Raises NotEnoughData as `draw_share`.
+        With `gives_once`, the result contains the remaining ids of `lost`. Raises NotEnoughData as `draw_share` does.
         """
         left = lost.ids[population.contains(lost.ids)] if self.gives_once else lost.ids[:0]
         if not len(left):
@@ -131,7 +132,7 @@ class Distribution(ABC):
         return more._replace(ids=ids, chances=self.chances(population, ids) if self.weighted else None)
 
     def count_left(self, population: Population) -> int:
-        """Return the number of ids of the population's share in all later draws, if the population does not change."""
+        """Return the total number of ids in all later draws from the share, if the population does not change."""
         raise NotImplementedError(f"{self} has no end")
 
     def mixing_error(self) -> str | None:
@@ -172,34 +173,37 @@ class Distribution(ABC):
         """Return the weight of each drawn id, or None if all weights are 1.
 
         With `beta` None, the distribution's own beta is used. `batches` is the number of batches delivered before this
-        one. The array is new, because it becomes part of the batch.
+        one. The returned array must be a new one, because it becomes part of the batch.
         """
         return None
 
     def delivered(self, draw: Draw) -> None:  # noqa: B027  # most keep no count
-        """Take note that the batch of a draw was delivered. Called if `gives_once`, in the order of the draws."""
+        """Record that the batch of a draw was delivered. Called if `gives_once`, in the order of the draws."""
 
     def rewind(self) -> bool:
         """Take back all draws that were not delivered, so that they are drawn again; return whether this was done.
 
-        The default returns False: its draws do not depend on each other, so they remain valid.
+        The default does nothing and returns False: draws that do not depend on each other remain valid.
         """
         return False
 
     def place(self) -> Any:
         """Return the current state, for `go_back`.
 
-        Called before each draw if `gives_once`. Its cost should not grow with the number of ids.
+        Called before each draw if `gives_once`. The time of a call should not grow with the number of ids.
         """
         return self.state_dict()
 
     def go_back(self, place: Any) -> None:
-        """Return to a state from `place`, as if no id had been drawn or state loaded since; it can be used again."""
+        """Restore a state that `place` returned, as if nothing had been drawn or loaded since then.
+
+        The same state can be restored several times.
+        """
         if place is not None:
             self.load_state_dict(place)
 
     def forget(self, population: Population, draw: Draw) -> None:  # noqa: B027  # as `delivered`
-        """Take note that the batch of a draw will not be delivered."""
+        """Record that the batch of a draw will not be delivered."""
 
     def accept(self, population: Population, draw: Draw) -> bool:
         """Count a draw from a saved state as drawn if all of its ids still exist; return whether they do."""
@@ -215,10 +219,10 @@ class Distribution(ABC):
     # --- state -------------------------------------------------------------------------------------------------------
 
     def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
-        """Bind the distribution to its owner, a sampler, if it may have only one; see `Owned`."""
+        """Bind the distribution to a sampler, if it can belong to only one; see `Owned`."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of later draws, apart from the population, as arrays, numbers and texts; None: no state."""
+        """Return what later draws depend on, except the population, as arrays, numbers and texts; None: no state."""
         return None
 
     def load_state_dict(self, state: Any) -> None:  # noqa: B027  # as `claim`
@@ -226,7 +230,7 @@ class Distribution(ABC):
 
 
 class OneOwner:
-    """A base class of objects that have the state of one sampler, and cannot be shared with another."""
+    """A base class of objects that have the state of one sampler, and cannot be shared by several samplers."""
 
     _owner: Any = None  # a weak reference
 

@@ -16,9 +16,9 @@ from diskreplay.ids import Floats, Ints
 class Mixture(Distribution):
     """Draw each item of a batch from one of several distributions, chosen at random by their shares.
 
-    An id has the probability P(i) = Σ share_d · P_d(i), a sum over the distributions d. If one of them is prioritized,
-    the weight of an id is (N · P(i)) ** -beta divided by the largest weight of the batch, with the beta of the first
-    prioritized one and N ids that can be drawn. Otherwise all weights are 1.
+    An id has the probability P(i) = Σ share_d · P_d(i), a sum over the distributions d. If any of them is prioritized,
+    the weight of an id is (N · P(i)) ** -beta divided by the largest weight of the batch. Here beta belongs to the
+    first prioritized distribution, and N is the number of ids that can be drawn. Otherwise all weights are 1.
 
     Not thread-safe: a sampler calls it under its lock. It belongs to one sampler if any of its distributions does.
 
@@ -70,8 +70,8 @@ class Mixture(Distribution):
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of the population's share, which is not empty: each distribution draws its part."""
-        # Each part draws from the share, because rejection after drawing would lose ids of a sweep. With several ranks,
-        # the probabilities equal `chances` only if each distribution spreads evenly over the ranks.
+        # Each part draws from the share, because rejecting ids after the draw would lose ids of a sweep. With several
+        # ranks, the probabilities equal `chances` only if each distribution draws all ranks' shares equally often.
         ids = np.empty(size, np.int64)
         which = np.searchsorted(np.cumsum(self._shares)[:-1], rng.random(size), side="right")
         for i, part in enumerate(self._parts):
@@ -96,11 +96,11 @@ class Mixture(Distribution):
         return self._prioritized[0].priorities(population, ids)
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
-        """Return the weight of each drawn id, by the beta of the first prioritized distribution, or None."""
+        """Return the weight of each drawn id, by the first prioritized distribution; None: all weights are 1."""
         return self._prioritized[0].weigh(draw, beta, batches) if self.weighted else None
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
-        """Update all prioritized distributions; see `Prioritized.update`."""
+        """Set the priorities in all prioritized distributions; see `Prioritized.update`."""
         return max((part.update(population, ids, errors) for part in self._prioritized), default=0)
 
     def place(self) -> list[Any]:
@@ -108,7 +108,7 @@ class Mixture(Distribution):
         return [part.place() for part in self._parts]
 
     def go_back(self, place: list[Any]) -> None:
-        """Return all distributions to their states from `place`."""
+        """Restore the states of all distributions that `place` returned."""
         for part, its_place in zip(self._parts, place, strict=True):
             part.go_back(its_place)
 
@@ -118,7 +118,7 @@ class Mixture(Distribution):
             part.claim(owner)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all distributions that have one, by index."""
+        """Return the state of each distribution that has one, by its index in `parts` as a text."""
         states = {str(i): part.state_dict() for i, part in enumerate(self._parts)}
         return {key: state for key, state in states.items() if state is not None}
 

@@ -45,16 +45,17 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Linear:
-    """A schedule from `start` to `end` in equal steps, then constant; counted in delivered batches.
+    """A schedule that goes from `start` to `end` in equal steps, one per delivered batch, and then stays at `end`.
 
-    It has no state: the sampler counts. A schedule may be any function from the number of earlier batches to a number.
+    It has no state: the sampler counts batches. Any function from the number of earlier batches to a number is a
+    schedule, too.
 
     Parameters
     ----------
     start, end : float
         The first value and the last.
     steps : int
-        Number of batches between them: batch 0 has `start`, batch `steps` and later ones have `end`.
+        Number of batches from `start` to `end`: batch 0 has `start`, batch `steps` and later ones have `end`.
 
     Raises
     ------

@@ -9,8 +9,9 @@ runs are in one growing block of arrays, in three regions:
     [ended, end)   open episodes, and the visible parts of partially hidden runs; rewritten by each refresh
 
 A refresh takes time only for the new runs, and a search among cumulative counts finds the id at a position. When the
-second region outgrows the visible part of the first, both are merged. So the id at a position depends on the discovery
-order. `order` returns that order, and a population that restores it has the same ids at the same positions.
+second region has more than `SMALL` runs, and more than a quarter of the visible runs of the first, both are merged. So
+the id at a position depends on the order in which episodes were discovered. `order` returns that order, and a
+population that restores it has the same ids at the same positions.
 """
 
 import weakref
@@ -94,9 +95,10 @@ EVERY_ID = Share()
 
 
 class Progress(NamedTuple):
-    """The part of a population that a follower has seen.
+    """The part of a population that a follower has seen: the population's numbers at that time.
 
-    A follower is an object that keeps up with a population, such as a table of priorities.
+    A follower is an object that keeps up with a population, such as a table of priorities. `hidden` and `ended` are
+    ends of regions of runs, as in the module's table. `epoch` and `rewrites` change when older runs move.
     """
 
     epoch: int
@@ -106,7 +108,7 @@ class Progress(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The runs of ended episodes in the order of their positions; runs in `partly` may be partially hidden."""
+    """The runs of ended episodes, in the order of their positions: of both regions, and partially hidden ones."""
 
     main: TimedRuns
     ended: TimedRuns
@@ -127,7 +129,7 @@ class Order(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The changes of a population for a follower.
+    """The changes of a population since an earlier progress of a follower; `progress` is the follower's next one.
 
     `runs` are the new runs. The last `provisional` of them may change with each refresh; they replace the earlier
     provisional runs. The first `partially_hidden` of the provisional runs are visible parts of older runs. `reached`
@@ -145,7 +147,7 @@ class Changes(NamedTuple):
 
 
 class Crossing(Protocol):
-    """Finds the starts of samples that continue across the following episodes of a lane."""
+    """Finds the starts of samples that continue into the following episodes of a lane."""
 
     def update(
         self,
@@ -170,7 +172,7 @@ class Column(NamedTuple):
     values: Ints = _NO_INTS
 
     def of(self, ids: Ints, otherwise: int = 0) -> Ints:
-        """Return the number of each id, or `otherwise`."""
+        """Return the number of each id, (n,), or `otherwise` for an id without a number."""
         if not len(self.ids):
             return np.full(len(ids), otherwise)
         at = self._places(ids)
@@ -188,7 +190,7 @@ class Column(NamedTuple):
         return self if which.all() else Column(self.ids[which], self.values[which])
 
     def with_others(self, ids: Ints, values: Ints) -> "Column":
-        """Return a column with the ids of this one and others, with their numbers."""
+        """Return a column with the ids of this column and other ids, with their numbers; no id may be in both."""
         if not len(ids):
             return self
         order = np.argsort(ids)
@@ -196,7 +198,7 @@ class Column(NamedTuple):
         return Column(np.insert(self.ids, at, ids[order]), np.insert(self.values, at, values[order]))
 
     def plus(self, ids: Ints, values: Ints) -> "Column":
-        """Return a column with each of `values` added to the number of its id; an id may be new or repeated."""
+        """Return a column with values[i] added to the number of ids[i]; ids may be new, and may be repeated."""
         every, where = np.unique(np.append(self.ids, ids), return_inverse=True)
         sums = np.zeros(len(every), np.int64)
         np.add.at(sums, where, np.append(self.values, values))
@@ -208,7 +210,7 @@ class View(Protocol):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The kind of its ids."""
+        """The kind of id that the view has."""
 
     @property
     def starts(self) -> Starts:
@@ -218,18 +220,18 @@ class View(Protocol):
         """Return the finder of samples that cross the ends of episodes; None: samples stay in one episode."""
 
 
-# A function of a snapshot, ids and eta that returns the initial |td| of each id, computed from the initial priorities
-# of its steps; NaN if its steps have none.
+# A function of a snapshot, ids and eta that returns the initial |td| of each id. It is computed from the priorities
+# that writers gave to the steps of the id; NaN if they gave none.
 InitialErrors = Callable[[Any, Ints, float], Floats]
 
 
 class Population:
-    """The ids that a view offers from a snapshot. Not thread-safe: one sampler, under its lock.
+    """The ids that a view offers from a snapshot. Not thread-safe: one sampler uses it, under its lock.
 
-    `episode_filter` admits episodes; None admits all. `share` is a rank's part of the ids. `initial_errors` reads
-    initial priorities; None: the store has none. `snapshot` is the current snapshot, None before the first refresh.
-    `size` is the number of ids that can be drawn. `epoch` changes when a sort or a fresh start moves older ids to other
-    positions, and `version` with each new snapshot.
+    `episode_filter` admits episodes; None admits all. `share` is a rank's part of the ids. `initial_errors` reads the
+    priorities that writers gave; None: the store has no such priorities. `snapshot` is the current snapshot, None
+    before the first refresh. `size` is the number of ids that can be drawn. `epoch` changes when older ids move to
+    other positions, and `version` with each new snapshot.
     """
 
     def __init__(
@@ -247,11 +249,11 @@ class Population:
         self._filter = episode_filter or EpisodeFilter()
         self._looks_at_open = self._filter.asks or self._crossing is not None
         self.snapshot: Snapshot | None = None
-        self._restored: Order | None = None  # used at the next fresh start
+        self._restored: Order | None = None  # used by the next refresh that reads all episodes anew
         self.kind = view.kind
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # first ids of the open episodes that the filter admitted
-        self._refusals = 0  # refreshes in which one of them was refused or discarded
+        self._refusals = 0  # number of refreshes in which such an episode was refused or discarded later
         self._share_size = _ShareSize()
         self._clear()
 
@@ -259,17 +261,17 @@ class Population:
         self._block = _Block(self._starts)
         self.size = 0
         self._main = self._ended = self._end = self._hidden = 0
-        self._seen = 0  # episodes of the log that were taken in
+        self._seen = 0  # number of episodes of the log that were read
         self._partly = _NO_PARTLY  # first, stride, count and time of partially hidden runs
-        self._oldest_new = NEVER  # the beginning of the first episode of the second region
+        self._oldest_new = NEVER  # the time when the oldest episode of the second region began
         self._oldest: Ints | None = None
         self._reached = 0
         self._main_index: LaneIndex | None = None
         self._rest_index: LaneIndex | None = None
-        self._is_sorted = True  # the first region
-        self._rewrites = 0  # of the second region
-        self._is_unmerged = False  # merged when more runs come
-        self._same_progress: tuple[Progress | None, Progress | None] = None, None  # no id changed in between
+        self._is_sorted = True  # whether the first region is sorted by the beginning of episodes
+        self._rewrites = 0  # number of times that the second region was rewritten
+        self._is_unmerged = False  # whether the regions must be merged when more runs come
+        self._same_progress: tuple[Progress | None, Progress | None] = None, None  # no id changed between these two
         self.epoch += 1
 
     def refresh(self, snapshot: Snapshot) -> None:
@@ -301,7 +303,8 @@ class Population:
             self._add_ended(snapshot, ended, is_fresh)
         took_away = (hides or ended is not None) and self._hide()
         if took_away or ended is not None:
-            # The regions are merged when further runs come: a follower that has all runs until then need not change.
+            # The regions are merged when further runs come: a follower that has all runs before the merge does not have
+            # to read them again.
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
@@ -311,11 +314,11 @@ class Population:
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
         self._rest_index = None
         if is_fresh:
-            give_back_free(self._end)  # the memory of sorting
+            give_back_free(self._end)  # memory that sorting has freed
         self.snapshot, self._restored = snapshot, None
 
     def _start_afresh(self, log: EpisodeTable) -> None:
-        """Forget all runs; keep their order, and the answers of `where` for episodes of the log."""
+        """Forget all runs, but keep their order, and the answers of `where` for episodes of the log."""
         if self.snapshot is not None:
             self._filter.keep_only(log.first)
             self._restored = self.order()
@@ -323,9 +326,9 @@ class Population:
         self._clear()
 
     def _admit_open(self, snapshot: Snapshot, ended: EpisodeTable | None) -> EpisodeTable:
-        """Return the admitted open episodes; note whether an episode was admitted while open and is refused now.
+        """Return the admitted open episodes; count a refusal if an episode was admitted while open and is refused now.
 
-        `ended` are the admitted new ended episodes.
+        `ended` are the admitted ones of the newly ended episodes.
         """
         still_open = self._filter.admit(snapshot, snapshot.open)
         if self._filter.asks:
@@ -342,12 +345,12 @@ class Population:
         return Order(*(TimedRuns(*runs.copy()) for runs in (*regions, self._partly)))
 
     def restore(self, order: Order) -> None:
-        """Start afresh at the next refresh, with the remaining runs in this order."""
+        """Forget all runs; the next refresh reads all episodes anew, and keeps this order for runs that still exist."""
         self.snapshot, self._restored = None, order
         self.size = 0
 
     def _add_ended(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
-        """Take in ended episodes; at a fresh start in the restored order, if any."""
+        """Add the runs of ended episodes to the second region; with `is_fresh`, in the restored order, if any."""
         start = self._ended
         end = self._write_starts(snapshot, ended.lines, LINES, start)
         if self._restored is not None and is_fresh:
@@ -376,13 +379,13 @@ class Population:
         """Write the third region: partially hidden runs, and runs of open episodes (None: all); return its end."""
         left = self._partly
         end = self._write_starts(snapshot, left, RUNS_AND_OPEN if still_open is None else RUNS, self._ended)
-        if end < 0:  # some are wholly hidden now
+        if end < 0:  # some runs are wholly hidden now
             end = ~end
             self._partly = np.compress(left[COUNT] > 0, left, axis=1)
         return end if still_open is None else self._write_starts(snapshot, still_open.lines, LINES, end)
 
     def _write_starts(self, snapshot: Snapshot, given: Ints, kind: int, at: int) -> int:
-        """Write the runs that `kernels.runs.starts` makes into the block from `at` on; return its result."""
+        """Call `kernels.runs.starts`, which writes runs into the block from place `at` on; return its result."""
         block, record = self._block, snapshot.record
         room = at + (2 * len(given) if kind == LINES else given.shape[1])
         if kind == RUNS_AND_OPEN:
@@ -393,9 +396,9 @@ class Population:
         return end
 
     def _restore_order(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
-        """Fill the empty block in a given order; return the runs that the order does not contain."""
-        # Hidden steps move a run's start, never its end. A run that is wholly hidden by now is not in `found`. It
-        # leaves later, as in the population that saved the order.
+        """Fill the empty block in a given order; return the runs of `found` that the order does not contain."""
+        # Hiding steps moves the start of a run, never its end, so runs are compared by their last ids. A run that is
+        # wholly hidden by now is not in `found`. It is kept until `_hide`, as in the population that saved the order.
         there, known = last_ids(found), [last_ids(runs) for runs in order]
         main, ended, partly = (
             keep(runs, np.isin(last, there) | (runs.time < visible.reached) & (last < visible.least_ids(runs.first)))
@@ -413,9 +416,10 @@ class Population:
             self._oldest_new = min(self._oldest_new, int(found.time.min()))
 
     def _hide(self) -> bool:
-        """Remove hidden steps from runs that began before the last hidden step was published.
+        """Move runs that may have hidden steps, because their episodes began before `_reached`, to `_partly`.
 
-        Returns whether any run changed. Usually the boundary stays inside the same episodes; then nothing changes.
+        Returns whether any run was moved. Usually the newest hidden step is in the same episode as before, and nothing
+        changes.
         """
         reached = self._reached
         if not reached:
@@ -439,7 +443,7 @@ class Population:
         return True
 
     def _hide_first(self, reached: int) -> bool:
-        """Move reached runs of the first region to the partially hidden ones; return whether there were any."""
+        """Move runs of the first region that began before `reached` to `_partly`; return whether there were any."""
         hidden = self._hidden
         if hidden >= self._main or self._block.time_of(hidden) >= reached:
             return False
@@ -449,13 +453,13 @@ class Population:
         return True
 
     def _sort(self) -> None:
-        """Sort the first region if it is not sorted. The order is needed only once steps are hidden."""
+        """Sort the first region by the beginning of episodes. This order is needed only after steps were hidden."""
         times, self._is_sorted = self._block.runs.time[self._hidden : self._main], True
         if (times[1:] < times[:-1]).any():
             self._merge()
 
     def _merge(self) -> None:
-        """Merge the visible runs of the first two regions."""
+        """Merge the visible runs of the first two regions into the first region."""
         self._main_index, self._is_unmerged = None, False
         if not self._reached:
             self._main, self._oldest_new, self._is_sorted = self._ended, NEVER, False
@@ -477,7 +481,7 @@ class Population:
         return out
 
     def random_ids(self, key: int, count: int) -> Ints:
-        """Return `count` ids, each with the same probability, as a function of a random key of 63 bits."""
+        """Return `count` ids, drawn from all ids with equal probabilities; `key` is a random number of 63 bits."""
         # Each id uses 53 random bits: with a billion ids, relative differences of probabilities are below 2e-7.
         out = np.empty(count, np.int64)
         self._find_random(key, self._hidden, self._end, self._block.record_for(count), out)
@@ -509,12 +513,15 @@ class Population:
         return Progress(self.epoch, self._rewrites, self._hidden, self._ended)
 
     def changes(self, since: Progress | None) -> Changes:
-        """Return the changes since a call that returned this progress (None: all runs), at the cost of the new runs."""
+        """Return the changes since the call that returned the progress `since`; None: all runs are new.
+
+        The time of a call grows with the number of new runs, not with the number of all runs.
+        """
         now, partly = self._progress(), self._partly.shape[1]
         if since == self._same_progress[0]:
             since = self._same_progress[1]
         array, provisional = self._block.array[:TIME], self._end - self._ended
-        # Runs that came since and are hidden again cannot be listed.
+        # Runs that came after `since` and are hidden already cannot be listed, so all visible runs are returned.
         if since is None or since[:2] != now[:2] or self._hidden > since.ended:
             return Changes(now, True, array[:, :0], array[:, self._hidden : self._end], provisional, partly)
         reached = array[:, since.hidden : self._hidden]
@@ -537,7 +544,10 @@ class Population:
         return -1 if self.snapshot is None else int(self.snapshot.generation) + self._refusals
 
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:
-        """Return the number of steps per id: `apart`, the rows from id to id, or else the steps of the id's episode."""
+        """Return the number of steps that each id stands for: `apart`, the rows from id to id in its run.
+
+        For a view with one id per episode, it is the number of steps of that episode.
+        """
         if self._starts.last != FIRST_ONLY:
             return apart.astype(np.float64)
         every = EpisodeTable.concatenate([self.followed.log, self.followed.open])
@@ -551,7 +561,7 @@ class Population:
         return (0, np.zeros(0, np.int64)) if snapshot is None else (snapshot.origin, snapshot.lanes)
 
     def episodes(self) -> IdRuns:
-        """Return all steps of the snapshot, also of episodes that the filter refuses, as one run an episode."""
+        """Return all visible steps, also those of episodes that the filter refuses, as one run per episode."""
         every = EpisodeTable.concatenate([self.followed.log, self.followed.open])
         runs = IdRuns(every.first, every.stride, every.steps)
         return without_hidden(runs, self.visible.least_ids(every.first))
@@ -573,18 +583,18 @@ class Population:
         return self.find_runs(ids) >= 0
 
     def find_moved(self, runs: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the index of the moved sample of each run's episode, and which runs are moved samples.
+        """Return the index of the moved sample of each run's episode, and which runs are moved samples, (n,) bool.
 
-        All indices are in `runs()`. A moved sample is a run of its own, see `MOVED_BACK` in `Starts`. The index is -1
-        if the run is the moved sample, or if its episode has none. A moved sample without another run in its episode
-        does not count as moved.
+        All indices, and the argument `runs`, are places in `runs()`. A moved sample is a run of its own, see
+        `MOVED_BACK` in `Starts`. The index is -1 if the run is the moved sample, or if its episode has no moved sample.
+        A moved sample without another run in its episode does not count as moved.
         """
         found, is_moved = np.full(len(runs), -1), np.zeros(len(runs), np.bool_)
         if self._starts.last != MOVED_BACK or self._starts.step == 1:
             return found, is_moved
         lane, moved = self._lanes_of(runs + self._hidden)
         key = lane_keys(self.runs().first[runs], *self.segments)
-        # In its lane, a moved sample is next to the others of its episode: after them, or before them with `from_end`.
+        # In its lane, a moved sample comes after the other run of its episode, or before it with `from_end`.
         neighbour = np.where(moved == self._starts.from_end, 1, -1)
         for keys, places in self._indices():
             if not len(keys):
@@ -604,7 +614,7 @@ class Population:
         return (slot << POSITION_BITS) + lane, stride == width
 
     def _indices(self) -> tuple[LaneIndex, LaneIndex]:
-        """Return the runs of the first region, and all others, in the order of lanes; see `_index`."""
+        """Return the index of the runs of the first region, and the index of all other runs; see `_index`."""
         if self._main_index is None:
             self._main_index = self._index(0, self._main)
         if self._rest_index is None:
@@ -612,7 +622,7 @@ class Population:
         return self._main_index, self._rest_index
 
     def _index(self, start: int, end: int) -> LaneIndex:
-        """Return the runs of a region in the order of lanes: their keys, and their places in the block."""
+        """Return the index of the runs `start` to `end` - 1: their keys, ascending, and their places in the block."""
         keys, order = by_lane(self._block.slice(start, end)[FIRST], self.segments)
         return keys, order + start
 
@@ -635,7 +645,10 @@ class GrowingRuns:
         self._replace(state["array"])
 
     def write(self, start: int, runs: TimedRuns | IdRuns) -> int:
-        """Overwrite runs from `start` on; return the end. Runs without times keep the times in the array."""
+        """Write runs to the places from `start` on; return the place after the last one.
+
+        If `runs` have no times, the times in the array stay as they are.
+        """
         end = start + len(runs.first)
         self.make_room(end)
         if end == start:
@@ -648,17 +661,17 @@ class GrowingRuns:
         return end
 
     def make_room(self, end: int) -> None:
-        """Make room for runs up to `end`."""
+        """Make room for the runs at places 0 to `end` - 1."""
         old = self.array
         if end >= old.shape[1]:
             self._replace(_block_array(2 * end))
             for row, before in zip(self.array, old, strict=True):
-                if before.any():  # zeros that are never written take no memory
+                if before.any():  # zeros that were never written take no memory
                     row[: len(before)] = before
 
 
 class _Block(GrowingRuns):
-    """The runs of a population. `coarse` has some numbers of `before`, for a faster search; see `kernels.ids_at`.
+    """The runs of a population. `coarse` has every 16th number of `before`, for a faster search; see `kernels.ids_at`.
 
     Kernels read `record`: the addresses of these arrays and the numbers of `starts`.
     """
@@ -675,24 +688,25 @@ class _Block(GrowingRuns):
         self._pack()
 
     def _pack(self) -> None:
-        """Make the record, after one of its arrays was replaced."""
+        """Make `record` anew. Call this after one of its arrays was replaced."""
         self.record = pack(self._rule, self.array, self.coarse, self._wanted)
 
     def record_for(self, count: int) -> Ints:
-        """Return the record, with memory for `count` to 4 · `count` ids."""
+        """Return the record, with scratch memory for at least `count` and at most 4 · `count` ids."""
         if not count <= len(self._wanted) <= 4 * count:
-            # An interrupt must not leave a record of freed memory: an empty `_wanted` makes the next call replace it.
+            # An interrupt must not leave a record with the address of freed memory: if `_wanted` is empty, the next
+            # call makes a new record.
             self._wanted, wanted = self._wanted[:0], np.empty(count, np.int64)
             self.record = pack(self._rule, self.array, self.coarse, wanted)
             self._wanted = wanted
         return self.record
 
     def slice(self, start: int, end: int) -> Ints:
-        """Return runs, (4, n), as views."""
+        """Return the runs `start` to `end` - 1, (4, n), as a view of the array."""
         return self.array[:BEFORE, start:end]
 
     def settle(self, end: int) -> None:
-        """Extend `coarse` to the runs up to `end`, which must not change until they are overwritten."""
+        """Extend `coarse` to the runs before `end`; later, only `write`, `sort` and `merge` may change these runs."""
         known, parts = len(self.coarse), end >> COARSE_BITS
         if parts > known:
             new = self.before[known << COARSE_BITS : parts << COARSE_BITS : 1 << COARSE_BITS]
@@ -706,12 +720,12 @@ class _Block(GrowingRuns):
             self._pack()
 
     def write(self, start: int, runs: TimedRuns | IdRuns) -> int:
-        """Overwrite runs from `start` on; return the end."""
+        """Write runs to the places from `start` on; return the place after the last one."""
         self._unsettle(start)
         return super().write(start, runs)
 
     def sort(self, start: int, end: int) -> None:
-        """Sort runs by the beginning of their episodes, then by id."""
+        """Sort the runs `start` to `end` - 1 by the beginning of their episodes, then by id."""
         self._unsettle(start)
         if end - start > 1 and not self._is_sorted(start, end):
             sort_runs(self.array, start, end)
@@ -722,7 +736,10 @@ class _Block(GrowingRuns):
         return bool((is_later | is_same & (first[1:] > first[:-1])).all())
 
     def merge(self, start: int, end: int) -> None:
-        """Merge sorted parts by the beginning of episodes; runs with equal times keep their order."""
+        """Merge the sorted parts of the runs `start` to `end` - 1 by the beginning of their episodes.
+
+        Runs with equal times keep their order.
+        """
         self._unsettle(start)
         runs = self.array[:BEFORE, start:end]
         runs[:] = runs[:, runs[TIME].argsort(kind="stable")]
@@ -732,7 +749,7 @@ class _Block(GrowingRuns):
 def _block_array(capacity: int) -> Ints:
     """Return an array of zeros for at least `capacity` runs.
 
-    Rows of a large page or more are aligned to large pages: otherwise each would touch one more page.
+    Rows of a large page or more are aligned to large pages: otherwise each row would touch one more page.
     """
     large = LARGE_PAGE // np.dtype(np.int64).itemsize
     columns = capacity + 1
@@ -743,12 +760,12 @@ def _block_array(capacity: int) -> Ints:
 
 
 def _is_large(second: int, first: int) -> bool:
-    """Return whether the second region has outgrown the visible part of the first."""
+    """Return whether a second region of `second` runs must be merged into a first one of `first` visible runs."""
     return second > max(SMALL, first // 4)
 
 
 def _no_population() -> Population | None:
-    """Stand in for a weak reference before the first population."""
+    """Return None, as a weak reference to a deleted population would; used before the first population."""
     return None
 
 
@@ -757,8 +774,8 @@ class Cursor:
 
     `population` is a weak reference to the last seen population; it returns None before the first. `visible` is the
     boundary between hidden and visible steps at the last `reach`. A follower that keeps ids in their order of arrival
-    uses `new_of` and `take`. Its saved state has `taken`, the last taken id of each lane, as the start of another
-    cursor.
+    uses `new_of` and `take`. Its saved state has `taken`, the last taken id of each lane, from which a new cursor
+    continues.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:
@@ -789,7 +806,10 @@ class Cursor:
         return self.population() is population and self._version == population.version
 
     def changes(self, population: Population) -> Changes:
-        """Return the changes since the last `reach`, or all runs if that was left out or for another population."""
+        """Return the changes since the last `reach`; all runs, if that was for another population.
+
+        If `reach` is not called after a call, the next call returns all runs, too.
+        """
         progress, self._progress = self._progress, None
         if not self.is_of(population):
             progress, self._generation, self.population = None, None, weakref.ref(population)
@@ -797,12 +817,15 @@ class Cursor:
         return population.changes(progress)
 
     def reach(self, population: Population, changes: Changes) -> None:
-        """Take note that `changes` were processed."""
+        """Record that the follower has processed `changes`."""
         self._version, self._progress = population.version, changes.progress
         self._generation, self.visible = population.generation, population.visible
 
     def may_miss(self, population: Population) -> bool:
-        """Return whether ids other than the oldest may have left: evicted by hand, put in quarantine, or refused."""
+        """Return whether ids other than the oldest may have left the population since the last `reach`.
+
+        Such ids were evicted by hand, put in quarantine, or refused by the filter.
+        """
         return self._generation != population.generation
 
     def kept(self, population: Population, ids: Ints) -> NDArray[np.bool_]:
@@ -819,7 +842,11 @@ class Cursor:
         return self._last[self._last >= 0]
 
     def new_of(self, population: Population, runs: IdRuns) -> tuple[IdRuns, Ints, NDArray[np.bool_]]:
-        """Return the parts of runs after the last taken ids, the places of their lanes, and which lanes are new."""
+        """Return the parts of runs that come after the last taken id of their lane.
+
+        Also returns, for each part, the place of its lane among all lanes, and whether no id of this lane was taken
+        yet.
+        """
         visible = population.visible
         if self.may_miss(population):
             known = self.taken
@@ -838,7 +865,7 @@ class Cursor:
         return keep(runs, new), place[new], self._last[place[new]] < 0
 
     def take(self, runs: IdRuns, place: Ints) -> None:
-        """Take the runs that `new_of` returned."""
+        """Record the ids of runs that `new_of` returned as taken; `place` has the places of their lanes."""
         np.maximum.at(self._last, place, last_ids(runs))
 
 
@@ -847,10 +874,10 @@ class _ShareSize:
 
     def __init__(self) -> None:
         self._cursor = Cursor()
-        self._settled = self._size = 0  # `_settled` counts the ids of runs that do not change
+        self._settled = self._size = 0  # `_settled` is the number of ids in runs that are not provisional
 
     def of(self, population: Population) -> int:
-        """Return the number of ids, after taking in the changes of the population."""
+        """Return the number of ids in the share now; this reads the changes of the population since the last call."""
         if not self._cursor.is_at(population):
             share, changes = population.share, self._cursor.changes(population)
             ended = changes.runs.shape[1] - changes.provisional

@@ -52,10 +52,10 @@ GROWING_COLUMNS = 8
 COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
 LANE_ROWS = 5
 
-# The table of chunks of one stored array consists of four arrays. The first three have a value per folder: the index in
-# `bases` of the folder's first chunk, the number of its chunks in `bases`, and the binary logarithm of the rows per
-# chunk. The fourth, `bases`, has the address of each chunk, 0 if it is not mapped. If the `bases` of times are empty,
-# all times are 0.
+# The table of chunks of one stored array consists of four arrays. The first three have a value per folder: the index of
+# its first chunk in `bases`, the number of its chunks there, and the binary logarithm of the rows per chunk. The
+# fourth, `bases`, has the address of each chunk, 0 if it is not mapped. If the `bases` of times are empty, all times
+# are 0.
 Chunks = tuple[Ints, ...]
 
 # The numbers of `found`. ENDED is the number of filled lines of the log `ended`, ENDED_STEPS the number of steps in

@@ -158,10 +158,10 @@ def _want_difference(
     """Set (`wanted` 1) or clear (0) the bits `WANTED` of the ids of `runs` that are not in `others`.
 
     The runs are `i` to `stop` - 1 of the table `runs`, and `j` to `others_stop` - 1 of the table `others`. For a run in
-    both tables, only the ids that it has gained or lost at one end are visited. A run is found in both tables if these
-    are in the order of lanes (`by_lane`), or else if the new runs begin with the remaining old ones in the same order.
-    In any other order, more ids than necessary are visited. The result is the same, because all ids are cleared before
-    any is set. Returns the number of pages that are missing, because no unused page was left for them.
+    both tables, only the ids that it has gained or lost at one end are visited. This works if both tables are in the
+    order of lanes (`by_lane`), or else if the new runs begin with the remaining old ones in the same order. In any
+    other order, more ids than necessary are visited. The result is the same, because all ids are cleared before any is
+    set. Returns the number of pages that are missing, because no unused page was left for them.
     """
     missing = 0
     while i < stop:
@@ -283,7 +283,7 @@ def sync_priorities(
     the record of the snapshot that has the runs; see `frozen`.
 
     New ids enter with the largest priority given to an id that can be drawn when the call returns, or with 1.0 if none
-    of these was given a priority; see `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks`
+    of these was given a priority. See `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks`
     has the pages of new ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old
     ones, and the caller repeats the call with more pages. For the record `table` see `priority_pages.PAGES`; its
     scratch memory must have room for at least one page.
@@ -332,7 +332,8 @@ def sync_priorities(
     if missing > 0:
         return missing
     fresh = _entering_priority(table)
-    # In touched pages, the masses of newly wanted rows are set, and those of rows that are no longer wanted become 0.
+    # In touched pages, set the masses of rows that can be drawn from now on, and 0 for rows that can be drawn no
+    # longer.
     values[0] = fresh
     powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])
     fresh_mass = masses[0]

@@ -8,7 +8,7 @@ is 1 while the page is in the stack `CHANGED`. The other columns are masks with 
 - `SHOWN`: rows that can be drawn,
 - `WANTED`: rows that can be drawn when the current call of `sync_priorities` returns,
 - `KNOWN`: rows with a priority,
-- `ENTERED`: rows that got their first priority in the last `sync_priorities` that listed the page as one with new rows.
+- `ENTERED`: rows that got their first priority in the last `sync_priorities` in which any row of the page got one.
 
 `slots` is a hash table with open addressing: the number of a page plus 1, at the hash of its first id or after it.
 
@@ -41,14 +41,14 @@ LAST_ROW = PAGE - 1
     VALUES, NUMBERS, MASSES,
 ) = range(17)  # fmt: skip
 
-# Lines of `stacks`: UNUSED has the unused pages, and the page that is used next is the last one; CHANGED has the pages
-# that the current call of `sync_priorities` touched. `heights` has the heights of both stacks. heights[NEW] is the
-# number of pages with new ids; when `sync_priorities` returns, the line CHANGED lists these pages. heights[DRAWN] is
-# the number of ids in the last draw, 0 if pages have changed since.
+# `stacks` has two lines. UNUSED has the unused pages; the last of them is used next. CHANGED has the pages that the
+# current call of `sync_priorities` has touched and, after the call, the pages with new ids. `heights` has the heights
+# of both stacks, and two more numbers: heights[NEW] is the number of pages with new ids, heights[DRAWN] the number of
+# ids in the last draw, 0 if pages have changed since.
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
 # Offered runs, the arrays `old` and `new` of `sync_priorities`, (4, `RUNS` + n), begin in column RUNS. Column 0 has
-# four numbers: ENDED is the number of final runs, LEFT the number of partially hidden runs, ORIGIN the number of the
+# four numbers. ENDED is the number of final runs, LEFT the number of partially hidden runs. ORIGIN is the number of the
 # first segment, and SLOT_COUNT the number of segments. Row LANES_AT of column 1 has the address of an array with the
 # number of lanes of each of these segments; the owner of the runs keeps that array alive.
 ENDED, LEFT, ORIGIN, SLOT_COUNT = range(4)

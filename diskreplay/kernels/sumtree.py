@@ -117,8 +117,8 @@ def tree_starts(capacity: int, top: int = TOP) -> Ints:
 def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Ints, Floats, Floats, Floats]:
     """Return `starts`, `tree`, `sums` and `least` of a tree without any mass.
 
-    The array `least` is empty if the argument `least` is False. `tree` is memory for the tree: zeros, aligned to a
-    cache line, whose number is the last number of `tree_starts`.
+    The array `least` is empty if the argument `least` is False. `tree` is memory for the tree, aligned to a cache line:
+    zeros, whose number is the last entry of `tree_starts`.
     """
     starts = tree_starts(capacity, top)
     smallest = np.zeros(starts[-1] - starts[1] + 1 if least else 0)
@@ -145,8 +145,8 @@ def sumtree_set(
 ) -> None:
     """Set the masses of leaves, and sum the nodes above them. If a leaf occurs twice, its last mass counts.
 
-    A node is summed only once if its leaves are next to each other in `leaves`, or if there are at least as many leaves
-    as nodes. `changed` is scratch memory with a number per leaf.
+    A node is summed only once if its leaves are next to each other in `leaves`, or if the number of leaves is at least
+    the number of nodes. `changed` is scratch memory with a number per leaf.
     """
     for i in range(leaves.size):
         tree[_at(leaves[i])] = values[i]
