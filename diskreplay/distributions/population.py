@@ -10,8 +10,8 @@ runs are in one growing block of arrays, in three regions:
 
 A refresh takes time only for the new runs, and a search among cumulative counts finds the id at a position. When the
 second region has more than `SMALL` runs, and more than a quarter of the visible runs of the first, both are merged. So
-the id at a position depends on the order in which episodes were discovered. `order` returns that order, and a
-population that restores it has the same ids at the same positions.
+the id at a position depends on the discovery order of episodes. `order` returns that order, and a population that
+restores it has the same ids at the same positions.
 """
 
 import weakref
@@ -249,7 +249,7 @@ class Population:
         self._filter = episode_filter or EpisodeFilter()
         self._looks_at_open = self._filter.asks or self._crossing is not None
         self.snapshot: Snapshot | None = None
-        self._restored: Order | None = None  # used by the next refresh that reads all episodes anew
+        self._restored: Order | None = None  # used by the next refresh that reads all episodes again
         self.kind = view.kind
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # first ids of the open episodes that the filter admitted
@@ -345,7 +345,7 @@ class Population:
         return Order(*(TimedRuns(*runs.copy()) for runs in (*regions, self._partly)))
 
     def restore(self, order: Order) -> None:
-        """Forget all runs; the next refresh reads all episodes anew, and keeps this order for runs that still exist."""
+        """Forget all runs; the next refresh reads all episodes again, with this order for runs that still exist."""
         self.snapshot, self._restored = None, order
         self.size = 0
 
@@ -561,7 +561,7 @@ class Population:
         return (0, np.zeros(0, np.int64)) if snapshot is None else (snapshot.origin, snapshot.lanes)
 
     def episodes(self) -> IdRuns:
-        """Return all visible steps, also those of episodes that the filter refuses, as one run per episode."""
+        """Return all visible steps as one run per episode, including episodes that the filter refuses."""
         every = EpisodeTable.concatenate([self.followed.log, self.followed.open])
         runs = IdRuns(every.first, every.stride, every.steps)
         return without_hidden(runs, self.visible.least_ids(every.first))
@@ -688,7 +688,7 @@ class _Block(GrowingRuns):
         self._pack()
 
     def _pack(self) -> None:
-        """Make `record` anew. Call this after one of its arrays was replaced."""
+        """Set `record`. Call this after one of its arrays was replaced."""
         self.record = pack(self._rule, self.array, self.coarse, self._wanted)
 
     def record_for(self, count: int) -> Ints:
@@ -774,8 +774,8 @@ class Cursor:
 
     `population` is a weak reference to the last seen population; it returns None before the first. `visible` is the
     boundary between hidden and visible steps at the last `reach`. A follower that keeps ids in their order of arrival
-    uses `new_of` and `take`. Its saved state has `taken`, the last taken id of each lane, from which a new cursor
-    continues.
+    uses `new_of` and `take`. Its saved state has `taken`, the last taken id of each lane, which is the argument of the
+    cursor that resumes.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:

@@ -3,8 +3,8 @@
 The table keeps the raw priority |td| + eps of an id, at a place in a page of 64 successive rows of its lane; see
 `kernels.priority_pages`. The place's leaf in the sum tree holds raw ** alpha while the id can be drawn, else 0. Ids
 that the view does not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an
-update or a writer gave to an id that can be drawn. When no page is free, pages without steps are used again. The
-number of each page is part of the saved state, because it decides which id a random number draws.
+update or a writer gave to an id that can be drawn. When no page is free, pages whose steps are all gone are used again.
+The number of each page is part of the saved state, because it decides which id a random number draws.
 """
 
 import math
@@ -24,15 +24,20 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import get_kernel
 
 FIRST_PAGES = 16
-_MOST_EMPTY = 1 << 16, 64  # limits of the pages of a saved table: a number, or a multiple of the used pages if larger
+# The most pages that a saved table may ask for: the first number, or the second one times its used pages if that is
+# larger.
+_MOST_EMPTY = 1 << 16, 64
 # The smallest number of ids that scratch memory has room for: draws and updates up to this size need no new memory.
 _BLOCK = 4096
 _PAGES_AT_ONCE = 64
-_NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # without a snapshot
+_NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # used while there is no snapshot
 
 
 class _Shared(NamedTuple):
-    """`mine` is 1.0 at the places of a share's ids, (pages, 64), while the pages have these first ids and strides."""
+    """The places of a share's ids: `mine`, (pages, 64), is 1.0 at these places, else 0.0.
+
+    `pages`, (pages, 2), has the first id and the stride of each page for which `mine` was computed.
+    """
 
     share: Share
     pages: Ints
@@ -42,9 +47,9 @@ class _Shared(NamedTuple):
 class SumTree:
     """Masses of leaves 0 to capacity - 1, all 0 at first; a leaf of mass 0 is never drawn. Not thread-safe.
 
-    `least` tells whether to track the smallest nonzero mass. `memory` are float64 zeros for the tree; its length is the
-    last number of `sumtree.tree_starts(capacity)`. `starts`, `tree`, `sums` and `smallest` are the arrays of
-    `kernels.sumtree`. Only kernels change them.
+    `least` tells whether to track the smallest nonzero mass. `memory` is an array of float64 zeros for the tree, whose
+    length is the last number of `sumtree.tree_starts(capacity)`. `starts`, `tree`, `sums` and `smallest` are the arrays
+    of `kernels.sumtree`.
     """
 
     def __init__(self, capacity: int, least: bool, memory: Floats) -> None:
@@ -63,7 +68,7 @@ class SumTree:
 
     @property
     def masses(self) -> Floats:
-        """The mass of each leaf. Only `set` changes them."""
+        """The mass of each leaf, as a view: change masses only by `set` and `fill`."""
         return self.tree[: self.capacity]
 
     def set(self, leaves: Ints, masses: Floats) -> None:
@@ -73,7 +78,7 @@ class SumTree:
     def fill(self, masses: Floats) -> None:
         """Set the masses of the first leaves; all others must be 0."""
         self.tree[: len(masses)] = masses
-        # One leaf of each changed node: setting it sums the node.
+        # Setting one leaf of each changed node is enough: it sums the node again.
         leaves = np.arange(0, len(masses), sumtree.FAN_OUT)
         self.set(leaves, self.tree[leaves])
 
@@ -81,8 +86,8 @@ class SumTree:
 class PriorityTable:
     """The priorities of one kind of id. Not thread-safe.
 
-    `alpha` is the exponent of the priorities, `least` tells whether to track the smallest one. `tree` holds the masses
-    by place.
+    `alpha` is the exponent of the priorities, and `least` tells whether to track the smallest mass. `tree` holds the
+    masses by place.
     """
 
     tree: SumTree
@@ -110,7 +115,7 @@ class PriorityTable:
 
     @property
     def largest(self) -> float:
-        """The largest raw priority given to an id that can be drawn, or 0 if none of them was given one.
+        """The largest raw priority that was given to an id that can be drawn, or 0 if there is no such id.
 
         New ids enter with this priority, or with 1 if it is 0.
         """
@@ -159,7 +164,7 @@ class PriorityTable:
         self._heights[:] = len(unused), 0, 0, 0
 
     def set_alpha(self, alpha: float) -> None:
-        """Change the exponent; a new one costs a pass over all priorities."""
+        """Change the exponent; a different value takes a pass over all priorities."""
         if alpha != self._alpha:
             self._alpha = alpha
             end = self._end * priority_pages.PAGE
@@ -170,7 +175,7 @@ class PriorityTable:
     # --- following a population --------------------------------------------------------------------------------------
 
     def follow(self, population: Population, eps: float = 1e-6, eta: float = 0.9) -> None:
-        """Make exactly the population's ids drawable, at the cost of the new ids.
+        """Make exactly the population's ids drawable; this takes time only for ids that have come or left.
 
         `eps` and `eta`, see `Prioritized`, apply to new ids whose steps have initial priorities.
         """
@@ -194,8 +199,8 @@ class PriorityTable:
     def _set_initial(self, population: Population, read: InitialErrors, eps: float, eta: float) -> None:
         """Set the raw priorities of new ids from the initial priorities of their steps.
 
-        New ids without initial priorities enter with the largest priority given so far, including the new ids before
-        them.
+        New ids without initial priorities enter with the largest priority given so far, including the initial
+        priorities of new ids before them.
         """
         pages = self._stacks[priority_pages.CHANGED, : self._heights[priority_pages.NEW]]
         # The order depends only on the ids: a loaded sampler then continues like the saved one.
@@ -211,14 +216,14 @@ class PriorityTable:
             self._enter(ids[~is_given], np.where(largest > 0.0, largest, 1.0)[~is_given])
 
     def _enter(self, ids: Ints, raw: Floats) -> None:
-        """Set raw priorities of drawable ids, marked as not given."""
+        """Set the raw priorities of drawable ids, and mark them as not given by an update or a writer."""
         places, masses = self.places(ids), np.empty(len(ids))
         self._powers(raw, self._alpha, sumtree.SMALLEST, sumtree.LARGEST, np.empty(len(ids)), masses)
         self._raw[places] = -raw
         self.tree.set(places, masses)
 
     def _with_reached(self, reached: Ints) -> Ints:
-        """Return the offered runs, with newly hidden runs after the partially hidden ones."""
+        """Return the last offered runs, with the newly hidden runs `reached` added after the partially hidden ones."""
         runs = self._offered[0]
         ended, left = runs[[priority_pages.ENDED, priority_pages.LEFT], 0].tolist()
         start, end = priority_pages.RUNS + ended, priority_pages.RUNS + ended + left
@@ -269,7 +274,7 @@ class PriorityTable:
         return np.where(places >= 0, self.tree.masses[places], 0.0)
 
     def total_of(self, share: Share) -> float:
-        """Return the sum of the masses of a share; it costs a pass over all masses."""
+        """Return the sum of the masses of a share; for more than one rank this takes a pass over all masses."""
         if share.world_size == 1:
             return self.tree.total
         now = self._pages[:, [priority_pages.FIRST, priority_pages.STRIDE]]
@@ -289,10 +294,10 @@ class PriorityTable:
         return np.where(places >= 0, np.abs(self._raw[places]), 0.0)
 
     def draw(self, key: int, size: int, strata: int) -> tuple[Ints, Floats]:
-        """Return `size` random ids in proportion to their masses, and the probability of each.
+        """Return `size` random ids in proportion to their masses, and the probability of each id.
 
-        The total mass is divided into `strata` equal parts, and the parts take turns: the first id is from the first
-        part. `key`, 0 <= key < 2 ** 63, seeds the random numbers.
+        The total mass is divided into `strata` equal parts, and the parts take turns: id i is from part i modulo
+        `strata`. `key`, 0 <= key < 2 ** 63, seeds the random numbers.
         """
         self._fit(size)
         ids, chances = np.empty(size, np.int64), np.empty(size)
@@ -309,7 +314,7 @@ class PriorityTable:
         return skipped
 
     def _fit(self, count: int) -> None:
-        """Provide scratch memory for `count` to about 4 · `count` ids."""
+        """Make the scratch memory large enough for `count` ids, and not much larger than four times that."""
         wanted = max(count, _BLOCK)
         if not wanted <= self._ints.shape[1] <= 4 * wanted:
             ints, floats, table = np.empty((4, wanted), np.int64), np.empty((3, wanted)), self._table.copy()
@@ -322,7 +327,8 @@ class PriorityTable:
     def state_dict(self) -> dict[str, Any]:
         """Return arrays and numbers for `loaded`: 8 bytes per id, and the pages.
 
-        `known` and `given` have one bit per row of a page: whether it has a priority, and whether that was given.
+        `known` and `given` have one bit per row of a page: whether the row has a priority, and whether an update or a
+        writer gave it.
         """
         population = self._cursor.population()
         number = np.flatnonzero(self._pages[:, priority_pages.STRIDE])
@@ -344,10 +350,10 @@ class PriorityTable:
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any], alpha: float, least: bool = False) -> "PriorityTable":
-        """Make a table from its state; ValueError if it is not one.
+        """Make a table from a `state_dict`; ValueError if `state` is invalid.
 
-        Earlier versions did not save which priorities were given. New ids often entered with exactly 1 there, so a
-        priority of 1 counts as not given.
+        States of earlier versions do not tell which priorities were given. New ids often entered with exactly 1 in
+        these versions, so a priority of 1 counts as not given.
         """
         with state_of("a table of priorities"):
             every = {"given": state["known"], **state}

@@ -134,7 +134,7 @@ class Prioritized(Owned):
         return f"Prioritized(alpha={self._alpha:g}, beta={beta})"
 
     def _followed(self, population: Population) -> PriorityTable:
-        """Return the table of the population's kind, with the changes of the population taken in."""
+        """Return the table of the population's kind of id, after it has followed the population."""
         table = self._tables.get(population.kind)
         if table is None:
             table = self._tables[population.kind] = PriorityTable(self._alpha, self._normalize == "store")
@@ -164,7 +164,7 @@ class Prioritized(Owned):
         return self._followed(population).raw(ids)
 
     def priority_sum(self, population: Population) -> float:
-        """Return the sum of the priorities p of the population's share."""
+        """Return the sum of the priorities p = (|td| + eps) ** alpha of the population's share."""
         return self._followed(population).total_of(population.share)
 
     def mixing_error(self) -> str | None:
@@ -230,11 +230,11 @@ class Prioritized(Owned):
         return skipped
 
     def place(self) -> dict[tuple[Any, ...], PriorityTable]:
-        """Return the tables by kind; `load_state_dict` replaces them and does not change them."""
+        """Return the tables by kind; `load_state_dict` makes new tables and does not change these."""
         return self._tables
 
     def go_back(self, place: dict[tuple[Any, ...], PriorityTable]) -> None:
-        """Return to tables from `place`."""
+        """Restore tables that `place` returned."""
         self._tables = place
 
     def state_dict(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class Prioritized(Owned):
         return {json.dumps(kind): table.state_dict() for kind, table in self._tables.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`: ids that have left since are dropped, and ids that it does not have are new.
+        """Resume from a `state_dict`. Ids without a priority in the state count as new; evicted ids are dropped.
 
         Raises ValueError, and changes nothing, if `state` is invalid.
         """

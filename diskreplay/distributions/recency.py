@@ -1,9 +1,10 @@
 """The distribution that draws newer steps more often.
 
-It keeps the newest ids of a population in their order of arrival, in blocks of consecutive steps that are a small part
-of a half-life. Ids older than `HALF_LIVES` half-lives are left out, because they would hardly ever be drawn. A block
-holds pieces, runs of ids in one lane, which are assumed to arrive evenly while the block is filled. So the
-probabilities are one array of a few thousand blocks, and following a store costs only the new ids.
+It keeps the newest ids of a population in their order of arrival, in blocks of consecutive steps. A block is a small
+part of a half-life long. Ids older than `HALF_LIVES` half-lives are left out, because they would hardly ever be drawn.
+A block consists of pieces. A piece is a run of ids in one lane, and its ids are assumed to arrive evenly while the
+block is filled. So the probabilities are one array with an entry for each of a few thousand blocks, and a refresh takes
+time only for new ids.
 """
 
 import math
@@ -38,9 +39,10 @@ BLOCKS = 32
 HALF_LIVES = 40
 # Maximum number of pieces of a block that is not full.
 _MOST_PIECES = 256
-# To be sorted by time, runs are cut into pieces with at most the steps of a block divided by this number.
+# Runs are cut into pieces before they are sorted by time. A piece has at most the steps of a block divided by this
+# number.
 _PARTS = 4
-# Ids that are looked up together.
+# The number of ids that are looked up together.
 _AT_ONCE = 1 << 20
 # Limit of the exponent of a block's weight, relative to the newest block: e ** -500 is within a double.
 _FAR = 500.0
@@ -92,11 +94,11 @@ class Recency(Owned):
         return found
 
     def place(self) -> "Arrivals":
-        """Return the ids and their order; `load_state_dict` replaces this object and does not change it."""
+        """Return the object with the ids and their order; `load_state_dict` replaces it and does not change it."""
         return self._arrivals
 
     def go_back(self, place: "Arrivals") -> None:
-        """Return to arrivals from `place`."""
+        """Restore an object that `place` returned."""
         self._arrivals = place
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,7 +106,7 @@ class Recency(Owned):
         return self._arrivals.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`; ids that have come since it was saved are the newest.
+        """Resume from a `state_dict`; ids that came after the state was saved count as the newest.
 
         Raises ValueError if `state` is invalid.
         """
@@ -136,7 +138,7 @@ class Arrivals:
         self._room = GrowingRuns(64)  # the pieces
         self._starts: Ints = np.zeros(1, np.int64)  # the first piece of each block, and the end of the last block
         self._ranks: Floats = np.zeros(1)  # the number of steps before each block, and before the next one
-        self._is_full = True  # the last block
+        self._is_full = True  # whether the last block is full
         self._weigh()
 
     @property
@@ -146,7 +148,7 @@ class Arrivals:
     # --- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self, size: int, rng: np.random.Generator) -> Ints:
-        """Draw ids with replacement."""
+        """Return `size` ids, drawn with replacement."""
         at, which = rng.random((2, size))
         at *= self._weights[-1]
         block = np.minimum(np.searchsorted(self._weights, at, "right") - 1, len(self._ids) - 1)
@@ -161,7 +163,7 @@ class Arrivals:
         return drawn
 
     def chances(self, ids: Ints) -> Floats:
-        """Return the probability of each visible id."""
+        """Return the probability of each id, (n,); all ids must be visible."""
         pieces, segments = IdRuns(*self._pieces), self._cursor.visible[1:3]
         index, count = by_lane(pieces.first, segments), pieces.count
         piece, number, found = runs_with(ids, lane_keys(ids, *segments), index, pieces)
@@ -187,7 +189,7 @@ class Arrivals:
         """Take in the changes of the population."""
         if self._cursor.is_at(population):
             return
-        if self._is_changing:  # an interrupt came before it was up to date
+        if self._is_changing:  # an interrupt has stopped the last call
             self._clear()
         self._is_changing = True
         try:
@@ -199,14 +201,14 @@ class Arrivals:
 
     def _take_in(self, population: Population) -> None:
         changes = self._cursor.changes(population)
-        # Pieces have only drawable ids: a resumed sampler cannot tell hidden ids from evicted ones, so it draws the
-        # same batches only if pieces have neither of them.
+        # Pieces have only drawable ids: a resumed sampler cannot tell hidden ids from evicted ones. So it draws the
+        # same batches only if pieces have no ids of either kind.
         self._drop_hidden(population.visible)
         if self._cursor.may_miss(population):
             self._drop_evicted(population)
         if not self._add(IdRuns(*changes.runs), population) or not self._starts[-1]:
-            # Steps came back from quarantine, and only their times give their order. Or all kept ids left, and older
-            # ids remain.
+            # Either steps came back from quarantine, and only their times give their order; or all ids in the pieces
+            # have left the population, and older ids remain.
             self._clear()
             changes = self._cursor.changes(population)
             self._add(IdRuns(*changes.runs), population)
@@ -246,7 +248,7 @@ class Arrivals:
             ids = first[piece] + number * stride[piece]
             left = population.contains(ids)
             ids, piece, number = ids[left], piece[left], number[left]
-            # The remaining ids of a piece form stretches without gaps, and each of these becomes a piece.
+            # Each stretch of remaining ids without a gap becomes a piece.
             begins = np.ones(len(ids), np.bool_)
             begins[1:] = (np.diff(piece) != 0) | (np.diff(number) != 1)
             at = np.flatnonzero(begins)
@@ -266,7 +268,10 @@ class Arrivals:
         self._ranks = self._ranks[0] + np.append(0.0, np.cumsum(lengths))
 
     def _add(self, runs: IdRuns, population: Population) -> bool:
-        """Append the new parts of runs; return False if a run of a new lane is older than the last block."""
+        """Append the parts of runs that were not taken yet; return whether this was possible.
+
+        It is not possible, and nothing is changed, if a run of a new lane began before the newest id of the last block.
+        """
         runs, place, is_first = self._cursor.new_of(population, runs)
         if not len(place):
             return True
@@ -279,14 +284,14 @@ class Arrivals:
         steps = population.steps_of(runs.first, runs.stride // lanes[(runs.first >> POSITION_BITS) - origin])
         if float((runs.count * steps).sum()) <= self._block:
             self._extend(runs, float((runs.count * steps).sum()))
-        else:  # raises before any change if a segment left
+        else:  # if a segment is gone, this raises before anything is changed
             self._append(*_by_time(runs, steps, population.followed.times, self._block, self._most), steps)
         self._cursor.take(runs, place)
         return True
 
     def _extend(self, runs: IdRuns, steps: float) -> None:
-        """Add runs with this number of steps to the last block, or begin a new block with them."""
-        if self._is_full or len(self._starts) == 1:  # no block is left
+        """Add runs that have `steps` steps in total to the last block; if it is full, begin a new block with them."""
+        if self._is_full or len(self._starts) == 1:  # the last block is full, or there is no block
             self._starts = np.append(self._starts, self._starts[-1])
             self._ranks = np.append(self._ranks, self._ranks[-1])
         start = int(self._starts[-2])
@@ -296,7 +301,7 @@ class Arrivals:
         self._is_full = bool(self._ranks[-1] - self._ranks[-2] >= self._block or pieces.shape[1] >= _MOST_PIECES)
 
     def _append(self, runs: IdRuns, block: Ints, of: Ints, steps: Floats) -> None:
-        """Add whole blocks. Run i belongs to `block[i]`, and is a part of the new run `of[i]`."""
+        """Append new blocks: run i belongs to block `block[i]`, and each of its ids stands for `steps[of[i]]` steps."""
         lengths = np.bincount(block, runs.count * steps[of])
         starts = np.append(np.flatnonzero(np.diff(block, prepend=-1)), len(block))
         parts = [_merged(part) for part in np.split(np.stack(runs), starts[1:-1], axis=1)]
@@ -307,7 +312,7 @@ class Arrivals:
         self._is_full = bool(lengths[-1] >= self._block)
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest blocks, if many are too old."""
+        """Drop the blocks that are older than `_most` steps, if these are more than a quarter of all blocks."""
         gone = self._ranks[-1] - self._ranks[1:-1] >= self._most
         drop = int(np.count_nonzero(gone))
         if drop > len(gone) // 4:
@@ -315,7 +320,7 @@ class Arrivals:
             self._starts, self._ranks = self._starts[drop:] - self._starts[drop], self._ranks[drop:] - self._ranks[drop]
 
     def _weigh(self) -> None:
-        """Compute the number of ids, the length in half-lives times ln 2, and the summed weights of the blocks."""
+        """Compute each block's number of ids, its length in half-lives times ln 2, and the sum of weights before it."""
         self._ids = np.diff(self._room.before[self._starts])
         steps = np.diff(self._ranks)
         rate = math.log(2.0) / self._half_life
@@ -339,7 +344,7 @@ class Arrivals:
 
     @classmethod
     def loaded(cls, half_life: float, state: Mapping[str, Any]) -> "Arrivals":
-        """Make arrivals from a state; raise one of `saved_state.INVALID` if it is not one."""
+        """Make an object from a `state_dict`; raise one of `saved_state.INVALID` if the state is invalid."""
         new = cls(half_life)
         pieces, new._ranks = np.array(state["pieces"], np.int64), np.array(state["ranks"], np.float64)
         (new._starts,), (taken,) = columns(state, ["starts"]), columns(state, ["taken"])
@@ -358,7 +363,7 @@ class Arrivals:
 
 
 def _merged(pieces: Ints) -> Ints:
-    """Join adjacent pieces of one block."""
+    """Return the pieces of one block, with adjacent pieces joined."""
     pieces = pieces[:, np.lexsort((pieces[0], pieces[0] % pieces[1], pieces[0] >> POSITION_BITS))]
     first, stride, count = pieces
     begins = np.ones(len(first), np.bool_)
@@ -370,7 +375,8 @@ def _merged(pieces: Ints) -> Ints:
 def _by_time(runs: IdRuns, steps: Floats, times: Any, size: float, most: float) -> tuple[IdRuns, Ints, Ints]:
     """Divide the newest `most` steps of runs into blocks of `size` steps, in the order of `times(ids)`.
 
-    Returns the parts, the block of each part, and the run of each part.
+    Each id of run i stands for `steps[i]` steps. Returns the parts of runs, the number of each part's block, and the
+    index of each part's run.
     """
     begin = times(runs.first).astype(np.float64)
     end = np.maximum(times(last_ids(runs)).astype(np.float64), begin)
@@ -384,7 +390,10 @@ def _by_time(runs: IdRuns, steps: Floats, times: Any, size: float, most: float) 
 
 
 def _older(count: Ints, steps: Floats, begin: Floats, end: Floats, most: float) -> Ints:
-    """Return how many ids at the start of each run are older than the newest `most` steps."""
+    """Return the number of ids at the start of each run that are older than the newest `most` steps.
+
+    Run i has `count[i]` ids, published evenly from time `begin[i]` to `end[i]`.
+    """
     if float((count * steps).sum()) <= most:
         return np.zeros(len(count), np.int64)
     low, high = float(begin.min()), float(end.max()) + 1.0

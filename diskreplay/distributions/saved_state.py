@@ -25,7 +25,7 @@ def state_of(what: str) -> Iterator[None]:
 
 
 def kind_of(text: str) -> tuple[Any, ...]:
-    """Return a kind of id from its JSON; ValueError if it is not one."""
+    """Return a kind of id from its JSON; ValueError if the text is not a kind of id."""
     try:
         parts = parse_json(text)
     except ValueError:
@@ -49,7 +49,7 @@ def bits(masks: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def masks(bits: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the masks, (n,), of bits, (n, 64), the lowest first."""
+    """Return the masks, (n,), that have these bits, (n, 64), the lowest first."""
     found: NDArray[np.int64] = np.packbits(bits, axis=1, bitorder="little").view(np.int64).reshape(-1)
     return found
 
@@ -62,7 +62,7 @@ def is_priority_table(state: Mapping[str, Any]) -> bool:
 def saved_priorities(table: Mapping[str, Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the ids in the state of a table of priorities, and their |td| + eps, both (n,).
 
-    Raises one of `INVALID` if it is not such a state.
+    Raises one of `INVALID` if `table` is not such a state.
     """
     first, stride, known = columns(table, ("first", "stride", "known"))
     page, row = np.nonzero(bits(known))

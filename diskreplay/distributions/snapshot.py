@@ -13,7 +13,7 @@ from diskreplay.kernels.runs import Visible
 class Snapshot(Protocol):
     """A frozen set of steps; see `reading.snapshot.Snapshot`."""
 
-    reached: int
+    reached: int  # a time: episodes that began at this time or later have no hidden steps
     record: Ints  # read by kernels; see `kernels.frozen`
     log: EpisodeTable  # the ended episodes in discovery order
     oldest: Ints  # the first visible row of each lane
@@ -46,7 +46,7 @@ class Snapshot(Protocol):
         """The boundary between hidden and visible steps in each lane."""
 
     def least_ids(self, ids: Ints) -> Ints:
-        """Return the lowest visible id in the lane of each id."""
+        """Return the lowest visible id in the lane of each id; see `Visible.least_ids`."""
 
     def holds(self, ids: Ints) -> NDArray[np.bool_]:
         """Return which ids belong to visible steps, (n,) bool."""
@@ -93,6 +93,6 @@ class EpisodeFilter:
         return episodes.select(admitted)
 
     def keep_only(self, first_ids: NDArray[np.int64]) -> None:
-        """Forget the answers for all other episodes."""
+        """Forget the answers for all ended episodes except those that begin at `first_ids`."""
         alive = set(first_ids.tolist())
         self._ended = {first: answer for first, answer in self._ended.items() if first in alive}

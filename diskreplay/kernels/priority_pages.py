@@ -8,7 +8,8 @@ is 1 while the page is in the stack `CHANGED`. The other columns are masks with 
 - `SHOWN`: rows that can be drawn,
 - `WANTED`: rows that can be drawn when the current call of `sync_priorities` returns,
 - `KNOWN`: rows with a priority,
-- `ENTERED`: rows that got their first priority in the last `sync_priorities` in which any row of the page got one.
+- `ENTERED`: rows that got their first priority in one call of `sync_priorities`, the last one that added new ids to the
+  page.
 
 `slots` is a hash table with open addressing: the number of a page plus 1, at the hash of its first id or after it.
 
@@ -43,8 +44,8 @@ LAST_ROW = PAGE - 1
 
 # `stacks` has two lines. UNUSED has the unused pages; the last of them is used next. CHANGED has the pages that the
 # current call of `sync_priorities` has touched and, after the call, the pages with new ids. `heights` has the heights
-# of both stacks, and two more numbers: heights[NEW] is the number of pages with new ids, heights[DRAWN] the number of
-# ids in the last draw, 0 if pages have changed since.
+# of both stacks, and two more numbers. heights[NEW] is the number of pages with new ids, and heights[DRAWN] the number
+# of ids in the last draw, 0 if pages have changed since.
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
 # Offered runs, the arrays `old` and `new` of `sync_priorities`, (4, `RUNS` + n), begin in column RUNS. Column 0 has
