@@ -36,7 +36,7 @@ _NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  
 class _Shared(NamedTuple):
     """The places of a share's ids: `mine`, (pages, 64), is 1.0 at these places, else 0.0.
 
-    `pages`, (pages, 2), has the first id and the stride of each page for which `mine` was computed.
+    `pages`, (pages, 2), has the first id and the stride that each page had when its line of `mine` was computed.
     """
 
     share: Share

@@ -18,7 +18,7 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, Visible, id_blocks
 
-# The number of ids drawn for each missing id, in one attempt after another. If ids are still missing after the last
+# Attempt i of a draw draws _OVERDRAWS[i] ids for each id that is still missing. If ids are missing after the last
 # attempt, the allowed ids are listed. This almost never happens if more than a hundredth of all ids is allowed.
 _OVERDRAWS = (1, 8, 64)
 _NONE: Ints = np.zeros(0, np.int64)
@@ -40,7 +40,7 @@ class Restricted(Distribution):
 
     @abstractmethod
     def allowed(self, ids: Ints) -> Ints:
-        """Return how many more times each id may be drawn."""
+        """Return how many more times each id may be drawn, (n,) int64."""
 
     @abstractmethod
     def drawable(self, population: Population) -> Ints:
@@ -48,7 +48,7 @@ class Restricted(Distribution):
 
     @abstractmethod
     def why_not(self, population: Population, times: int, size: int) -> str:
-        """Return why a batch of `size` cannot be drawn if the allowed ids can be drawn only `times` times."""
+        """Return why a batch of `size` cannot be drawn if all allowed ids together can be drawn only `times` times."""
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of the population's share; NotEnoughData, and no draw, if fewer are allowed."""
@@ -60,7 +60,7 @@ class Restricted(Distribution):
             if len(good) > size - len(ids):
                 # Excess ids are left out at random: a stratified draw is in order, so its first ids are similar.
                 good = rng.permutation(good)
-            # Take ids one by one until the batch is full: ids after that must not count.
+            # Take the ids one by one until the batch is full: ids that do not fit must not count as drawn.
             is_left = _earlier(draw.ids[good]) < allowed[good]
             good = np.sort(good[is_left][: size - len(ids)])
             ids = np.append(ids, draw.ids[good])
@@ -76,7 +76,10 @@ class Restricted(Distribution):
     def _draw_left(
         self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
     ) -> tuple[Ints, Floats]:
-        """Complete a batch from the list of allowed ids; return ids and their chances."""
+        """Return the ids, and their chances, that complete a batch of `size` ids after the ids `drawn`.
+
+        They are drawn from the list of allowed ids. Raises NotEnoughData if these cannot complete the batch.
+        """
         left = self.drawable(population)
         mass = self._distribution.chances(population, left)
         left, mass = left[mass > 0], mass[mass > 0]
@@ -94,12 +97,12 @@ class Restricted(Distribution):
         return left[chosen], mass[chosen]
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
-        """Return the weight of each drawn id, as the other distribution does."""
+        """Return the weight of each drawn id, computed by the other distribution."""
         return self._distribution.weigh(draw, beta, batches)
 
 
 def share_of(population: Population) -> str:
-    """Return words for a message that name the population's share, or an empty text for the whole population."""
+    """Return the words of a message that name the population's share; an empty text if the share has all ids."""
     rank, world_size = population.share
     return "" if world_size == 1 else f" of rank {rank} of {world_size}"
 
@@ -126,7 +129,7 @@ _ALWAYS = 1 << 40
 
 
 class Index:
-    """An index: the ids of one kind that a sampler draws from, at most `most`, in ascending order. Not thread-safe.
+    """The ids of one kind that a sampler draws from: at most `most`, in ascending order. Not thread-safe.
 
     A full index removes an id for each new one. `remover` chooses the removed id: the "oldest" by time of publishing;
     the one with the "lowest_priority", the oldest of equal ones; or a "random" one. The latter two may remove the new
@@ -138,10 +141,10 @@ class Index:
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:
         self.most, self._remover, self._rng = most, remover, rng
         self._column = Column()  # the number of each id in the order of arrival
-        self._count = 0  # ids that arrived so far
+        self._count = 0  # number of ids that have arrived so far
         self._cursor = Cursor()
-        self._size = 0  # ids of the last followed population
-        # Random pairing: the evicted ids that no new id has replaced yet, from inside and from outside the index.
+        self._size = 0  # number of ids of the population at the last call of `follow`
+        # Random pairing: the numbers of evicted ids from inside and from outside the index that no new id has replaced.
         self._evicted, self._others_evicted = 0, 0
 
     @property
@@ -154,9 +157,9 @@ class Index:
         return self._column.has(ids)
 
     def follow(self, population: Population, distribution: Distribution) -> None:
-        """Take in the changes of the population; `distribution` returns the priorities of its ids.
+        """Add the new ids of the population and remove evicted ones; `distribution` gives the priorities of ids.
 
-        An interrupt changes nothing.
+        If the call is interrupted, nothing changes.
         """
         if self._cursor.is_at(population):
             return
@@ -190,7 +193,7 @@ class Index:
         self._cursor.reach(population, changes)
 
     def _remove_least(self, values: NDArray[Any]) -> None:
-        """Remove the excess ids: the ids with the least values, the earliest of equal ones.
+        """Remove the excess ids: the ids with the smallest values and, of equal ones, the ids that arrived first.
 
         The result is the same as if ids were added one by one, each followed by the removal of one id.
         """
@@ -217,7 +220,7 @@ class Index:
         self._column = self._column.with_others(new[paired:room], came[paired:room])
         rest, came = new[room:], came[room:]
         at = (self._rng.random(len(rest)) * (size - len(rest) + 1 + np.arange(len(rest)))).astype(np.int64)
-        # The last id for each place stays.
+        # If several ids replace the id at the same place, the last of them stays.
         places, last = np.unique(at[::-1], return_index=True)
         taken = places < len(self.ids)
         last = len(rest) - 1 - last[taken]
@@ -232,7 +235,7 @@ class Index:
 
     @classmethod
     def loaded(cls, most: int, remover: str, rng: np.random.Generator, state: Mapping[str, Any]) -> "Index":
-        """Make an index from its state; ValueError if it is not one, or has more than `most` ids."""
+        """Make an index from a `state_dict`; ValueError if `state` is invalid or has more than `most` ids."""
         new = cls(most, remover, rng)
         with state_of("an index"):
             new._column, (taken,) = Column(*columns(state, ("ids", "came"))), columns(state, ("taken",))
@@ -246,7 +249,7 @@ class Index:
 
 
 class Indices:
-    """The indices of a sampler, one for each kind of id; `seed` seeds their random draws. Not thread-safe."""
+    """The `Index` objects of a sampler, one per kind of id; `seed` seeds their random draws. Not thread-safe."""
 
     def __init__(self, most: int, remover: str, seed: int) -> None:
         self.most, self.remover = most, remover
@@ -258,12 +261,12 @@ class Indices:
         return self._indices.setdefault(kind, Index(self.most, self.remover, self._rng))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the indices, by their kind as JSON, and the state of the random generator."""
+        """Return the state of each `Index` object by its kind of id, as JSON, and the state of the random generator."""
         indices = {json.dumps(kind): index.state_dict() for kind, index in self._indices.items()}
         return {"rng": json.dumps(self._rng.bit_generator.state), "indices": indices}
 
     def loaded(self, state: Mapping[str, Any]) -> "Indices":
-        """Return indices with the same arguments from a state; ValueError if the state is invalid."""
+        """Return an object with the same arguments and this `state_dict`; ValueError if `state` is invalid."""
         found = Indices(self.most, self.remover, 0)
         if state:
             with state_of("the indices of a sampler"):
@@ -313,7 +316,7 @@ class Bounded(Restricted):
         return self._distribution.chances(population, ids) * self._index.contains(ids) / (total or 1.0)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id of the share, (n,)."""
+        """Return the probability of each id of the population's share in `draw`, (n,)."""
         total = self._distribution.share_chances(population, self.drawable(population)).sum()
         return self._distribution.share_chances(population, ids) * self._index.contains(ids) / (total or 1.0)
 
@@ -323,12 +326,12 @@ class Bounded(Restricted):
         return float(self._distribution.priority_sum(population) * share)
 
 
-# Newer counts are merged into the older ones when they are more than this, and more than an eighth of the older ones.
+# Newer counts are merged into the older ones when their number exceeds this and an eighth of the number of older ones.
 _FEW = 1024
 
 
 class Counts:
-    """A count per id, 0 for most ids. Newer counts are a small separate column, so that adding is fast."""
+    """A count per id, 0 for most ids. Newer counts are in a small column of their own, so that adding is fast."""
 
     def __init__(self, counts: Column | None = None) -> None:
         self._old, self._new = Column() if counts is None else counts, Column()
@@ -338,7 +341,7 @@ class Counts:
         return self._old.of(ids) + self._new.of(ids)
 
     def add(self, ids: Ints, number: int, visible: Visible) -> None:
-        """Add `number` to the count of each id, for each time that it occurs; counts of hidden ids may be dropped."""
+        """Add `number` to the count of an id each time that it occurs in `ids`; counts of hidden ids may be dropped."""
         self._new = self._new.plus(ids, np.full(len(ids), number))
         if len(self._new.ids) > max(_FEW, len(self._old.ids) // 8):
             every = self._old.plus(*self._new)
@@ -350,7 +353,7 @@ class Counts:
         return self._old, self._new
 
     def go_back(self, place: tuple[Column, Column]) -> None:
-        """Return to columns from `place`."""
+        """Restore columns that `place` returned."""
         self._old, self._new = place
 
     def state_dict(self, less: Ints = _NONE) -> dict[str, Ints]:
@@ -361,7 +364,7 @@ class Counts:
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> "Counts":
-        """Make the counts from a state; ValueError if it is not one."""
+        """Make the counts from a `state_dict`; ValueError if `state` is invalid."""
         with state_of("counts of ids"):
             ids, counts = columns(state, ("ids", "counts"))
             if (np.diff(ids) <= 0).any() or (counts <= 0).any():
@@ -381,13 +384,13 @@ class TimesSampled:
         return self._counts.setdefault(kind, Counts())
 
     def state_dict(self, kind: tuple[Any, ...], less: Ints) -> dict[str, Any]:
-        """Return the counts, by their kind as JSON. For `kind`, subtract how often each id occurs in `less`."""
+        """Return the counts by their kind of id, as JSON. For `kind`, subtract how often each id occurs in `less`."""
         every = self._counts.items()
         return {json.dumps(each): counts.state_dict(less if each == kind else _NONE) for each, counts in every}
 
     @classmethod
     def loaded(cls, most: int, state: Mapping[str, Any]) -> "TimesSampled":
-        """Make the counts from a state; ValueError if it is not one."""
+        """Make the counts from a `state_dict`; ValueError if `state` is invalid."""
         found = cls(most)
         with state_of("how often ids were sampled"):
             found._counts = {kind_of(kind): Counts.loaded(counts) for kind, counts in state.items()}
@@ -397,8 +400,8 @@ class TimesSampled:
 class AtMost(Restricted):
     """Draw each id of another distribution at most `times.most` times. Not thread-safe; it belongs to one sampler.
 
-    A draw counts at once; `forget` takes it back. `times` counts all draws of the sampler, also its draws from other
-    distributions. `kind` is the population's kind of id.
+    A draw counts as soon as it is drawn; `forget` takes it back. `times` counts all draws of the sampler, also its
+    draws from other distributions. `kind` is the population's kind of id.
     """
 
     gives_once = True
@@ -407,8 +410,8 @@ class AtMost(Restricted):
         super().__init__(distribution)
         self._times, self._kind = times, kind
         self._counts = times.of(kind)
-        self._pending: list[Draw] = []  # drawn and not delivered
-        # The last list of allowed ids, in order, and its progress in the population.
+        self._pending: list[Draw] = []  # draws that were not delivered yet
+        # The last list of allowed ids, in ascending order, and the cursor at the population that it was made from.
         self._left, self._cursor = _NONE, Cursor()
 
     def __repr__(self) -> str:
@@ -425,7 +428,7 @@ class AtMost(Restricted):
         return self._counts.place(), self._pending.copy()
 
     def go_back(self, place: tuple[Any, list[Draw]]) -> None:
-        """Return to counts and pending draws from `place`."""
+        """Restore counts and pending draws that `place` returned."""
         counts, self._pending = place
         self._counts.go_back(counts)
         self._cursor = Cursor()  # more ids may be allowed now
@@ -435,7 +438,7 @@ class AtMost(Restricted):
         return self._times.most - self._counts.of(ids)
 
     def why_not(self, population: Population, times: int, size: int) -> str:
-        """Return why a batch of `size` cannot be drawn if the allowed ids can be drawn only `times` times."""
+        """Return why a batch of `size` cannot be drawn if all allowed ids together can be drawn only `times` times."""
         found = f"can be drawn only {times} times more" if times else "cannot be drawn any more"
         return (
             f"the {population.size} sampleable steps{share_of(population)} {found}, {size} draws are needed: each is "
@@ -443,7 +446,7 @@ class AtMost(Restricted):
         )
 
     def drawable(self, population: Population) -> Ints:
-        """Return the allowed ids of the share, in order; this takes time for these ids and for the new ids."""
+        """Return the allowed ids of the share, in ascending order; a call visits these ids and all new ids."""
         if (others := self._distribution.drawable(population)) is not None:
             return others[self._counts.of(others) < self._times.most]
         changes = self._cursor.changes(population)
@@ -458,28 +461,28 @@ class AtMost(Restricted):
         return self._left
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id, without the limit."""
+        """Return the probability of each id, (n,), as if ids could be drawn without limit."""
         return self._distribution.chances(population, ids)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id of the share, without the limit."""
+        """Return the probability of each id of the share, (n,), as if ids could be drawn without limit."""
         return self._distribution.share_chances(population, ids)
 
     def priority_sum(self, population: Population) -> float:
-        """Return the sum of the priorities of the share, without the limit."""
+        """Return the sum of the priorities of the share, including ids that were drawn `most` times already."""
         return self._distribution.priority_sum(population)
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Return a new draw in place of one that lost ids; the lost draw does not count."""
+        """Return a new draw that replaces the draw `lost`, some of whose ids were evicted; `lost` does not count."""
         self.forget(population, lost)
         return self.draw(population, size, rng)
 
     def delivered(self, draw: Draw) -> None:
-        """Count a draw permanently."""
+        """Record that a draw was delivered: `forget` cannot take it back after this."""
         self._pending = [pending for pending in self._pending if pending is not draw]
 
     def forget(self, population: Population, draw: Draw) -> None:
-        """Uncount a draw that will not be delivered."""
+        """Subtract a draw that will not be delivered from the counts."""
         if any(pending is draw for pending in self._pending):
             self.delivered(draw)
             self._counts.add(draw.ids, -1, population.visible)

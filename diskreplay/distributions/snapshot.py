@@ -93,6 +93,6 @@ class EpisodeFilter:
         return episodes.select(admitted)
 
     def keep_only(self, first_ids: NDArray[np.int64]) -> None:
-        """Forget the answers for all ended episodes except those that begin at `first_ids`."""
+        """Forget the answers for ended episodes whose first ids are not in `first_ids`."""
         alive = set(first_ids.tolist())
         self._ended = {first: answer for first, answer in self._ended.items() if first in alive}

@@ -8,12 +8,12 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, LaneIndex, by_lane, lane_keys, last_ids, numbered, runs_with
 
-# Newer runs are merged into the older ones when they are more than this, and more than a 32nd of the older ones.
+# Newer runs are merged into the older ones when their number exceeds this and a 32nd of the number of older runs.
 _FEW = 1024
 
 
 class Stratified(Owned):
-    """Draw one of the groups of ids, all with the same probability, then one id of that group, with replacement.
+    """Draw a group of ids, each group with the same probability, then an id of that group, with replacement.
 
     Stratified sampling: P(i) = 1 / (G · n), where G is the number of groups and n the number of ids in the group of i.
     Thus a long episode is not drawn more often than a short one, and a task with many steps not more often than others.
@@ -25,8 +25,8 @@ class Stratified(Owned):
     by : str
         With "episode", each episode is a group. With the path of an episode field, such as "episode/task", all episodes
         with the same value are a group. An episode gets its value when it ends: steps of open episodes and of episodes
-        without a value are not drawn. Windows that cross the end of an episode are drawn when no more of them can start
-        in it.
+        without a value are not drawn. Windows that cross the end of an episode are drawn as soon as no further window
+        can start in that episode.
 
     Raises
     ------
@@ -56,7 +56,7 @@ class Stratified(Owned):
         return self._by
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of a population that is not empty; NotEnoughData if no episode has a value."""
+        """Draw `size` ids of a population that is not empty; NotEnoughData if no episode has a value of the field."""
         if not self.episode_fields:
             return Draw(_draw_of_episodes(population, size, rng), None, population.size)
         self._groups.follow(population)
@@ -75,7 +75,7 @@ class Stratified(Owned):
         return self._groups.chances(population, ids)
 
     def drawable(self, population: Population) -> Ints | None:
-        """Return the ids of the population's share whose episodes have a value; None: all can be drawn."""
+        """Return the ids of the population's share whose episodes have a value of the field; None: all can be drawn."""
         if not self.episode_fields:
             return None
         return np.concatenate(
@@ -93,7 +93,7 @@ def _draw_of_episodes(population: Population, size: int, rng: np.random.Generato
         pick, number = rng.random((2, missing))
         run = (pick * len(first)).astype(np.int64)
         moved, is_moved = population.find_moved(run)
-        if is_moved.any():  # these samples are drawn with the other run of their episode
+        if is_moved.any():  # a moved sample is drawn together with the other run of its episode
             run, moved, number = run[~is_moved], moved[~is_moved], number[~is_moved]
         number = (number * (count[run] + (moved >= 0))).astype(np.int64)
         found.append(np.where(number < count[run], first[run] + number * stride[run], first[moved]))
@@ -118,9 +118,10 @@ def _chances_of_episodes(population: Population, ids: Ints) -> Floats:
 class _Groups:
     """The ids of ended episodes by the value of a field. A refresh takes time only for the new runs.
 
-    The ids of a group are numbered in the order of arrival of their runs: first the runs in `_old`, then `_new`. The
-    first `_hidden` of these ids are hidden. The visible parts of partially hidden runs come last, in `_left`. `some`
-    are the groups with ids, in the order of their values.
+    The ids of a group are numbered in the order of arrival of their runs: first the runs in `_old`, then the runs in
+    `_new`. The first `_hidden[group]` of these ids belong to runs with hidden ids, and are not drawn from there; the
+    visible parts of such runs are in `_left`, and their numbers come last. `some` has the numbers of the groups with
+    visible ids, in the order of their values.
     """
 
     def __init__(self, leaf: str) -> None:
@@ -134,7 +135,7 @@ class _Groups:
 
     def _clear(self) -> None:
         self._old, self._new, self._left = (_Runs.none() for _ in range(3))
-        # The groups of runs in the order of arrival, with room for more. Hidden runs come first.
+        # The group of each run in the order of arrival, with room for more. The runs before `_first` have hidden ids.
         self._group: Ints = np.zeros(64, np.int64)
         self._first = self._end = 0
         self._partly = Column()  # the groups of partially hidden runs, by their last ids
@@ -144,7 +145,7 @@ class _Groups:
         """Take in the changes of the population."""
         if self._cursor.is_at(population):
             return
-        if self._epoch != population.epoch:  # runs no longer leave in the order of arrival
+        if self._epoch != population.epoch:  # older ids have moved, so that runs may not leave in the order of arrival
             self._cursor = Cursor()
         changes = self._cursor.changes(population)
         ended = changes.runs.shape[1] - changes.provisional
@@ -154,7 +155,10 @@ class _Groups:
         self._cursor.reach(population, changes)
 
     def _take_in(self, population: Population, changes: Changes, ended: int) -> None:
-        """Take in the runs of changes. The first `ended` runs belong to ended episodes and are final."""
+        """Add the runs of `changes`, and hide the runs that it lists as reached.
+
+        The first `ended` runs belong to ended episodes and are final.
+        """
         came, left = changes.runs[:, :ended].copy(), changes.runs[:, ended : ended + changes.partially_hidden].copy()
         group, last = self._groups_of(population, came), last_ids(IdRuns(*left))
         if changes.whole:
@@ -179,7 +183,10 @@ class _Groups:
         return group
 
     def _hide(self, reached: Ints) -> Column:
-        """Hide the `reached` runs, which came first; return the groups of all partially or wholly hidden runs."""
+        """Hide the `reached` runs; return the group of each run that has hidden ids, by the last id of the run.
+
+        The `reached` runs are the first ones, in the order of arrival, that were not hidden before.
+        """
         group = self._group[self._first : self._first + reached.shape[1]]
         self._first += len(group)
         some = group >= 0
@@ -203,14 +210,14 @@ class _Groups:
             self._old, self._new = self._old.with_more(self._new.runs, self._new.group, many), _Runs.none(many)
 
     def _count(self) -> None:
-        """Count the ids of each group."""
+        """Set the number of visible ids of each group, and the groups that have any."""
         self._total = self._old.count + self._new.count + self._left.count - self._hidden
         if len(self._order) < len(self._numbers):
             self._order = np.array([self._numbers[text] for text in sorted(self._numbers)], np.int64)
         self.some = self._order[self._total[self._order] > 0]
 
     def draw(self, size: int, rng: np.random.Generator) -> Ints:
-        """Draw ids: first a group, each with the same probability, then one of its ids."""
+        """Return `size` ids: for each, a group is drawn, all with the same probability, then one id of that group."""
         pick, number = rng.random((2, size))
         group = self.some[(pick * len(self.some)).astype(np.int64)]
         at = (number * self._total[group]).astype(np.int64) + self._hidden[group]
@@ -222,7 +229,7 @@ class _Groups:
         return found
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id."""
+        """Return the probability of each id, (n,); 0 for an id that cannot be drawn."""
         drawable = population.contains(ids)
         group, keys = np.full(len(ids), -1), lane_keys(ids, *population.segments)
         for runs in (self._old, self._new, self._left):
@@ -234,7 +241,10 @@ class _Groups:
 
 
 class _Runs:
-    """Runs of ids, (3, n), sorted by group; there are `many` groups, and runs of group -1 are left out."""
+    """Runs of ids, (3, n), sorted by group. `group` has the group of each run, -1 for a run that is left out.
+
+    There are `many` groups. `count` is the number of ids of each group.
+    """
 
     def __init__(self, runs: Ints, group: Ints, many: int) -> None:
         order = np.argsort(group, kind="stable")
@@ -261,11 +271,11 @@ class _Runs:
             self.count, self._begin = np.append(self.count, more), np.append(self._begin, more)
 
     def take(self, group: Ints, number: Ints) -> Ints:
-        """Return the ids with these groups, and these numbers within the groups."""
+        """Return the ids that have these groups, and these numbers within their groups, (n,)."""
         return numbered(IdRuns(*self.runs), self._before, self._begin[group] + number)
 
     def find(self, ids: Ints, keys: Ints, segments: tuple[int, Ints], group: Ints) -> None:
-        """Write the groups of the ids that are in these runs."""
+        """Write the group of each id that is in these runs to `group`, and leave the other entries as they are."""
         if not len(self.group):
             return
         if self._index is None:

@@ -18,8 +18,8 @@ from diskreplay.ids import Ints, mixed
 from diskreplay.kernels.runs import NEVER, IdRuns, id_blocks, numbered, pieces_of
 
 ROUNDS = 6
-# Ids are sorted by time in sets of at least the first number, and permuted in sets of at least the second. The second
-# is also the largest size of a piece of a run.
+# Ids are sorted by time in sets of at least _SORTED_AT_ONCE, and permuted in sets of at least _PIECE. _PIECE is also
+# the largest number of ids in a piece of a run.
 _SORTED_AT_ONCE, _PIECE = 1 << 16, 1 << 12
 
 
@@ -36,7 +36,7 @@ class Pass(ABC):
 
     @abstractmethod
     def peek(self, population: Population, count: int) -> Ints:
-        """Return the next ids, at most `count`."""
+        """Return the next ids, at most `count`, without moving forward."""
 
     @abstractmethod
     def advance(self, count: int) -> None:
@@ -57,7 +57,7 @@ class Pass(ABC):
     @classmethod
     @abstractmethod
     def loaded(cls, state: Mapping[str, Any]) -> Self:
-        """Make a pass from its state; raise one of `saved_state.INVALID` if it is not one."""
+        """Make a pass from a `state_dict`; raise one of `saved_state.INVALID` if the state is invalid."""
 
 
 class RandomPass(Pass):
@@ -111,9 +111,10 @@ class RandomPass(Pass):
 class TimePass(Pass):
     """A pass in the order of the times of publishing, then of ids.
 
-    Runs are cut into pieces, which are merged in the order of their beginnings. `_ids` have their final order.
-    `_carried` are known, but ids of later pieces may come before them. The position is the time and the id of the last
-    drawn step: the number of drawn ids would depend on evictions.
+    Runs are cut into pieces, which are merged in the order of their beginnings. `_ids` are the next ids in their final
+    order. `_carried` are ids that were read already, but ids of later pieces may come before them. The position is the
+    time and the id of the last drawn step. The number of drawn ids cannot be the position: it would be wrong after
+    evictions.
     """
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], last: tuple[int, int] = (-1, -1)) -> None:
@@ -145,7 +146,7 @@ class TimePass(Pass):
         return (self._timed(population, ids)[1] for ids in id_blocks(self.runs))
 
     def _timed(self, population: Population, ids: Ints) -> Ints:
-        """Return the times and the ids, (2, n), of all drawable ids after the last drawn one."""
+        """Return the times and the ids, (2, n), of those `ids` that can be drawn and come after the last drawn id."""
         ids = ids[population.contains(ids)]
         times = population.followed.times(ids)
         time, last = self._last
@@ -159,7 +160,7 @@ class TimePass(Pass):
         assert self._pieces is not None
         if not len(self._begins) and not self._carried.shape[1]:
             return False
-        # Take at least the number of carried ids, so that these are not sorted again and again.
+        # Read at least as much again as was carried, so that carried ids are not sorted again and again.
         ends = np.cumsum(self._pieces.count)
         taken = int(np.searchsorted(ends, max(_SORTED_AT_ONCE, self._carried.shape[1]), "left")) + 1
         next_begins = int(self._begins[taken]) if taken < len(self._begins) else NEVER
@@ -203,8 +204,8 @@ def _runs_and_kind(state: Mapping[str, Any]) -> tuple[IdRuns, tuple[Any, ...]]:
 def permuted(numbers: Ints, size: int, key: int) -> Ints:
     """Return the image of each number under the permutation of 0 to size - 1 that the key selects.
 
-    A Feistel network permutes the numbers of an even number of bits. It is applied again to an image of at least
-    `size` (cycle walking), which gives a permutation of the smaller numbers.
+    A Feistel network permutes all numbers with a certain even number of bits. It is applied again while an image is
+    not below `size` (cycle walking), which gives a permutation of the numbers below `size`.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
@@ -230,7 +231,7 @@ class Sweep(OneOwner, Even):
 
     A sweep has a position, which is part of its saved state. So it belongs to one sampler, which calls it under its
     lock. Its memory grows with the number of episodes, not of ids. A small Feistel network over the numbers of the ids
-    computes the random order. The order of times is computed for some thousands of ids at a time.
+    computes the random order. The order by time is computed for some ten thousand ids at a time.
 
     Parameters
     ----------
@@ -298,7 +299,7 @@ class Sweep(OneOwner, Even):
                 missing -= len(good)
                 fruitless = fruitless and not len(good)
                 found.append(ids[good])
-                # The position is after the last needed id: later ids come again.
+                # Move forward only to the last id that was used: the next draw begins with the ids after it.
                 current.advance(len(ids) if missing else int(good[-1]) + 1)
                 is_over = current.is_over(population)
             except SegmentGone:
@@ -317,14 +318,17 @@ class Sweep(OneOwner, Even):
 
     def place(self) -> tuple[int, Pass | None]:
         """Return the number of finished passes and the current pass."""
-        return self._finished, copy(self._pass)  # its attributes are never changed in place
+        return self._finished, copy(self._pass)  # the attributes of a pass are never changed in place
 
     def go_back(self, place: tuple[int, Pass | None]) -> None:
-        """Return to a state from `place`."""
+        """Restore a state that `place` returned."""
         self._finished, self._pass = place
 
     def count_left(self, population: Population) -> int:
-        """Return the number of ids of the share until the end; if a pass has begun, its remaining ids are listed."""
+        """Return the number of ids of the share until the end; if a pass has begun, its remaining ids are counted.
+
+        This takes time for each remaining id of the pass.
+        """
         assert self._passes is not None, "it has no end"
         passes, current, found = self._passes - self._finished, self._current(population), 0
         if current is not None:
@@ -337,7 +341,7 @@ class Sweep(OneOwner, Even):
         return None if self._passes is None else f"is {self}, which ends: only Sweep(passes=None) fits"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: numbers, and the arrays of the pass."""
+        """Return the number of finished passes, and the state of the current pass if one has begun."""
         state: dict[str, Any] = {"finished": self._finished}
         return state if self._pass is None else {**state, **self._pass.state_dict()}
 
