@@ -60,11 +60,12 @@ class Distribution(ABC):
     # Paths of the episode fields that the distribution reads. A sampler refuses the distribution if the store lacks
     # one.
     episode_fields: tuple[str, ...] = ()
-    # Whether the draws come to an end, after which draws have no ids. If so, `count_left` is defined.
+    # Whether the draws come to an end: later draws have no ids. If so, `count_left` is defined.
     ends: bool = False
     # Whether `draw` draws only from the population's share.
     keeps_share: bool = False
-    # For a distribution that a view makes itself: it can resume from a saved state with the same key.
+    # The key of the saved state of a distribution that a view makes itself. Another one with this key can resume from
+    # the state.
     key: str = ""
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -136,7 +137,10 @@ class Distribution(ABC):
         raise NotImplementedError(f"{self} has no end")
 
     def mixing_error(self) -> str | None:
-        """Return why a `Mixture` cannot contain the distribution, or None if it can: `chances` must be defined."""
+        """Return why a `Mixture` cannot contain the distribution, or None if it can.
+
+        By default, a mixture can contain any distribution that defines `chances`.
+        """
         return None if self.tells_chances else f"is {self}, which does not tell the chances of its ids"
 
     def chances(self, population: Population, ids: Ints) -> Floats:
@@ -226,7 +230,7 @@ class Distribution(ABC):
         return None
 
     def load_state_dict(self, state: Any) -> None:  # noqa: B027  # as `claim`
-        """Resume from a `state_dict`; ValueError if `state` is not one."""
+        """Resume from a `state_dict`; ValueError if `state` is invalid."""
 
 
 class OneOwner:

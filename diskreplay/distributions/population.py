@@ -3,7 +3,7 @@
 A run is an arithmetic sequence of ids in one lane. Hidden steps are beyond the store's limits and cannot be drawn. All
 runs are in one growing block of arrays, in three regions:
 
-    [0, main)      ended episodes; ordered by their beginning after steps were hidden. The first `hidden` runs are
+    [0, main)      ended episodes; sorted by their beginning as soon as any step is hidden. The first `hidden` runs are
                    partially or wholly hidden
     [main, ended)  ended episodes that were found later, refresh by refresh, sorted within each refresh
     [ended, end)   open episodes, and the visible parts of partially hidden runs; rewritten by each refresh
@@ -71,9 +71,9 @@ _NO_PARTLY = np.zeros((4, 0), np.int64)
 
 
 class Share(NamedTuple):
-    """The ids of one of `world_size` ranks, chosen by a hash of the id, so that ranks get equal parts of every lane.
+    """The ids that belong to one of `world_size` ranks.
 
-    Each id belongs to exactly one rank, which never changes.
+    A hash of the id chooses its rank, so that ranks get equal parts of every lane. The rank of an id never changes.
     """
 
     rank: int = 0
@@ -108,7 +108,10 @@ class Progress(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The runs of ended episodes, in the order of their positions: of both regions, and partially hidden ones."""
+    """The runs of ended episodes in the order of their positions: `main` and `ended` are the first two regions.
+
+    `partly` are the partially hidden runs.
+    """
 
     main: TimedRuns
     ended: TimedRuns
@@ -253,7 +256,7 @@ class Population:
         self.kind = view.kind
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # first ids of the open episodes that the filter admitted
-        self._refusals = 0  # number of refreshes in which such an episode was refused or discarded later
+        self._refusals = 0  # number of refreshes that refused or discarded an episode admitted while it was open
         self._share_size = _ShareSize()
         self._clear()
 
@@ -294,7 +297,7 @@ class Population:
         if self._looks_at_open:
             still_open = self._admit_open(snapshot, ended)
         self.version += 1
-        self.snapshot = None  # until the rest is done: after an interrupt, the next refresh starts afresh
+        self.snapshot = None  # until the end of this call: after an interrupt, the next refresh reads everything again
         if self._crossing is not None and still_open is not None:
             ended, still_open = self._crossing.update(snapshot, found, ended, still_open, is_fresh)
         oldest = snapshot.oldest
@@ -608,7 +611,10 @@ class Population:
         return found, is_moved
 
     def _lanes_of(self, at: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return a number for each run's lane, and which runs are moved samples; `at` are places in the block."""
+        """Return a number that identifies each run's lane, and which runs are moved samples.
+
+        `at` are the places of the runs in the block.
+        """
         first, stride = (self._block.array[row, at] for row in (FIRST, STRIDE))
         _, slot, width, lane, _ = locate(first, *self.segments)
         return (slot << POSITION_BITS) + lane, stride == width
@@ -808,7 +814,7 @@ class Cursor:
     def changes(self, population: Population) -> Changes:
         """Return the changes since the last `reach`; all runs, if that was for another population.
 
-        If `reach` is not called after a call, the next call returns all runs, too.
+        All runs are also returned if `reach` was not called after the last call of `changes`.
         """
         progress, self._progress = self._progress, None
         if not self.is_of(population):
@@ -829,7 +835,10 @@ class Cursor:
         return self._generation != population.generation
 
     def kept(self, population: Population, ids: Ints) -> NDArray[np.bool_]:
-        """Return which ids can still be drawn, (n,) bool; each could be drawn at the last `reach` or is newer."""
+        """Return which ids can still be drawn, (n,) bool.
+
+        Each of `ids` must be one that could be drawn at the last `reach`, or a newer one.
+        """
         if self.may_miss(population):
             return population.contains(ids)
         if self.visible.oldest is population.visible.oldest:

@@ -143,7 +143,7 @@ class PriorityTable:
             pages, found, stacks, heights, raw, bounds, tree.starts, tree.tree, tree.sums, tree.smallest,
             *self._ints, *self._floats,
         )  # fmt: skip
-        # One operation: an interrupt must not leave a record of freed memory.
+        # One operation: an interrupt between several would leave a record with addresses of freed memory.
         changed = {"_pages": pages, "_slots": found, "_stacks": stacks, "_heights": heights, "_raw": raw}
         vars(self).update(changed, _bounds=bounds, tree=tree, _table=table)
 
@@ -367,7 +367,7 @@ class PriorityTable:
         if not good or not (values > 0).all() or not np.isfinite(values).all():
             raise ValueError("this saved table of priorities contradicts itself: it is damaged")
         if count > (room := max(_MOST_EMPTY[0], _MOST_EMPTY[1] * len(number))):
-            count, number = room, np.arange(len(number))  # other numbers of pages are valid, too
+            count, number = room, np.arange(len(number))  # any numbering of the pages is valid
         table = cls(alpha, least)
         table._resize(count)
         for column, of_pages in (

@@ -168,7 +168,7 @@ class Prioritized(Owned):
         return self._followed(population).total_of(population.share)
 
     def mixing_error(self) -> str | None:
-        """Return None if weights are normalized over the batch, else why a `Mixture` cannot contain it."""
+        """Return None if weights are normalized over the batch, else why no `Mixture` can contain the distribution."""
         if self._normalize == "batch":
             return None
         return 'must have normalize="batch": the largest weight of a store is not known to a mixture'
@@ -201,7 +201,7 @@ class Prioritized(Owned):
         return weights
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
-        """Set the priorities of ids from their errors. If it raises, nothing changes.
+        """Set the priorities of ids from their errors. If the call raises, nothing changes.
 
         Parameters
         ----------

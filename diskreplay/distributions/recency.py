@@ -1,10 +1,10 @@
 """The distribution that draws newer steps more often.
 
-It keeps the newest ids of a population in their order of arrival, in blocks of consecutive steps. A block is a small
-part of a half-life long. Ids older than `HALF_LIVES` half-lives are left out, because they would hardly ever be drawn.
-A block consists of pieces. A piece is a run of ids in one lane, and its ids are assumed to arrive evenly while the
-block is filled. So the probabilities are one array with an entry for each of a few thousand blocks, and a refresh takes
-time only for new ids.
+It keeps the newest ids of a population in their order of arrival, in blocks of consecutive steps. The length of a block
+is a small part of a half-life. Ids older than `HALF_LIVES` half-lives are left out, because they would hardly ever be
+drawn. A block consists of pieces. A piece is a run of ids in one lane, and its ids are assumed to arrive evenly while
+the block is filled. So the probabilities are one array with an entry for each of a few thousand blocks, and a refresh
+takes time only for new ids.
 """
 
 import math
@@ -37,14 +37,14 @@ from diskreplay.kernels.runs import (
 BLOCKS = 32
 # Steps older than this number of half-lives are not kept: one in 10 ** 12 draws would hit them.
 HALF_LIVES = 40
-# Maximum number of pieces of a block that is not full.
+# A block with this number of pieces is full, even if it has few steps.
 _MOST_PIECES = 256
 # Runs are cut into pieces before they are sorted by time. A piece has at most the steps of a block divided by this
 # number.
 _PARTS = 4
 # The number of ids that are looked up together.
 _AT_ONCE = 1 << 20
-# Limit of the exponent of a block's weight, relative to the newest block: e ** -500 is within a double.
+# Limit of the exponent of a block's weight, relative to the newest block: e ** -500 is still a normal float64.
 _FAR = 500.0
 
 
@@ -52,8 +52,8 @@ class Recency(Owned):
     """Draw each id with a probability that halves with every `half_life` newer steps, with replacement.
 
     P(i) ∝ 2 ** (-age / half_life), where age is the number of drawable steps of all writers that were published later.
-    The age is exact within one lane. Between lanes, steps are ordered by discovery. Steps found together are ordered by
-    their times, with a tolerance of a thirtieth of the half-life.
+    The age is exact within one lane. Steps of different lanes are in discovery order. Steps that were discovered
+    together are ordered by their times, with a tolerance of a thirtieth of the half-life.
 
     It belongs to one sampler.
 
@@ -137,7 +137,7 @@ class Arrivals:
         self._cursor = Cursor()
         self._room = GrowingRuns(64)  # the pieces
         self._starts: Ints = np.zeros(1, np.int64)  # the first piece of each block, and the end of the last block
-        self._ranks: Floats = np.zeros(1)  # the number of steps before each block, and before the next one
+        self._ranks: Floats = np.zeros(1)  # the number of steps before each block and, last, of all steps
         self._is_full = True  # whether the last block is full
         self._weigh()
 
@@ -186,7 +186,7 @@ class Arrivals:
         return not (self._cursor.is_new or self._cursor.is_of(population))
 
     def follow(self, population: Population) -> None:
-        """Take in the changes of the population."""
+        """Add the new ids of the population, and remove ids that have left it."""
         if self._cursor.is_at(population):
             return
         if self._is_changing:  # an interrupt has stopped the last call
@@ -195,7 +195,7 @@ class Arrivals:
         try:
             self._take_in(population)
         except SegmentGone:
-            self._is_changing = False  # no id was taken in
+            self._is_changing = False  # no id was added
             raise
         self._is_changing = False
 
@@ -344,7 +344,7 @@ class Arrivals:
 
     @classmethod
     def loaded(cls, half_life: float, state: Mapping[str, Any]) -> "Arrivals":
-        """Make an object from a `state_dict`; raise one of `saved_state.INVALID` if the state is invalid."""
+        """Make an `Arrivals` from a `state_dict`; raise one of `saved_state.INVALID` if the state is invalid."""
         new = cls(half_life)
         pieces, new._ranks = np.array(state["pieces"], np.int64), np.array(state["ranks"], np.float64)
         (new._starts,), (taken,) = columns(state, ["starts"]), columns(state, ["taken"])

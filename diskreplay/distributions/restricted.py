@@ -473,7 +473,7 @@ class AtMost(Restricted):
         return self._distribution.priority_sum(population)
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Return a new draw that replaces the draw `lost`, some of whose ids were evicted; `lost` does not count."""
+        """Return a new draw in place of the draw `lost`, which lost ids by evictions and is not counted any longer."""
         self.forget(population, lost)
         return self.draw(population, size, rng)
 

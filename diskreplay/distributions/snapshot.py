@@ -35,7 +35,7 @@ class Snapshot(Protocol):
 
     @property
     def segments(self) -> object:
-        """An object that is replaced when a segment comes, is sealed or leaves."""
+        """An object that is replaced by another one when a segment is added, sealed or removed."""
 
     @property
     def open(self) -> EpisodeTable:
@@ -74,7 +74,7 @@ class EpisodeFilter:
         self._ask, self.asks = ask, ask is not None
         self._ended: dict[int, bool] = {}
         self._open: dict[int, bool] = {}
-        self._snapshot: Snapshot | None = None  # of the answers about open episodes
+        self._snapshot: Snapshot | None = None  # the snapshot of the answers about open episodes
 
     def admit(self, snapshot: Snapshot, episodes: EpisodeTable) -> EpisodeTable:
         """Return the admitted episodes. Wholly hidden episodes are dropped without a call of `ask`."""

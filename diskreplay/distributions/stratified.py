@@ -119,8 +119,8 @@ class _Groups:
     """The ids of ended episodes by the value of a field. A refresh takes time only for the new runs.
 
     The ids of a group are numbered in the order of arrival of their runs: first the runs in `_old`, then the runs in
-    `_new`. The first `_hidden[group]` of these ids belong to runs with hidden ids, and are not drawn from there; the
-    visible parts of such runs are in `_left`, and their numbers come last. `some` has the numbers of the groups with
+    `_new`. The first `_hidden[group]` of these ids are not drawn, because they belong to runs with hidden ids. The
+    visible parts of such runs are in `_left`, and their ids come last. `some` has the numbers of the groups with
     visible ids, in the order of their values.
     """
 
@@ -142,7 +142,7 @@ class _Groups:
         self._hidden = np.zeros(0, np.int64)
 
     def follow(self, population: Population) -> None:
-        """Take in the changes of the population."""
+        """Add the new ids of the population, and hide ids that have left it."""
         if self._cursor.is_at(population):
             return
         if self._epoch != population.epoch:  # older ids have moved, so that runs may not leave in the order of arrival

@@ -1,4 +1,4 @@
-"""Passes over all ids: each id once a pass, at random or oldest first."""
+"""Passes over all ids: each id is drawn once per pass, in random order or oldest first."""
 
 import json
 from abc import ABC, abstractmethod
@@ -48,7 +48,7 @@ class Pass(ABC):
 
     @abstractmethod
     def left(self, population: Population) -> Iterator[Ints]:
-        """Yield the remaining ids, in any order."""
+        """Yield the remaining ids in arrays, in any order."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as arrays and numbers."""
@@ -109,7 +109,7 @@ class RandomPass(Pass):
 
 
 class TimePass(Pass):
-    """A pass in the order of the times of publishing, then of ids.
+    """A pass in the order of publishing; steps with the same publishing time are in the order of their ids.
 
     Runs are cut into pieces, which are merged in the order of their beginnings. `_ids` are the next ids in their final
     order. `_carried` are ids that were read already, but ids of later pieces may come before them. The position is the
@@ -160,7 +160,7 @@ class TimePass(Pass):
         assert self._pieces is not None
         if not len(self._begins) and not self._carried.shape[1]:
             return False
-        # Read at least as much again as was carried, so that carried ids are not sorted again and again.
+        # Read at least the number of carried ids, so that carried ids are not sorted again and again.
         ends = np.cumsum(self._pieces.count)
         taken = int(np.searchsorted(ends, max(_SORTED_AT_ONCE, self._carried.shape[1]), "left")) + 1
         next_begins = int(self._begins[taken]) if taken < len(self._begins) else NEVER
@@ -204,8 +204,8 @@ def _runs_and_kind(state: Mapping[str, Any]) -> tuple[IdRuns, tuple[Any, ...]]:
 def permuted(numbers: Ints, size: int, key: int) -> Ints:
     """Return the image of each number under the permutation of 0 to size - 1 that the key selects.
 
-    A Feistel network permutes all numbers with a certain even number of bits. It is applied again while an image is
-    not below `size` (cycle walking), which gives a permutation of the numbers below `size`.
+    A Feistel network permutes the numbers below a power of four that is at least `size`. An image that is not below
+    `size` is permuted again (cycle walking), which gives a permutation of the numbers below `size`.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
@@ -311,7 +311,7 @@ class Sweep(OneOwner, Even):
         return Draw(np.concatenate(found), None, population.size)
 
     def _current(self, population: Population) -> Pass | None:
-        """Return the current pass over this kind of id, if one has begun."""
+        """Return the current pass over this kind of id, or None if no such pass has begun."""
         if self._pass is not None and self._pass.kind != population.kind:
             self._pass = None
         return self._pass
@@ -337,7 +337,7 @@ class Sweep(OneOwner, Even):
         return found + (passes and passes * population.share_size())
 
     def mixing_error(self) -> str | None:
-        """Return None if the sweep has no end, else why a `Mixture` cannot contain it."""
+        """Return None if the sweep has no end, else why no `Mixture` can contain the sweep."""
         return None if self._passes is None else f"is {self}, which ends: only Sweep(passes=None) fits"
 
     def state_dict(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
-    """Do what `advance` does, and hide the steps published before `until` and the oldest beyond hidden[CAPACITY].
+    """Do what `advance` does, and hide steps published before `until`, and the oldest steps beyond hidden[CAPACITY].
 
     At most hidden[CAPACITY] steps remain visible, unless this number is -1. For the result see `follow` and
     `advancing.UNREADY`. If any step was hidden, bit HIDDEN of found[CHANGED] is set, and `newer` gets the first visible

@@ -66,9 +66,9 @@ _refusing = set[str]()
 
 
 def _hold_at_forks() -> None:
-    """Delay forks while a kernel is compiled: the child would wait forever for a thread that it does not have.
+    """Delay forks while a kernel is compiled: the child would wait forever for the lock of a thread that it lacks.
 
-    Before a fork, Python calls the function first that was registered last. So this registration is repeated after an
+    Before a fork, Python calls the registered functions in reverse order. So this function is called again after an
     import that registers another function: `compiling` must be the first lock that a fork acquires.
     """
     os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
@@ -179,7 +179,7 @@ def find_folder() -> tuple[str | None, str]:
 
 
 def count_kept(path: str) -> int:
-    """Return the number of compiled kernels in a folder."""
+    """Return the number of compiled kernels in the folder `path`."""
     return sum(name.endswith(_NOTE) for name in os.listdir(path))
 
 
@@ -323,12 +323,12 @@ def _begin_helper(names: Sequence[str]) -> "subprocess.Popen[bytes]":
 
 
 def helper_lock() -> "BaseFileLock":
-    """Return the lock of the helping process, not yet acquired; each folder of kernels has one."""
+    """Return the lock that a helping process holds while it runs, not yet acquired; each folder of kernels has one."""
     return _file_lock()(f"{folder()}/lock-helper", timeout=0, fallback_to_soft=False)
 
 
 def _show(text: str) -> None:
-    """Write to the terminal, if there is one."""
+    """Write `text` to stderr, if that is a terminal and the program logs warnings."""
     if sys.stderr is not None and sys.stderr.isatty() and logging.getLogger("diskreplay").isEnabledFor(logging.WARNING):
         sys.stderr.write(text)
         sys.stderr.flush()

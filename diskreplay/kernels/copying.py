@@ -19,7 +19,7 @@ from .huge_pages import CACHE_LINE
 from .jit import STREAM_BLOCK, copy_bytes, stream_block
 
 _RUNS_AHEAD = 4
-_LINES = 6  # the first cache lines of a run to prefetch; the processor itself prefetches the following ones
+_LINES = 6  # cache lines to prefetch at the start of a run; the processor itself prefetches the following lines
 
 # Rows of the table of runs, a column per run. SLOT (see `frozen`), LANE and ROW identify the run's first row. COUNT is
 # the number of rows, and ITEM the position in the batch of the item that gets the first row.
@@ -110,8 +110,7 @@ def _copy_row(target: int, source: int, count: int) -> None:
 def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
     """Copy row i at the `SOURCE` of each field to row rows[i] of lane lanes[i], for all i and all fields of a record.
 
-    `fields` is the number of fields. All chunks between the first and the last one that have any of the written rows
-    must be mapped.
+    `fields` is the number of fields. All chunks from the first to the last chunk with any written row must be mapped.
     """
     last = rows.size - 1
     for field in range(fields):
@@ -132,7 +131,7 @@ def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
 
 
 WIDE = 1024
-"""The smallest size in bytes of a run that is streamed: streaming a smaller one gains nothing."""
+"""The smallest size in bytes of a run that is streamed: streaming smaller runs gains nothing."""
 
 
 @jit.kernel("none", "int", "int", "int")

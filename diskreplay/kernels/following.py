@@ -40,9 +40,9 @@ from .packed import number
 
 # Columns of `growing`, a line per segment that may grow. SLOT is the segment's number minus the number of the store's
 # first segment, LANES its number of lanes, PLACE the place of its first lane among all lanes. OBSERVED_AT and
-# COMMITTED_AT are the addresses of that lane's counters; the counters of the other lanes follow. The chunks of all rows
-# before row CHECKED were checked. CLOCK is added to the times of the segment's rows to get times since the epoch.
-# FOLDER is the number of the segment's folder in the tables of chunks.
+# COMMITTED_AT are the addresses of that lane's counters; the counters of the other lanes follow. All rows before row
+# CHECKED are in chunks that a check has found complete. CLOCK is added to the times of the segment's rows to get times
+# since the epoch. FOLDER is the number of the segment's folder in the tables of chunks.
 SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK, FOLDER = range(8)
 GROWING_COLUMNS = 8
 
@@ -72,7 +72,7 @@ HIDDEN = 2
 DONE, UNCHECKED, DAMAGED, FULL, ADDED = range(5)
 """Results of `follow`. DONE: all lanes are followed. UNCHECKED: a lane of segment LEFT has rows that were not checked
 or mapped yet. DAMAGED: the flags or counters of a lane of segment LEFT are damaged. FULL: the new rows of a lane may
-have more episodes than `ended` has room for, and none of these rows were taken in. ADDED: all lanes are followed, but
+have more episodes than `ended` has room for, and none of these rows was followed. ADDED: all lanes are followed, but
 the caller must check the new ended episodes first (SPLITS)."""
 
 ENDS = TERMINATED | TRUNCATED
@@ -110,7 +110,10 @@ def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: i
 
 @jit.inner
 def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) -> bool:
-    """Return whether all chunks with the rows `first` to `last` of a folder are mapped, by the chunk table `table`."""
+    """Return whether all chunks with the rows `first` to `last` of a folder are mapped.
+
+    The chunk table of their array begins at line `table` of the record `tables`.
+    """
     bits, start = number(tables, table + packed.SHIFT, folder), number(tables, table, folder)
     count = number(tables, table + packed.CHUNKS, folder)
     for chunk in range(first >> bits, (last >> bits) + 1):

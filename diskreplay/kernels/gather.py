@@ -68,7 +68,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 
 @jit.inner
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Do what `_locate` does in the usual case: `find_windows` found the windows, and one row or all steps are read.
+    """Do what `_locate` does for windows from `find_windows`, if one row or all steps of each window are read.
 
     These rows are never below the window's floor, and the steps never reach beyond its stop. So fewer values are
     checked and kept in registers. Each row lies in one cache line.
@@ -248,7 +248,7 @@ def _sum(
 
 @jit.inner
 def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
-    """Write the rows FOLDER, LINE and BEFORE of a table of windows that the caller made; `find_windows` writes its own.
+    """Write the rows FOLDER, LINE and BEFORE of a table of windows that the caller made, as `find_windows` does.
 
     Returns the first item with a lane or floor that the snapshot does not have, or -1.
     """

@@ -166,7 +166,7 @@ def note_last(found: Ints) -> None:
 
 @jit.kernel("int", "ints2", "int", "int", "out_ints")
 def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
-    """Hide the oldest found[COUNT] visible steps and all steps published before found[UNTIL]; `DONE` has the results.
+    """Hide the oldest found[COUNT] visible steps, and all steps published before found[UNTIL]; return DONE or UNMAPPED.
 
     For the record of `tables` see `advancing.GROWING`. The log has `end` lines; lines from found[SEEN] on are new.
     """

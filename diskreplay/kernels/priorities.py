@@ -248,7 +248,7 @@ def _want_difference(
 def _entering_priority(table: Ints) -> float:
     """Return the priority for new ids, and raise the bounds for ids that can be drawn again.
 
-    The priority is the largest one given to an id that can be drawn, or 1.0 if none of these was given a priority.
+    The priority is the largest one that was given to an id that can be drawn, or 1.0 if there is no such id.
     """
     pages, stacks = packed.ints2(table, priority_pages.PAGES), packed.ints2(table, priority_pages.STACKS)
     raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
@@ -282,8 +282,8 @@ def sync_priorities(
     `new`, (4, `RUNS` + n), is filled, and becomes the `old` of the next call; see `priority_pages.ENDED`. `snapshot` is
     the record of the snapshot that has the runs; see `frozen`.
 
-    New ids enter with the largest priority given to an id that can be drawn when the call returns, or with 1.0 if none
-    of these was given a priority. See `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks`
+    New ids enter with the largest priority that was given to an id that can be drawn when the call returns, or with 1.0
+    if there is no such id. See `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks`
     has the pages of new ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old
     ones, and the caller repeats the call with more pages. For the record `table` see `priority_pages.PAGES`; its
     scratch memory must have room for at least one page.

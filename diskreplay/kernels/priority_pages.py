@@ -77,7 +77,7 @@ def width_of(step_id: int, origin: int, lanes: Ints) -> int:
 
 @jit.inner
 def slot_of(first: int, slots: int) -> int:
-    """Return the hash of a page's first id, below the number of slots, which is a power of two."""
+    """Return the hash of a page's first id, from 0 to `slots` - 1; the number `slots` is a power of two."""
     return np.int64(mix(_at(first)) & _at(slots - 1))  # type: ignore[return-value]
 
 

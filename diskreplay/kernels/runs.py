@@ -146,7 +146,7 @@ def id_blocks(runs: IdRuns) -> Iterator[Ints]:
 
 
 def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
-    """Return the index of runs with these first ids; `segments` are the other arguments of `lane_keys`."""
+    """Return the `LaneIndex` of runs with these first ids; `segments` are the other arguments of `lane_keys`."""
     keys = lane_keys(first, *segments)
     order = np.argsort(keys, kind="stable")
     return keys[order], order
@@ -241,9 +241,10 @@ _at = np.uint64
 
 @jit.inlined
 def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tuple[int, int, int]:
-    """Return the number of samples of an episode, the first one's step, and the step of a sample that was moved, or -1.
+    """Return the number of samples of an episode, and the steps where the first one and a moved one start.
 
-    `rule` has the fields of `Starts`. A moved sample is not in the number.
+    The number does not include the moved sample, whose step is -1 if no sample was moved. `rule` has the fields of
+    `Starts`.
     """
     length, step, last, open_rows, observed, _, followed, from_end = rule
     skipped, count, moved, total = 0, 0, -1, steps

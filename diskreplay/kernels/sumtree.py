@@ -187,7 +187,7 @@ def sumtree_set(
 def sumtree_find(
     starts: Ints, tree: Floats, sums: Floats, notes: Ints, mass: Floats, leaves: Ints, some: Floats
 ) -> None:
-    """Find the leaf at each cumulated mass from 0 to the total; `mass` is overwritten with the leaf's mass.
+    """Find the leaf at each cumulative mass from 0 to the total; `mass` is overwritten with the leaf's mass.
 
     All searches go down level by level together, without a branch on data, so that cache misses overlap. `notes` has a
     byte per leaf. The caller reads the bytes of the found leaves next, so their cache lines are prefetched. The total
@@ -209,8 +209,8 @@ def sumtree_find(
     for i in range(mass.size):
         left, most = mass[i] - sums[_at(leaves[i])], tree[_at(top + leaves[i])] * _BELOW
         mass[i] = left if left < most else most
-    # `some` has the sums before each pair, then before two children. It is in memory, because a choice among registers
-    # would become a branch.
+    # `some` has the sum of the masses before each pair of children, and then before each child of the found pair. It is
+    # in memory, because a choice among registers would become a branch.
     some[0] = 0.0
     for level in range(starts.size - 3, -1, -1):
         # The next level, or at last `notes`, is at the address `after`, with `width` bytes for each child.
