@@ -134,18 +134,18 @@ class Distribution(ABC):
 
     def count_left(self, population: Population) -> int:
         """Return the total number of ids in all later draws from the share, if the population does not change."""
-        raise NotImplementedError(f"{self} has no end")
+        raise NotImplementedError(f"{self} does not define count_left, the number of ids in later draws")
 
     def mixing_error(self) -> str | None:
         """Return why a `Mixture` cannot contain the distribution, or None if it can.
 
         By default, a mixture can contain any distribution that defines `chances`.
         """
-        return None if self.tells_chances else f"is {self}, which does not tell the chances of its ids"
+        return None if self.tells_chances else f"is {self}, which does not define chances, the probabilities of ids"
 
     def chances(self, population: Population, ids: Ints) -> Floats:
         """Return the probability of each id, (n,); 0 for an id that cannot be drawn."""
-        raise NotImplementedError(f"{self} does not tell the chances of its ids")
+        raise NotImplementedError(f"{self} does not define chances, the probabilities of its ids")
 
     @property
     def tells_chances(self) -> bool:

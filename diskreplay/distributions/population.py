@@ -127,7 +127,7 @@ class Order(NamedTuple):
         runs, (main, ended, partly) = np.ascontiguousarray(state["runs"], np.int64), state["regions"]
         good = min(main, ended, partly) >= 0 and runs.shape == (4, main + ended + partly)
         if not good or (runs[[0, 3]] < 0).any() or (runs[1:3] < 1).any():
-            raise ValueError("the order of ids contradicts itself")
+            raise ValueError("the runs of its order have an invalid shape, id, stride, count or time")
         return cls(*(TimedRuns(*part) for part in np.split(runs, [main, main + ended], axis=1)))
 
 

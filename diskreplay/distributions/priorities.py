@@ -365,7 +365,7 @@ class PriorityTable:
         good = good and bool(((first & POSITION_MASK) // stride % priority_pages.PAGE == 0).all())
         good = good and values.shape == (np.count_nonzero(bits(known)),) and not (given & ~known).any()
         if not good or not (values > 0).all() or not np.isfinite(values).all():
-            raise ValueError("this saved table of priorities contradicts itself: it is damaged")
+            raise ValueError("this saved table of priorities is damaged: its pages and values do not fit together")
         if count > (room := max(_MOST_EMPTY[0], _MOST_EMPTY[1] * len(number))):
             count, number = room, np.arange(len(number))  # any numbering of the pages is valid
         table = cls(alpha, least)

@@ -354,9 +354,9 @@ class Arrivals:
         good = pieces.ndim == 2 and new._starts[0] == 0 and new._starts[-1] == pieces.shape[1]
         good = good and new._ranks.shape == new._starts.shape
         if not good or (np.diff(new._starts) < 1).any() or not (np.diff(new._ranks) > 0).all():
-            raise ValueError("the order of ids contradicts itself")
+            raise ValueError("its blocks do not match its pieces")
         if (first < 0).any() or (stride < 1).any() or (count < 1).any() or (taken < 0).any():
-            raise ValueError("the order of ids has an invalid id")
+            raise ValueError("its pieces have an invalid id, stride or count")
         new._room.write(0, IdRuns(*pieces))
         new._weigh()
         return new

@@ -242,7 +242,7 @@ class Index:
             new._cursor, new._count, new._size = Cursor(taken), int(state["count"]), int(state["size"])
             new._evicted, new._others_evicted = int(state["evicted"]), int(state["others_evicted"])
             if (np.diff(new.ids) <= 0).any() or min(new._count, new._size, new._evicted, new._others_evicted) < 0:
-                raise ValueError("it contradicts itself")
+                raise ValueError("its ids are not in ascending order, or a number is negative")
             if len(new.ids) > most:
                 raise ValueError(f"it holds {len(new.ids)} ids, and max_size is {most}")
         return new

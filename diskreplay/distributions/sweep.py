@@ -104,7 +104,7 @@ class RandomPass(Pass):
         """Make a pass from its state."""
         loaded = cls(*_runs_and_kind(state), int(state["key"]), int(state["cursor"]))
         if not 0 <= loaded._key < 1 << 63 or not 0 <= loaded._at < loaded._size:
-            raise ValueError("it contradicts itself")
+            raise ValueError("its key or its position is out of range")
         return loaded
 
 
@@ -197,7 +197,7 @@ ORDERS: dict[str, type[Pass]] = {"random": RandomPass, "time": TimePass}
 def _runs_and_kind(state: Mapping[str, Any]) -> tuple[IdRuns, tuple[Any, ...]]:
     runs = IdRuns(*columns(state, IdRuns._fields))
     if not ((runs.count > 0) & (runs.stride > 0) & (runs.first >= 0)).all():
-        raise ValueError("it contradicts itself")
+        raise ValueError("its runs have an invalid id, stride or count")
     return runs, kind_of(state["kind"])
 
 
