@@ -134,7 +134,7 @@ class Order(NamedTuple):
 class Changes(NamedTuple):
     """The changes of a population since an earlier progress of a follower; `progress` is the follower's next one.
 
-    `runs` are the new runs. The last `provisional` of them may change with each refresh; they replace the earlier
+    `runs` are the new runs. The last `provisional` of them may change with each refresh, and replace all earlier
     provisional runs. The first `partially_hidden` of the provisional runs are visible parts of older runs. `reached`
     are earlier runs that may be hidden by now, wholly or in part; their visible parts are provisional. With `whole`,
     `runs` are all runs, and replace everything. `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next
@@ -193,7 +193,7 @@ class Column(NamedTuple):
         return self if which.all() else Column(self.ids[which], self.values[which])
 
     def with_others(self, ids: Ints, values: Ints) -> "Column":
-        """Return a column with the ids of this column and other ids, with their numbers; no id may be in both."""
+        """Return a column with additional ids and their numbers; this column must not have any of these ids."""
         if not len(ids):
             return self
         order = np.argsort(ids)
@@ -282,7 +282,7 @@ class Population:
         old, log = self.snapshot, snapshot.log
         if snapshot is old:
             return
-        # A snapshot with the same segments has the same generation.
+        # If `segments` is the same object, the generation is the same, too, and is not compared.
         is_fresh = old is None or (snapshot.segments is not old.segments and snapshot.generation != old.generation)
         if is_fresh:
             self._start_afresh(log)
@@ -331,7 +331,7 @@ class Population:
     def _admit_open(self, snapshot: Snapshot, ended: EpisodeTable | None) -> EpisodeTable:
         """Return the admitted open episodes; count a refusal if an episode was admitted while open and is refused now.
 
-        `ended` are the admitted ones of the newly ended episodes.
+        `ended` are the newly ended episodes that the filter admits.
         """
         still_open = self._filter.admit(snapshot, snapshot.open)
         if self._filter.asks:
@@ -547,7 +547,7 @@ class Population:
         return -1 if self.snapshot is None else int(self.snapshot.generation) + self._refusals
 
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:
-        """Return the number of steps that each id stands for: `apart`, the rows from id to id in its run.
+        """Return the number of steps that each id stands for: `apart`, the distance in rows between ids of its run.
 
         For a view with one id per episode, it is the number of steps of that episode.
         """

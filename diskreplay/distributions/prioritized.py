@@ -115,7 +115,7 @@ class Prioritized(Owned):
 
     @property
     def normalize(self) -> str:
-        """Where the largest weight is taken: "batch" or "store"."""
+        """The set of ids whose largest weight divides all weights: "batch" or "store"."""
         return self._normalize
 
     @property

@@ -134,8 +134,8 @@ class Index:
     A full index removes an id for each new one. `remover` chooses the removed id: the "oldest" by time of publishing;
     the one with the "lowest_priority", the oldest of equal ones; or a "random" one. The latter two may remove the new
     id itself. With "random", all ids are in the index with the same probability: Vitter's algorithm R (1985). After
-    evictions the algorithm is random pairing (Gemulla et al. 2008): new ids take the places of evicted ids, with the
-    probability that an evicted id was in the index.
+    evictions the algorithm is random pairing (Gemulla et al. 2008): each new id replaces one evicted id at random, and
+    enters the index only if that id was in it.
     """
 
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:
@@ -373,7 +373,7 @@ class Counts:
 
 
 class TimesSampled:
-    """The number of draws of each id by a sampler, at most `most` each, by kind of id. Not thread-safe."""
+    """The number of times that a sampler has drawn each id, at most `most`, by kind of id. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -97,9 +97,10 @@ def compile_kernel(module: str, name: str) -> Callable[..., Any]:
 
 
 def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable[..., Any]:
-    """Return the kernel of a function: loaded from the folder `path`, or compiled and saved while others wait for it.
+    """Return the kernel of a function: loaded from the folder `path`, or compiled and saved there.
 
-    `jit` is the module `jit` of the copied package.
+    While one process compiles a kernel, other processes that need the kernel wait. `jit` is the module `jit` of the
+    copied package.
     """
     name, lock = function.__name__, None
     note = path / f"{name}{_NOTE}"

@@ -319,8 +319,8 @@ def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[
     """Return (start, steps, final observations, end) of each ended episode; last, (start, end) of the open episode.
 
     The start of the open episode is -1 if no episode is open. `flags` are the flags of the rows from `row` on. `start`
-    and `so_far` are OPEN_START and OPEN_END before these rows. Returns None if the flags are not a valid sequence of
-    episodes.
+    and `so_far` are the lane's OPEN_START and OPEN_END before these rows were followed. Returns None if the flags are
+    not a valid sequence of episodes.
     """
     over: list[tuple[int, ...]] = []
     previous, before = so_far & EPISODE_VALUES, so_far & CONTINUES

@@ -50,8 +50,8 @@ PLACE_ROWS = 4
 FOUND = 15
 
 DONE, UNMAPPED = range(2)
-"""Results of `hide_oldest`. DONE: the requested steps are hidden. UNMAPPED: map the time of step NEEDED, and call
-it again."""
+"""Results of `hide_oldest`. DONE: the requested steps are hidden. UNMAPPED: the caller must map the time of step
+NEEDED, and call `hide_oldest` again."""
 
 
 @jit.inner
