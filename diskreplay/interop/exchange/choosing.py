@@ -1,4 +1,4 @@
-"""The options that imports and exports share: they choose the leaf of the store for each feature, and its dtype.
+"""The options shared by imports and exports, which choose a leaf of the store for each feature, and the leaf's dtype.
 
 A feature is a named array of a data set. A leaf is a field of a store's nested schema, and has a path, such as
 ``"obs/image"``. A reader gives each feature a default path. The options move features to other paths.
@@ -31,7 +31,7 @@ Names = str | Sequence[str] | Mapping[str, str]
 OnError = Literal["raise", "skip"]
 _PARTS = OBS, ACTION, REWARD, EXTRA, FIELDS
 _UNSAFE = ":unsafe"
-_SHOWN = 40  # features in a message
+_SHOWN = 40  # the most features that a message lists
 _ROLE = re.compile(r"^(obs|observations?|actions?|next|extra)[./]")
 
 
@@ -44,20 +44,21 @@ class Options(TypedDict, total=False):
         The features that become this part of a step. With one name, the part is that feature. With a list, or a dict
         ``{name in the store: name in the data set}``, the part is a dict of features, and a slash in a name makes
         nested dicts. The name of a folder of features stands for all features in it. If the option of a part is given,
-        the part has no other features: its default features that no option names become extra fields. If ``extra`` is
-        given, the other features that would be extra fields are left out.
+        the part has only the features in the option. Other features that belong to the part by default become extra
+        fields. If ``extra`` is given, the extra fields are only the features in ``extra``, and all other features that
+        would be extra fields are left out.
     rename : dict of str to str
         ``{name in the data set: name in the store}``. A new name that begins with a part, such as "obs/top", moves
         the feature there. Any other new name renames the feature within its part.
     skip : str or list of str
         Features, or folders of features, to leave out.
     on_error : {"raise", "skip"}
-        "skip" leaves out episodes that cannot be read, and names them in `Imported.skipped`.
+        "skip" leaves out episodes that cannot be read, and lists them in `Imported.skipped`.
     compression : "zstd" or ("zstd", level)
         The compression of the store.
     dtype : dict of str to str
-        ``{path in the store: dtype}``, such as ``{"obs/image": "uint8"}``. A value that the dtype cannot hold is
-        refused, unless the dtype ends with ":unsafe", which rounds.
+        ``{path in the store: dtype}``, such as ``{"obs/image": "uint8"}``. A value that the dtype cannot hold raises
+        SchemaError. If the dtype ends with ":unsafe", the value is rounded instead.
     where : callable
         A function of an episode of the data set, a `SourceEpisode`. It returns whether to import the episode.
     """
@@ -76,7 +77,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Choice:
-    """The options of an import or an export as given, with their defaults."""
+    """The options of an import or an export: the caller's values, and defaults for the other options."""
 
     obs: Names | None = None
     action: Names | None = None
@@ -108,14 +109,14 @@ class Choice:
             raise SchemaError(f"where must be a function of an episode, {example}, not {self.where!r:.80}")
 
     def named(self, option: str) -> list[str] | None:
-        """Return the features that "obs", "action", "reward", "extra" or "skip" names; None without the option."""
+        """Return the names in the option "obs", "action", "reward", "extra" or "skip"; None if it was not given."""
         given: Any = getattr(self, option)
         if given is None or isinstance(given, str):
             return None if given is None else [given]
         return list(given.values() if isinstance(given, Mapping) else given)
 
     def skips(self, name: str) -> bool:
-        """Tell whether ``skip`` names a feature of a data set, or a folder above it."""
+        """Tell whether the option ``skip`` has the feature ``name`` of a data set, or a folder above this feature."""
         return any(is_in(name, skipped) for skipped in self.named("skip") or ())
 
     def to_json(self) -> dict[str, Any]:
@@ -134,12 +135,12 @@ class Choice:
 
 
 def is_in(name: str, folder: str) -> bool:
-    """Tell whether a feature is called ``folder`` or is in this folder; slashes or dots separate folders."""
+    """Tell whether the name of a feature is ``folder``, or begins with ``folder`` and a slash or dot."""
     return name == folder or name.startswith((f"{folder}/", f"{folder}."))
 
 
 def check_option(name: str, value: object, choices: Collection[object]) -> None:
-    """Raise SchemaError if the value of an option is not one of its choices."""
+    """Raise SchemaError if the value of the option ``name`` is not in ``choices``."""
     known = list(choices)
     if value not in known:
         raise SchemaError(f"{name} must be {', '.join(map(str, known[:-1]))} or {known[-1]}, not {value!r}")
@@ -147,9 +148,9 @@ def check_option(name: str, value: object, choices: Collection[object]) -> None:
 
 @dataclass(frozen=True)
 class SourceEpisode:
-    """An episode of a data set, with the attributes of `Episode` that data sets have.
+    """An episode of a data set, which an import passes to the function ``where``.
 
-    The function ``where`` of an import receives it.
+    It has the attributes of `Episode` that the data of an episode determine.
 
     Attributes
     ----------
@@ -186,7 +187,8 @@ class SourceEpisode:
     def __getitem__(self, name: str) -> Any:
         """Return the values of "obs", "action", "reward" or an extra field, ``(T, ...)``, or of an episode field.
 
-        None: the episode lacks the field. KeyError: the schema lacks it.
+        "obs" has a row more if the episode has a final observation. The result is None if the episode has no value of
+        the field. KeyError is raised if the schema does not have the field.
         """
         if name in (OBS, ACTION, REWARD):
             return self._data.tree(self.schema, name)
@@ -200,18 +202,18 @@ class SourceEpisode:
 
 @dataclass(frozen=True)
 class Layout:
-    """The leaf of the store that each feature of a data set becomes.
+    """The leaf that each feature of a data set becomes in the store.
 
     Attributes
     ----------
     schema : Schema
         The schema of the store.
     paths : dict of str to str
-        The path of each kept feature in the store, by the default path that the reader gives the feature.
+        The path in the store of each kept feature. The keys are the default paths that the reader gives the features.
     not_kept : list of str
         Names of the features that are left out.
     unsafe : set of str
-        The leaves whose values may be rounded.
+        The paths in the store of the leaves whose values may be rounded.
     """
 
     schema: Schema
@@ -220,9 +222,9 @@ class Layout:
     unsafe: Collection[str] = field(default=(), repr=False)
 
     def apply(self, what: str, episode: EpisodeData) -> EpisodeData:
-        """Return an episode with its arrays at the store's paths and in its dtypes.
+        """Return an episode of the data set with the paths and dtypes of the store.
 
-        ``what`` names the episode in messages.
+        ``what`` is the name of the episode in messages.
 
         Raises
         ------
@@ -255,7 +257,7 @@ class Layout:
             return rows
         with np.errstate(invalid="ignore", over="ignore"):
             made: NDArray[Any] = rows.astype(wanted)
-            # A cast integer may wrap, and the cast back may undo this, so the first comparison alone is not enough.
+            # An integer can wrap in the cast and wrap back in the reverse cast, so the cast values are compared, too.
             same = (made.astype(rows.dtype) == rows) & (made == rows)
         if rows.dtype.kind == "f" and wanted.kind == "f":
             same |= np.isnan(rows)
@@ -270,14 +272,15 @@ class Layout:
 
 
 def _rounded(rows: NDArray[Any], cast: NDArray[Any]) -> NDArray[Any]:
-    """Return ``rows`` as the nearest values of the dtype of ``cast``; a NaN becomes 0 in integers.
+    """Return ``rows`` rounded to the nearest values of the dtype of ``cast``; a NaN becomes 0 in an integer dtype.
 
-    ``cast`` is the result of NumPy's ``astype``. In integers, it has lost fractions and high bits: 2.7 is 2, and 300 is
-    44 in a uint8.
+    ``cast`` is ``rows`` after NumPy's ``astype``. If its dtype is an integer dtype, ``astype`` has dropped fractions
+    and high bits: 2.7 has become 2, and 300 has become 44 in a uint8.
     """
     if cast.dtype.kind not in "iu":
         return cast
-    # A float64 can represent each bound of an integer dtype, or the next number beyond it.
+    # The comparisons with the bounds are exact: in float64, a bound of an integer dtype is itself or the next integer
+    # outside the dtype.
     whole = np.asarray(np.rint(rows.astype(np.float64)) if rows.dtype.kind == "f" else rows)
     bounds = np.iinfo(cast.dtype)
     with np.errstate(invalid="ignore"):
@@ -295,19 +298,19 @@ def lay_out(
     choice: Choice,
     left_out: Collection[str] = (),
 ) -> Layout:
-    """Return the layout that the options make of the features.
+    """Return the layout that results from the options: the leaf of the store for each feature of a data set.
 
     Parameters
     ----------
     place : str
         The data set, for messages.
     leaves : dict of str to Field
-        The fields that the reader yields, by default path.
+        The field of each feature that the reader yields. The keys are the default paths.
     names : dict of str to str
-        The feature's name for each default path.
+        The name of each feature. The keys are the default paths.
     schema : Schema, optional
-        The schema of the leaves, which may have tuples; paths alone cannot express tuples. The layout has this schema
-        if the options change no path and no dtype.
+        The default schema of these leaves. It may have tuples, which paths alone cannot express. The layout has this
+        schema if the options change no path and no dtype.
     choice : Choice
         The options.
     left_out : list of str
@@ -316,13 +319,13 @@ def lay_out(
     Raises
     ------
     SchemaError
-        An option names a missing feature, or two features would be the same leaf. Or no feature is the observation or
-        the action; the message lists the features and a call that works.
+        An option has the name of a missing feature, or two features would become the same leaf. Or no feature is the
+        observation or the action; the message lists the features and an example of options that choose them.
     """
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()
     dtypes, unsafe = _dtypes(place, choice.dtype or {}, {*paths.values(), REWARD})
-    made = {REWARD: Field((), dtypes.get(REWARD, "float32"))}  # zeros if no feature is the reward
+    made = {REWARD: Field((), dtypes.get(REWARD, "float32"))}  # rewards are zeros if no feature is the reward
     for old, new in paths.items():
         kind = leaves[old]
         shape = () if new == REWARD and kind.shape == (1,) else kind.shape
@@ -344,7 +347,11 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Return `found`, with the parts of `given` that have the same leaves, since only `given` can have tuples."""
+    """Return ``found``, with each part that has the same leaves in ``given`` taken from ``given``.
+
+    The reason is that ``given`` may have tuples, and ``found`` was made from paths, which cannot express tuples. The
+    leaves of ``found`` are ``made``.
+    """
     if given is None:
         return found
 
@@ -356,7 +363,7 @@ def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field])
 
 
 def _dtypes(place: str, given: Mapping[str, Any], paths: Collection[str]) -> tuple[dict[str, Any], set[str]]:
-    """Return the wanted dtypes by path, and the paths whose values may be rounded."""
+    """Return the dtypes in the option ``dtype`` by path in the store, and the paths whose values may be rounded."""
     found, unsafe = dict[str, Any](), set[str]()
     for path, dtype in given.items():
         if path not in paths:
@@ -382,11 +389,11 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            if path in leaves:  # a feature of steps and one of episodes may share a name
+            if path in leaves:  # a feature of steps and an episode field may share a name: the second gets its path
                 self._names[path if name in self._names else name] = path
 
     def paths(self) -> tuple[dict[str, str], list[str]]:
-        """Return the path of each kept feature by its default path, and the names of the other features."""
+        """Return a dict from default path to path in the store for kept features, and the other features' names."""
         skipped = {
             name
             for each in self._choice.named("skip") or ()
@@ -422,7 +429,7 @@ class _Chooser:
         return {self._names[name]: path for name, path in target.items()}, not_kept
 
     def _wanted(self, part: str, given: Names | None) -> Iterator[tuple[str, str]]:
-        """Yield the features that an option names, and their leaves."""
+        """Yield the name of each feature in the option of ``part``, and the path that the feature gets in the store."""
         if given is None:
             return
         if isinstance(given, str):
@@ -438,7 +445,11 @@ class _Chooser:
                     yield name, f"{part}/{below or self._short(name, part)}"
 
     def _find(self, wanted: str, option: str) -> list[tuple[str, str]]:
-        """Return the feature of this name, or the features in the folder of this name with their paths inside it."""
+        """Return the features that ``wanted`` stands for, as pairs of a feature's name and its path inside a folder.
+
+        If ``wanted`` is a folder, these are all features inside the folder. If it is a feature, this is the only one,
+        and its path is empty.
+        """
         if wanted in self._names:
             return [(wanted, "")]
         for slash in "/.":
@@ -447,7 +458,10 @@ class _Chooser:
         raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is not a feature; {self.advice()}")
 
     def _short(self, name: str, part: str) -> str:
-        """Return a feature's path below a part: the end of its default path, or else its name without its prefix."""
+        """Return a feature's path below a part: its default path without the part at the beginning.
+
+        If the default path is only a part, the result is the feature's name without a prefix such as "obs/".
+        """
         _, _, below = self._names[name].partition("/")
         return below or _ROLE.sub("", name)
 
@@ -463,7 +477,7 @@ class _Chooser:
             by_path[path] = name
 
     def advice(self) -> str:
-        """Return a list of the features, and a call that names them, as text."""
+        """Return a text for messages: the features, and an example of options that choose some of them."""
         steps = {name: path for name, path in self._names.items() if not path.startswith(f"{FIELDS}/")}
         listed = [f"{name} {self._leaves[path].dtype}{list(self._leaves[path].shape)}" for name, path in steps.items()]
         if len(listed) > _SHOWN:
@@ -473,7 +487,7 @@ class _Chooser:
         obs = [name for name in obs or steps if name != action]
         call = {OBS: obs[0] if len(obs) == 1 else obs, ACTION: action or "..."}
         reward = min((name for name in steps if "rew" in name.lower() and name != action), key=len, default=None)
-        if reward is not None and REWARD not in self._leaves:  # without the option, all rewards would be zeros
+        if reward is not None and REWARD not in self._leaves:  # without this option, all rewards would be zeros
             call[REWARD] = reward
         words = ", ".join(f"{part}={value!r}" for part, value in call.items())
         commas = {part: value if isinstance(value, str) else ",".join(value) for part, value in call.items()}

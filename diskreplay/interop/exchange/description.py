@@ -15,9 +15,10 @@ _FILE, _VERSION = "dataset.json", 1
 
 @dataclass(frozen=True)
 class Description:
-    """The schema of a data set, its numbers of episodes and steps, and the note of the import that made the store.
+    """The schema of a data set, its numbers of episodes and steps, and the import's note about the exported store.
 
-    The file is written last, so a folder without the file is not a complete data set.
+    The note is empty if no import made the store. `dataset.json` is written last, so a folder without this file is not
+    a complete data set.
     """
 
     schema: Schema
@@ -27,19 +28,19 @@ class Description:
 
     @staticmethod
     def is_in(folder: Path) -> bool:
-        """Tell whether a folder has a description."""
+        """Tell whether a folder has the file `dataset.json`."""
         return (folder / _FILE).exists()
 
     @classmethod
     def read(cls, folder: Path, format_name: str) -> Self:
-        """Read the description of a data set.
+        """Return the description in ``folder``, which must be a data set of the format ``format_name``.
 
         Raises
         ------
         StoreNotFound
-            The folder has no description.
+            The folder has no `dataset.json`.
         FormatError
-            The description cannot be read, or is of another format.
+            The file cannot be read, or describes a data set of another format.
         """
         path = folder / _FILE
         try:
@@ -57,7 +58,7 @@ class Description:
 
     @classmethod
     def write(cls, plan: Plan, format_name: str) -> None:
-        """Write the description of a data set after all its episodes."""
+        """Write the description of the data set at ``plan.path``; all its episodes must have been written before."""
         document = {
             "format": format_name,
             "version": _VERSION,

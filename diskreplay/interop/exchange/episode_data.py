@@ -1,4 +1,4 @@
-"""An ended episode as arrays by schema path, as the reader of a format yields it and the writer receives it."""
+"""`EpisodeData`: an ended episode as arrays by path, which the reader of a format yields and the writer receives."""
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,9 +22,9 @@ ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata
 Hidden steps are the steps at the start of an episode that a limit on capacity or age hides from samplers. The marks of
 hidden steps are a bool for each step.
 
-- ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without this observation; an
-  export repeats the last one.
-- ``ends``: an episode that is both terminated and truncated, or neither. ``cut``: one that is neither.
+- ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without this observation. For a
+  format that cannot hold this, the export repeats the observation of the last step.
+- ``ends``: an episode that is both terminated and truncated, or neither. ``cut``: an episode that is neither.
 - ``notes``: notes of episodes. ``schema``: details of the schema, such as bounds of spaces. ``metadata``: the import's
   note about the whole data set.
 """
@@ -37,14 +37,14 @@ class EpisodeData:
     Attributes
     ----------
     steps : dict of str to array
-        Arrays by the paths of `Schema.step_leaves`. Observations are ``(T + 1, ...)`` if the episode has a final
-        observation, otherwise ``(T, ...)``; other leaves are ``(T, ...)``.
+        The array of each leaf, by its path in `Schema.step_leaves`. Observations are ``(T + 1, ...)`` if the episode
+        has a final observation, otherwise ``(T, ...)``; other leaves are ``(T, ...)``.
     terminated, truncated : bool
         How the environment ended the episode. Both false: the episode was cut.
     fields : dict of str to array
         The episode fields that have a value, by path, such as ``"episode/seed"``.
     priority : array, optional
-        Initial priorities, ``(T,)``, with NaN for a step without one. None: no step has an initial priority.
+        Initial priorities, ``(T,)``, with NaN for a step without a priority. None: no step has an initial priority.
     notes : optional
         Data that no array holds, as JSON: texts, and values that only some steps have.
     hidden_steps : int
@@ -60,7 +60,7 @@ class EpisodeData:
     hidden_steps: int = 0
 
     def __len__(self) -> int:
-        """Return the number of steps; only observations may have one more row."""
+        """Return the number of steps: the fewest rows of an array, since observations may have one row more."""
         return min(map(len, self.steps.values()))
 
     @property
@@ -75,7 +75,7 @@ class EpisodeData:
 
     @classmethod
     def of(cls, episode: Episode, schema: Schema, notes: Json = None, wanted: Container[str] | None = None) -> Self:
-        """Read an ended episode of a store: all leaves, or the paths in ``wanted``.
+        """Read an ended episode of a store: the leaves at the paths in ``wanted``, or all leaves if it is None.
 
         Raises
         ------
@@ -103,11 +103,11 @@ class EpisodeData:
         return found
 
     def with_hidden(self, path: str) -> Self:
-        """Return the episode with the marks of hidden steps as the leaf at ``path``."""
+        """Return a copy of the episode that has the marks of hidden steps as an additional leaf at ``path``."""
         return replace(self, steps={**self.steps, path: self.hidden})
 
     def with_final_obs(self) -> Self:
-        """Return the episode with a final observation; if it has none, a copy of its last observation is added."""
+        """Return the episode; if it lacks a final observation, the observation of the last step is repeated as one."""
         if self.has_final_obs:
             return self
         return self._with_obs({path: np.concatenate([rows, rows[-1:]]) for path, rows in self._obs()})
@@ -123,11 +123,11 @@ class EpisodeData:
         return replace(self, steps={**self.steps, **obs})
 
     def tree(self, schema: Schema, part: str) -> Any:
-        """Return a part of the steps, nested as in the schema: "obs", "action", "reward" or "extra"."""
+        """Return the arrays of a part ("obs", "action", "reward" or "extra"), nested as in the schema."""
         return nested(schema, part, self.steps)
 
     def append_to(self, writer: Writer, schema: Schema) -> None:
-        """Append the whole episode with a writer of a store, whose schema is ``schema``.
+        """Append the whole episode to a store by ``writer``; ``schema`` is the schema of the store.
 
         Raises
         ------
@@ -147,7 +147,7 @@ def with_hidden(schema: Schema, path: str) -> Schema:
 
 
 def is_part(path: str, part: str) -> bool:
-    """Tell whether a path is a part, such as "obs", or a leaf below it."""
+    """Tell whether ``path`` is the part itself, such as "obs", or below the part, such as "obs/image"."""
     return path == part or path.startswith(f"{part}/")
 
 
@@ -157,7 +157,10 @@ def is_obs(path: str) -> bool:
 
 
 def nested(schema: Schema, part: str, values: Mapping[str, Any]) -> Any:
-    """Return the values of a part, nested as in the schema; without values, extra and episode fields are ``{}``."""
+    """Return the values of a part, nested as in the schema.
+
+    The result is ``{}`` if the part is "extra" or "episode" and ``values`` has no value of the part.
+    """
     if part in (EXTRA, FIELDS) and not any(is_part(path, part) for path in values):
         return {}
     return schema.unflatten(part, values)

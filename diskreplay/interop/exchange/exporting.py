@@ -1,4 +1,4 @@
-"""Export: write the ended episodes of a store to a data set. The data set appears when it is complete.
+"""Export: write the ended episodes of a store to a data set, which appears at its path when it is complete.
 
 The options choose leaves of the store, their names and their dtypes. A format receives the resulting schema and
 episodes. Before the first episode is written, the export reports the data that the format cannot hold.
@@ -42,7 +42,7 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally
 Where = Callable[[Episode], bool]
 
 RENAMED = {"names": "rename"}
-"""Options of earlier releases, and their names now."""
+"""The present name of each option that had another name in an earlier release."""
 
 _PREFIX_CHARACTERS = 48
 
@@ -50,25 +50,26 @@ _PREFIX_CHARACTERS = 48
 class ExportOptions(TypedDict, total=False):
     """The options that every ``export_dataset`` takes.
 
-    An import takes these options, too, with names of features of the data set instead of paths of the store. A format
-    writes the data set as if the store had the resulting leaves, and an import of the data set finds these leaves.
+    Imports have the same options, with names of features in the data set instead of paths in the store. The data set is
+    written as if the store had the resulting leaves, and an import of the data set finds these leaves.
 
     Attributes
     ----------
     obs, action, reward, extra : str, list of str, or dict of str to str
         The leaves that become this part of a step, by their paths, such as "extra/latent". With one path, the part is
         that leaf. With a list, or a dict ``{name in the part: path in the store}``, the part is a dict of leaves. The
-        path of a dict of the schema stands for its leaves. If the option of a part is given, the part has no other
-        leaves: leaves of the part in the store that no option names become extra fields. If ``extra`` is given, the
-        other leaves that would be extra fields are left out.
+        path of a dict of the schema stands for all leaves in the dict. If the option of a part is given, the part has
+        only the leaves in the option. Other leaves that belong to the part in the store become extra fields. If
+        ``extra`` is given, the extra fields are only the leaves in ``extra``, and all other leaves that would be extra
+        fields are left out.
     rename : dict of str to str
         ``{path in the store: new name}``. A new name that begins with a part, such as "obs/top", moves the leaf there.
         Any other new name renames the leaf within its part.
     skip : str or list of str
-        Leaves, or dicts of the schema, to leave out.
+        Paths of leaves, or of dicts of the schema, to leave out.
     dtype : dict of str to str
-        ``{path in the store: dtype}``. A value that the dtype cannot hold is refused, unless the dtype ends with
-        ":unsafe", which rounds.
+        ``{path in the store: dtype}``. A value that the dtype cannot hold raises SchemaError. If the dtype ends with
+        ":unsafe", the value is rounded instead.
     where : callable
         A function of an `Episode`. It returns whether to export the episode.
     """
@@ -84,23 +85,24 @@ class ExportOptions(TypedDict, total=False):
 
 
 class NotHeld(NamedTuple):
-    """Data that a format cannot hold: their name, and the reason."""
+    """The name of data that a format cannot hold, and the reason."""
 
     name: str
     reason: str
 
 
 class Plan(NamedTuple):
-    """The contents of a data set that is to be written.
+    """The path and the contents of a data set that `Format.write` is to write.
 
     Attributes
     ----------
     path : Path
-        The path to write, which does not exist yet. It is in a new folder, and ends with the data set's name.
+        The path to write, which does not exist yet. It is in a new temporary folder, and ends with the data set's name.
     schema : Schema
-        The schema of the exported leaves, with an extra field for the marks of hidden steps if some are hidden.
+        The schema of the exported leaves. It includes the extra field for the marks of hidden steps if the export adds
+        one.
     episodes, steps : int
-        The number of exported episodes, and of their steps.
+        The numbers of exported episodes and of their steps.
     metadata : dict
         The note of the import that made the store: "format", "source", "metadata" and more. Empty if no import made
         the store.
@@ -123,10 +125,11 @@ class Format:
         The data that the format cannot hold, with the reasons. The keys are paths of leaves, and the names in
         `diskreplay.interop.exchange.episode_data`.
     write : callable
-        ``write(plan, episodes)`` writes a data set of these episodes. If it raises, `export_from` removes its files.
-        ``episodes`` have final observations if "no_final_obs" is in ``not_held``, and lack them if "final_obs" is.
+        ``write(plan, episodes)`` writes a data set of these episodes. If it raises, `export_from` removes the files.
+        All ``episodes`` have a final observation if "no_final_obs" is in ``not_held``. They all lack a final
+        observation if "final_obs" is in ``not_held``.
     lossy : mapping
-        The kind of loss for each leaf, by path, that the caller asked to keep inexactly.
+        A description of the loss for each leaf that the caller asked to keep inexactly. The keys are paths.
     marks_hidden : bool
         Whether the format has its own column for the marks of hidden steps. For other formats, the export adds an
         extra field if steps are hidden.
@@ -140,7 +143,7 @@ class Format:
 
 @dataclass(frozen=True)
 class ChosenEpisode:
-    """An ended episode of a store, with the exported leaves."""
+    """An ended episode of a store. Its data are the leaves in the layout of an export."""
 
     _episode: Episode
     _layout: Layout
@@ -157,7 +160,7 @@ class ChosenEpisode:
 
     @property
     def has_final_obs(self) -> bool:
-        """Whether there is an observation after the last step."""
+        """Whether the exported observations include the observation after the last step."""
         sources = [old for old, new in self._layout.paths.items() if is_obs(new)]
         return self._episode.has_final_obs and all(map(is_obs, sources))
 
@@ -178,7 +181,7 @@ class ChosenEpisode:
         return source is not None and bool(self._episode.rows(source).any())
 
     def has_field(self, path: str) -> bool:
-        """Tell whether the episode has a value of an episode field."""
+        """Tell whether the episode has a value of the episode field whose exported path is ``path``."""
         source = self._source_of(path)
         return source is not None and self._episode[source.split("/")[1]] is not None
 
@@ -264,7 +267,7 @@ def export_from(
     StoreExists
         Something is at the path.
     SchemaError
-        The format cannot hold any of the store's episodes. Or an option does not fit the store; the message says which.
+        The format cannot hold a data set with this schema. Or an option does not fit the store; the message says which.
     """
     target, choice = Path(path).absolute(), _choice(options)
     opened = nullcontext(store_or_path) if isinstance(store_or_path, Store) else open_store(store_or_path)
@@ -305,7 +308,10 @@ def _choice(options: ExportOptions) -> Choice:
 
 
 def _lay_out(store: Store, choice: Choice) -> Layout:
-    """Return the layout of a store's leaves. The option dtype uses paths of the store, also for renamed leaves."""
+    """Return the layout of an export: the exported leaves of a store, with their new paths and dtypes.
+
+    The option ``dtype`` has paths of the store, also for leaves that other options rename.
+    """
     leaves, place = store.schema.leaves, str(store.path)
     names = {path: path for path in leaves}
     found = lay_out(place, leaves, names, store.schema, replace(choice, dtype=None))
@@ -320,7 +326,11 @@ def _lay_out(store: Store, choice: Choice) -> Layout:
 def _read(
     episodes: Sequence[ChosenEpisode], schema: Schema, hidden: str | None, not_held: Container[str]
 ) -> Iterator[EpisodeData]:
-    """Yield the episodes as a format takes them, with the marks of hidden steps at the path ``hidden``."""
+    """Yield the data of each episode as `Format.write` receives them.
+
+    The marks of hidden steps are added as a leaf at the path ``hidden``, if it is given. Final observations are added
+    or removed as ``not_held`` demands: see `Format`.
+    """
     for episode in episodes:
         data = episode.read(schema)
         if hidden is not None:
@@ -331,7 +341,7 @@ def _read(
 
 
 def _counted(episodes: Iterable[EpisodeData], tally: Tally) -> Iterator[EpisodeData]:
-    """Yield episodes, and count each when the next one is requested."""
+    """Yield episodes, and add the steps of each to ``tally`` when the next episode is requested."""
     for episode in episodes:
         yield episode
         tally.add(len(episode))
@@ -339,12 +349,12 @@ def _counted(episodes: Iterable[EpisodeData], tally: Tally) -> Iterator[EpisodeD
 
 @contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """Yield a path in a new, hidden folder, and move its content to the target when the block succeeds.
+    """Yield a path in a new, hidden folder, and move the data set at this path to ``target`` when the block succeeds.
 
-    The folder is deleted if the block fails.
+    If the block fails, the hidden folder is deleted with the unfinished data set.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Only a part of the name: a file name has at most 255 bytes, and a character up to 4.
+    # The prefix has only the first characters of the name: a file name may take 255 bytes, and a character up to 4.
     with TemporaryDirectory(prefix=f".{target.name[:_PREFIX_CHARACTERS]}.new-", dir=target.parent) as folder:
         draft = Path(folder, target.name)
         yield draft
@@ -366,8 +376,8 @@ def place_hidden(
 ) -> tuple[Format, str | None]:
     """Return a format that keeps the marks of hidden steps if possible, and the path of the marks.
 
-    The data set has an extra field for the marks only if steps are hidden. If the format cannot hold this field, the
-    marks are in ``not_held`` of the returned format.
+    The data set has an extra field for the marks only if steps are hidden. If the format cannot hold this field,
+    ``not_held`` of the returned format has an entry for the marks.
 
     Parameters
     ----------
@@ -403,7 +413,7 @@ def place_hidden(
 
 
 def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episode], int]:
-    """Return the ended episodes that meet ``where``, in the order of their start, and the number of open ones.
+    """Return the ended episodes that ``where`` accepts, ordered by start time, and the number of open ones it accepts.
 
     Episodes whose segment was deleted since the snapshot are left out.
     """
@@ -425,7 +435,7 @@ def began(episode: Episode) -> float:
 
 
 def in_order(episodes: Iterable[Episode]) -> list[Episode]:
-    """Return episodes in the order of their start, without episodes whose segment was deleted since the snapshot."""
+    """Return episodes ordered by start time, without episodes whose segment was deleted since the snapshot."""
     dated = []
     for episode in episodes:
         with suppress(SegmentGone):
@@ -436,16 +446,16 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
 def find_not_held(
     schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json], lacking: Mapping[str, str]
 ) -> list[NotHeld]:
-    """Return the data in ``lacking`` that at least one episode has.
+    """Return the entries of ``lacking`` whose data at least one episode has, as a list of `NotHeld`.
 
-    The search ends when an episode has been found for each name. It reads no arrays of steps except priorities.
+    The search ends when an episode has been found for each entry. It reads no arrays of steps except priorities.
 
     Parameters
     ----------
     schema, episodes
         The schema of the exported leaves, and the exported episodes.
     noted : mapping
-        The note about the data set, by the import that made the store.
+        The note of the import that made the store. Empty if no import made the store.
     lacking : mapping of str to str
         The data that the format cannot hold, with the reasons: see `Format.not_held`.
 
@@ -465,7 +475,10 @@ def find_not_held(
 
 
 def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return the names of an episode's data except leaves of steps; only fields and priorities in ``among`` count."""
+    """Return the names, as in `Format.not_held`, of the data that an episode has besides leaves of steps.
+
+    Episode fields and priorities are looked up only if their names are in ``among``.
+    """
     found = {path for path in (schema.leaves.keys() - schema.step_leaves.keys()) & among if episode.has_field(path)}
     found.add(FINAL_OBS if episode.has_final_obs else NO_FINAL_OBS)
     if episode.terminated == episode.truncated:
@@ -478,16 +491,18 @@ def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[st
 
 
 class ColumnWriter:
-    """Writes rows to an array of a file in order, in whole blocks.
+    """Appends rows to an array in a file, and writes them in whole blocks.
 
     Parameters
     ----------
     array
-        The array of h5py or zarr; rows are assigned to slices of it.
+        The array of h5py or zarr. Rows are written by assignment to slices of the array.
     block_rows : int
         The number of rows in a block, such as a chunk of the file.
     begin : int
-        The index of the first row to write. Earlier rows of its block get the value ``fill``.
+        The index of the first row to write.
+    fill : float
+        The value for earlier rows in the block of row ``begin``.
     """
 
     def __init__(self, array: Any, block_rows: int, begin: int = 0, fill: float = 0) -> None:
@@ -497,7 +512,7 @@ class ColumnWriter:
         self._waiting = [np.full((self._count, *array.shape[1:]), fill, array.dtype)]
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Add rows, and write the full blocks."""
+        """Add rows, and write the blocks that are now full."""
         self._waiting.append(rows)
         self._count += len(rows)
         if self._count >= self._block_rows:
@@ -508,7 +523,7 @@ class ColumnWriter:
             self._waiting, self._count = [joined[whole:].copy()], len(joined) - whole
 
     def finish(self) -> None:
-        """Write the rows of the last block."""
+        """Write the remaining rows, which do not fill a block."""
         if self._count:
             self._write(np.concatenate(self._waiting))
 

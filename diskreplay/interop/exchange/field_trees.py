@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -> dict[str, Field]:
     """Return the field of each array, ``(rows, ...)``, by path; SchemaError for an array that cannot be stored.
 
-    ``place`` is the data set, and ``advice`` the end of the message.
+    ``place`` is the path of the data set in the error message, and ``advice`` is the end of this message.
     """
     found = dict[str, Field]()
     for path, values in rows.items():
@@ -32,7 +32,7 @@ def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -
 
 
 def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
-    """Return the schema of leaves by path, in dicts nested by the slashes; SchemaError for an invalid path."""
+    """Return the schema with these leaves; slashes in a path make nested dicts. SchemaError for an invalid path."""
     for path in leaves:
         *above, _ = accumulate(path.split("/"), "{}/{}".format)
         if fields := [folder for folder in above if folder in leaves]:
@@ -44,7 +44,7 @@ def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
 
 
 def field_tree(leaves: Mapping[str, Field], part: str) -> Any:
-    """Return the fields of a part: a single field, or a nested dict of the fields below it, which may be empty."""
+    """Return the fields of a part, such as "obs": one `Field`, or a nested dict of fields, which may be empty."""
     prefix = f"{part}/"
     below = {path.removeprefix(prefix): field for path, field in leaves.items() if path.startswith(prefix)}
     return leaves[part] if part in leaves else nest(below)
@@ -105,6 +105,7 @@ def _range(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 
 def _bounds(values: Any, field: Field) -> NDArray[Any]:
-    # Infinities are texts here, which NumPy converts to float64. Integers of 64 bits would be rounded in float64.
+    # Bounds of floats may be texts, such as "inf", which NumPy converts to float64. Bounds of integers are not
+    # converted to float64, which would round integers of 64 bits.
     read = np.asarray(values, np.float64 if field.dtype.kind == "f" else field.dtype)
     return np.broadcast_to(read.astype(field.dtype), field.shape)

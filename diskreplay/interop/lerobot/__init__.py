@@ -3,16 +3,16 @@
 A feature ``observation.images.top`` becomes the leaf ``obs/images/top``. If only one feature is below ``observation``,
 it becomes ``obs`` itself. The same holds for ``action``. ``next.reward`` is the reward. An episode is terminated if
 ``next.done`` is true in its last step, otherwise it is cut. If both ``next.terminated`` and ``next.truncated`` exist,
-they tell how an episode ended instead. Other features are extra fields of steps, and numbers in the table of episodes
-are episode fields. A text of a step is stored as a number. The notes of the store have the texts, the texts of tasks,
-and the statistics.
+these two tell how an episode ended instead. Other features become extra fields of steps, and columns of numbers in the
+table of episodes become episode fields. A text of a step is stored as its number in a list of texts. The notes of the
+store have this list, the texts of tasks, and the statistics.
 
 An import follows these further rules:
 
 - ``action.arm`` and ``action.hand`` are ``action/arm`` and ``action/hand``. A feature such as ``next.success`` is an
   extra field of the same name.
 - ``task_index`` is an extra field: ``store.texts["task"][number]`` is the text of a task.
-- ``timestamp`` and ``frame_index`` are extra fields if they differ from the values that the frame rate gives.
+- ``timestamp`` and ``frame_index`` are extra fields if their values do not follow from the frame rate.
 - Images keep the order of axes in ``info.json``. A frame of a video is found by its time. If the nearest frame is
   further away than half the time between two frames, the import raises.
 - Other files below ``meta`` are not read.
@@ -80,7 +80,7 @@ def import_dataset(
 ) -> Imported:
     """Import a data set of LeRobot into a new store, or resume an interrupted import.
 
-    Frames of videos are found by their times, and decoded. Without rewards in the data set, all rewards are zero.
+    Frames of videos are found by their times, and decoded. If the data set has no rewards, all rewards are zero.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def import_dataset(
     Raises
     ------
     StoreNotFound
-        There is no such data set.
+        ``source`` is not a data set of LeRobot.
     FormatError
         The data set is damaged, of an unknown version, or has a feature that a store cannot hold.
     StoreExists
@@ -107,7 +107,7 @@ def import_dataset(
 
 
 def open_source(source: str | PathLike[str], choice: Choice = _DEFAULT) -> Source:
-    """Return a data set of LeRobot as a `Source`; it raises the errors of `import_dataset`."""
+    """Return a data set of LeRobot as a `Source`; raise the errors of `import_dataset`."""
     root = Path(source).absolute()
     with foreign(root):
         reader = Reader(root, choice)
@@ -205,18 +205,25 @@ def _format(
 
 
 def _own(noted: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return the note of the import from LeRobot that made the store; empty for other stores."""
+    """Return the metadata of the LeRobot data set that the store was imported from; empty for other stores."""
     found: Mapping[str, Json] = noted["metadata"] if noted.get("format") == NAME else {}
     return found
 
 
 def _has_rewards(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json]) -> bool:
-    """Tell whether rewards get a column: a data set that came without rewards has none if all are zero."""
+    """Tell whether the exported data set has a column of rewards.
+
+    The column is left out if the store was imported from a data set without rewards and all rewards are zero.
+    """
     return not own or REWARD in own["keys"] or any(episode.has_rewards for episode in episodes)
 
 
 def _flags(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json], keys: set[str]) -> tuple[str, ...]:
-    """Return the columns for the ends of episodes: `next.done`, and two more if any episode was truncated."""
+    """Return the names of the columns that tell how episodes ended: `next.done`, and two more for truncated episodes.
+
+    The result is empty if a leaf of the store is the column `next.done`, or if all episodes are cut and were imported
+    from a data set without this column.
+    """
     if DONE in keys:
         return ()
     if any(episode.truncated for episode in episodes):

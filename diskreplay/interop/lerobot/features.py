@@ -22,7 +22,9 @@ COUNTERS: Mapping[str, Field] = {
     INDEX: Field((), "int64"),
     TASK: Field((), "int64"),
 }
-"""Columns of every data set. The timestamp, frame and task become extra fields if they cannot be derived."""
+"""Columns of every data set. The timestamp, frame and task are imported as extra fields only if their values differ
+from the values that an export would write.
+"""
 
 NEXT_REWARD, DONE, TERMINATED, TRUNCATED = "next.reward", "next.done", "next.terminated", "next.truncated"
 FLAGS = DONE, TERMINATED, TRUNCATED
@@ -39,7 +41,7 @@ _MOST_AXES = 5  # of an array in LeRobot's library
 
 @dataclass(frozen=True)
 class Column:
-    """A feature and its leaf.
+    """A feature of a LeRobot data set, and its leaf in a store.
 
     Attributes
     ----------
@@ -50,7 +52,8 @@ class Column:
     field : Field
         The field of the leaf.
     kind : str
-        "array", "image", "video" or "text". For a text, the leaf has its number in the data set's list of texts.
+        "array", "image", "video" or "text". For a text, the leaf has the number of the text in the feature's list of
+        texts.
     """
 
     key: str
@@ -72,7 +75,8 @@ class Column:
     def feature(self, noted: Feature | None = None) -> dict[str, Json]:
         """Return the feature's entry in `info.json`.
 
-        If the entry ``noted`` has the same dtype and shape, it adds data such as the names of axes.
+        If ``noted``, the entry in an imported `info.json`, has the same dtype and shape, the result also has its other
+        data, such as the names of axes.
         """
         dtype = {"array": self.field.dtype.name, "text": "string"}.get(self.kind, self.kind)
         made: dict[str, Json] = {"dtype": dtype, "shape": list(self.shape), "names": None}
@@ -108,14 +112,15 @@ def _channels(shape: tuple[int, ...]) -> int:
 def columns_of(
     schema: Schema, noted: Mapping[str, Json], *, video: bool = False
 ) -> tuple[list[Column], dict[str, str]]:
-    """Return the columns of a store's steps, and the leaves without a column, with the reasons.
+    """Return the columns for the leaves of a store's steps, and the paths of leaves without a column, with the reasons.
 
     Parameters
     ----------
     schema : Schema
         The schema of the store.
     noted : mapping
-        The note of the import from LeRobot that made the store, with the names of the features; empty for other stores.
+        The metadata of the LeRobot data set that the store was imported from, with the names of its features. Empty for
+        other stores.
     video : bool
         Encode images as video.
     """
@@ -138,7 +143,7 @@ def columns_of(
 
 
 def fields_of(schema: Schema) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the columns of a store's episode fields by path, and the fields without a column, with the reasons."""
+    """Return the column name of each episode field by path, and the paths without a column, with the reasons."""
     found: dict[str, str] = {}
     lacking: dict[str, str] = {}
     for path in schema.leaves:
@@ -170,7 +175,7 @@ def columns_in(features: Mapping[str, Feature], kept: Mapping[str, Feature]) -> 
     Parameters
     ----------
     features : mapping
-        The features of `info.json`, without counters and flags.
+        The features of `info.json`, without `COUNTERS` and `FLAGS`.
     kept : mapping
         Counters and flags that become extra fields.
 
@@ -202,7 +207,11 @@ def is_key_of(key: str, prefix: str) -> bool:
 
 
 def _path(part: str, prefix: str, key: str, keys: list[str]) -> str:
-    """Return the path of an observation or action: the part itself for the only one, otherwise nested by the dots."""
+    """Return the path of the feature ``key``, which is one of the features ``keys`` of the observation or action.
+
+    The path is the part itself if there is only one feature. Otherwise dots in the name become slashes, except if one
+    feature would be inside of another.
+    """
     if len(keys) == 1:
         return part
     below = [other.removeprefix(prefix).removeprefix(".") or prefix for other in keys]
@@ -224,7 +233,7 @@ def _kind_and_field(key: str, feature: Feature) -> tuple[Kind, Field]:
 
 
 def schema_of(columns: Iterable[Column], fields: Mapping[str, Field]) -> Schema:
-    """Return the schema of columns and of episode fields by name; SchemaError if no store can have it."""
+    """Return the schema with the leaves of ``columns`` and these episode fields; SchemaError if it is not valid."""
     leaves = {column.path: column.field for column in columns}
     for part, key in _PARTS.items():
         if not any(is_part(path, part) for path in leaves):

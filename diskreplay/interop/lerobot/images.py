@@ -16,18 +16,18 @@ from diskreplay.interop.exchange.foreign import check_memory
 
 Bytes = NDArray[np.uint8]
 
-# The lowest level of compression: higher levels take twice the time for a few percent.
+# The lowest level of PNG compression. Higher levels take twice the time, and files become a few percent smaller.
 _LEVEL = 1
-_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # others call programs, or do not occur in data sets
+_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # other formats run programs, or do not occur in data sets
 
 
 def as_rows_first(images: NDArray[Any], channels_first: bool) -> NDArray[Any]:
-    """Return images as ``(T, height, width, channels)``; ``channels_first`` tells how they are stored."""
+    """Return images as ``(T, height, width, channels)``; if ``channels_first``, axis 1 of the argument is channels."""
     return np.moveaxis(images, 1, -1) if channels_first else images
 
 
 def as_stored(images: NDArray[Any], channels_first: bool) -> NDArray[Any]:
-    """Return images ``(T, height, width, channels)`` in the layout of the store."""
+    """Return images ``(T, height, width, channels)`` in the layout of the store, with channels as axis 1 or 3."""
     return np.ascontiguousarray(np.moveaxis(images, -1, 1)) if channels_first else images
 
 
@@ -76,7 +76,7 @@ Size = tuple[int, ...]
 
 CODEC: Final = "libx264"
 _VIDEO_FORMATS = {".mkv": "matroska", ".webm": "matroska", ".avi": "avi"}
-# As LeRobot encodes: every second frame is a key frame, so that single frames are found quickly.
+# LeRobot's settings: every second frame is a key frame, so that single frames are decoded quickly.
 _ENCODING = {"g": "2", "crf": "18"}
 
 
@@ -88,7 +88,7 @@ class VideoReader:
     path : Path
         The file.
     size : (int, int)
-        Height and width that its frames must have.
+        Height and width that the frames must have.
 
     Raises
     ------
@@ -99,7 +99,7 @@ class VideoReader:
     def __init__(self, path: Path, size: Size) -> None:
         self._path = path
         try:
-            # The suffix gives the format. If FFmpeg guessed it, a text file could be a playlist that names other files.
+            # The suffix determines the format. If FFmpeg guessed the format, a file could be a playlist of other files.
             self._container = av.open(
                 str(path), format=_VIDEO_FORMATS.get(path.suffix, "mp4"), options={"protocol_whitelist": "file"}
             )
@@ -128,7 +128,7 @@ class VideoReader:
         self._container.close()
 
     def frames(self, times: Sequence[float], tolerance_s: float) -> Bytes:
-        """Return the frames that are nearest to the ascending times, in seconds, as ``(T, height, width, 3)``.
+        """Return the frame nearest to each of the ascending ``times``, in seconds, as ``(T, height, width, 3)``.
 
         Raises
         ------
@@ -167,7 +167,7 @@ def _time(frame: av.VideoFrame) -> float:
 
 
 class VideoWriter:
-    """Writes a video.
+    """Writes an H.264 video, frame by frame.
 
     Parameters
     ----------
@@ -181,9 +181,9 @@ class VideoWriter:
     Attributes
     ----------
     count : int
-        The number of frames so far.
+        The number of frames that were added.
     nbytes : int
-        The size of the encoded frames in bytes.
+        The size of the frames that were encoded, in bytes.
     """
 
     def __init__(self, path: Path, fps: float, size: Size) -> None:
@@ -203,7 +203,7 @@ class VideoWriter:
             self._mux(frame)
 
     def finish(self) -> None:
-        """Write the frames that the encoder still holds."""
+        """Write the frames that are still in the encoder's buffer."""
         self._mux(None)
 
     def close(self) -> None:
@@ -217,12 +217,12 @@ class VideoWriter:
 
 
 def pixel_format(size: Size) -> str:
-    """Return the pixel format: colours at half the resolution, or at the full one for odd sizes."""
+    """Return the pixel format: colours at half the resolution, or at full resolution if the height or width is odd."""
     return "yuv444p" if any(side % 2 for side in size) else "yuv420p"
 
 
 def video_info(size: Size, fps: float) -> dict[str, object]:
-    """Return the description of a video in `info.json`."""
+    """Return the description of a video with this (height, width) for `info.json`."""
     height, width = size
     return {
         "video.height": height,

@@ -33,7 +33,7 @@ DATA_PATH, VIDEO_PATH = f"data/{FILE}.parquet", f"videos/{{video_key}}/{FILE}.mp
 
 @dataclass(frozen=True)
 class Clip:
-    """The frames of an episode: a video file, and the start of the episode in it, in seconds."""
+    """The frames of an episode: a video file, and the start time of the episode in this file, in seconds."""
 
     path: Path
     start: float
@@ -66,8 +66,8 @@ class Metadata:
     files : list of Path
         The file with the steps of each episode.
     fields, values : dict
-        The field and the values of each other column of the table of episodes, by name. The value None: the episode
-        lacks the field.
+        The field, and the values by position, of each further column of numbers in the table of episodes. The keys are
+        the names of columns. A value is None if the episode lacks the field.
     tasks : dict of int to str
         Texts of tasks by their numbers.
     stats : str
@@ -76,9 +76,9 @@ class Metadata:
     Raises
     ------
     StoreNotFound
-        There is no data set.
+        The folder is not a data set of LeRobot.
     FormatError
-        Its metadata are damaged, or of an unsupported version.
+        The metadata are damaged, or of an unsupported version.
     """
 
     def __init__(self, root: Path, *, is_lenient: bool = False) -> None:
@@ -136,7 +136,7 @@ class Metadata:
         self.values = {name: self._table[name] for name in self.fields}
 
     def clip(self, number: int, key: str) -> Clip:
-        """Return the clip of a video feature for the episode at a position."""
+        """Return the clip of the video feature ``key`` for the episode at position ``number``."""
         if self.is_old:
             return Clip(self._old_file("video_path", _OLD_VIDEO, int(self.numbers[number]), video_key=key), 0.0)
         chunk, file, start = (
@@ -216,7 +216,7 @@ class Metadata:
 
     @contextmanager
     def _noted(self, file: Path) -> Iterator[None]:
-        """Raise FormatError if the block cannot read a file, or add the file to ``skipped`` if `is_lenient`."""
+        """Let a FormatError of the block pass, or add ``file`` to ``skipped`` instead if `is_lenient` is true."""
         try:
             yield
         except FormatError as error:
@@ -254,7 +254,7 @@ def read_schema(path: Path) -> pa.Schema:
 
 
 def read_table(path: Path, names: Sequence[str] | None) -> pa.Table:
-    """Return the named columns of a parquet file, or all for None; FormatError for a missing or damaged file."""
+    """Return the columns ``names`` of a parquet file; None: all columns. FormatError for a missing or damaged file."""
     with reading(path):
         return open_table(path).read(None if names is None else list(names))
 
@@ -280,9 +280,9 @@ def _read_lines(path: Path) -> list[dict[str, Json]]:
 
 
 def _filled(pattern: str, parts: Mapping[str, int | str]) -> str:
-    """Return a pattern with its names in braces replaced by ``parts``, numbers padded as in `{episode_index:06d}`.
+    """Return a pattern with each name in braces replaced by its value in ``parts``, where `{name:06d}` pads a number.
 
-    `str.format` is not used, since a pattern could read attributes of objects, or pad a number to any width.
+    `str.format` is not used, since a pattern could then read attributes of objects, or pad a number to any width.
     """
 
     def part(found: re.Match[str]) -> str:
@@ -305,7 +305,7 @@ def _is_feature(feature: Json) -> bool:
 
 
 def _field_of(column: Sequence[Any], kind: pa.DataType | None) -> Field | None:
-    """Return the field of a column of the table of episodes: numbers or vectors of numbers; None for anything else."""
+    """Return the field of a column of numbers or arrays in the table of episodes; None for a column of other values."""
     given = [value for value in column if value is not None]
     try:
         rows = np.asarray(given)

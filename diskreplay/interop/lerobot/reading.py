@@ -41,13 +41,14 @@ from diskreplay.interop.step_values import as_flags
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# The approximate bytes of the row groups that are read together. Larger reads need new memory, which is slower.
+# The approximate size of the row groups that are read together, in bytes. Larger reads are slower, since they allocate
+# new memory.
 _BLOCK_BYTES = 4 << 20
 _MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
-    """A file of steps: its path, the position of its first episode, and the number of steps of each of its episodes."""
+    """A file of steps: its path, the position of its first episode, and the number of steps in each of its episodes."""
 
     path: Path
     first: int
@@ -55,7 +56,7 @@ class _Piece(NamedTuple):
 
 
 class Reader:
-    """The steps of a data set.
+    """Reads the episodes of a LeRobot data set.
 
     Parameters
     ----------
@@ -67,12 +68,12 @@ class Reader:
     Attributes
     ----------
     leaves, names, numbers, left_out, texts, metadata, episodes, steps, skipped, not_kept
-        The same as in `Source`.
+        The arguments of `Source` with these names.
 
     Raises
     ------
     StoreNotFound
-        There is no data set.
+        The folder is not a data set of LeRobot.
     FormatError
         The data set is damaged, of an unsupported version, or has a feature that a store cannot hold.
     """
@@ -114,7 +115,7 @@ class Reader:
         }
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the wanted leaves of the episodes in order, from position ``first`` on."""
+        """Yield the episodes in order, from position ``first`` on, with the leaves at the paths in ``wanted``."""
         columns = [column for column in self._columns if column.path in wanted]
         videos = _Videos(self._meta)
         try:
@@ -125,7 +126,10 @@ class Reader:
             videos.close()
 
     def _check_pieces(self, scan: "_Scan") -> list[str]:
-        """Scan the files of steps, leave out unreadable ones, and return the columns that no feature names."""
+        """Scan the files of steps, and return the names of their columns that are not features.
+
+        An unreadable file raises FormatError. With ``on_error="skip"``, its episodes are left out instead.
+        """
         others, bad = dict[str, None](), list[tuple[_Piece, str]]()
         for piece in _pieces(self._meta):
             try:
@@ -140,7 +144,7 @@ class Reader:
         return list(others)
 
     def _check_films(self) -> None:
-        """Check that each camera has a video file for at least one episode."""
+        """Raise FormatError if a feature of videos has no video file for any episode."""
         for column in self._columns:
             if column.kind != "video" or not self.episodes:
                 continue
@@ -161,7 +165,7 @@ class Reader:
         keys = dict.fromkeys([column.key for column in stored] + ([TIMESTAMP] if moving else []))
         waiting: pa.Table | None = None
         number, lengths = piece.first + skipped, piece.lengths[skipped:]
-        # With on_error="skip", damage costs only the episodes of one row group.
+        # With on_error="skip", row groups are read one by one, so that damage loses only the episodes of one row group.
         block_bytes = _BLOCK_BYTES if self._choice.on_error == "raise" else 0
         own = self._meta.numbers[number : number + len(lengths)]
         is_shared = piece.path in self._shared
@@ -200,23 +204,26 @@ class Reader:
 
 
 def _pieces(meta: Metadata) -> list[_Piece]:
-    """Return the files of the episodes that were not left out."""
+    """Return a piece for each run of consecutive episodes in the same file, without episodes that were left out."""
     numbered = groupby(range(len(meta.lengths)), lambda position: meta.files[position])
     spans = [(path, list(positions)) for path, positions in numbered]
     return [_Piece(path, span[0], meta.lengths[span[0] : span[-1] + 1]) for path, span in spans]
 
 
 class _Scan:
-    """Reads counters, flags and texts of all steps before an import: how episodes ended, and which columns are derived.
+    """Reads the counters, flags and texts of all steps before an import.
+
+    The flags tell how episodes ended. Counters and flags become leaves only if an export could not derive their values
+    from the episodes.
 
     Attributes
     ----------
     kept : list of str
-        Counters and flags that are extra fields, because their values differ from the derived ones.
+        Counters and flags that become extra fields, because their values differ from the derived values.
     left_out : set of str
-        Counters and flags: features that do not become leaves, except the ones in ``kept``.
+        All counters and flags. They do not become leaves, except the ones in ``kept``.
     known : set of str
-        Columns that a feature or the layout names.
+        The columns that are features or counters.
     shared : set of Path
         Files that also have steps of episodes that were left out.
     """
@@ -237,7 +244,7 @@ class _Scan:
             texts.setdefault(key, [])
 
     def add(self, piece: _Piece) -> None:
-        """Scan the steps of a file."""
+        """Read the counters, flags and texts in a file of steps, and check its columns and episode numbers."""
         columns = set(read_schema(piece.path).names)
         wanted = [TIMESTAMP, FRAME, EPISODE, TASK, *self._flags, *self._text_keys]
         table = read_table(piece.path, [name for name in wanted if name in columns])
@@ -281,7 +288,7 @@ class _Scan:
     def ends(self) -> tuple[Bools, Bools]:
         """Return whether each episode was terminated, and whether it was truncated, ``(episodes,)`` each."""
         found = {name: np.concatenate(parts or [np.zeros(0, np.bool_)]) for name, parts in self._last.items()}
-        none = np.zeros(len(self._meta.lengths), np.bool_)  # for a flag that the data set lacks
+        none = np.zeros(len(self._meta.lengths), np.bool_)  # the values of a flag that the data set lacks
         return found.get(TERMINATED, found.get(DONE, none)), found.get(TRUNCATED, none)
 
 
@@ -293,7 +300,7 @@ class _Videos:
         self._open: dict[str, tuple[Path, VideoReader]] = {}
 
     def frames(self, number: int, column: Column, times: Array) -> Array:
-        """Return the frames of an episode in the layout of the store."""
+        """Return the frames of the episode at position ``number`` at these times, in the layout of the store."""
         clip = self._meta.clip(number, column.key)
         path, reader = self._open.get(column.key, (None, None))
         if reader is None or path != clip.path:
@@ -314,7 +321,7 @@ class _Videos:
 
 
 def _tables(path: Path, keys: list[str], skipped: int, block_bytes: int) -> Iterator[pa.Table]:
-    """Yield columns of a file as tables of some row groups, from row ``skipped`` on; a thread reads the next table."""
+    """Yield the columns ``keys`` of a file from row ``skipped`` on, as tables of row groups; a thread reads ahead."""
     file = open_table(path)
     return read_ahead(
         partial(_table, path, file, keys, *block) for block in _blocks(file.metadata, skipped, block_bytes)
@@ -322,7 +329,7 @@ def _tables(path: Path, keys: list[str], skipped: int, block_bytes: int) -> Iter
 
 
 def _blocks(metadata: pq.FileMetaData, skipped: int, block_bytes: int) -> Iterator[tuple[list[int], int]]:
-    """Yield the row groups to read together, and the number of rows to skip at their beginning."""
+    """Yield lists of row groups to read together, each with the number of rows to skip at its beginning."""
     at, groups, rows, nbytes = 0, list[int](), 0, 0
     for group in range(metadata.num_row_groups):
         found = metadata.row_group(group)
@@ -343,7 +350,7 @@ def _table(path: Path, file: pq.ParquetFile, keys: list[str], groups: list[int],
 
 
 def _rows_of(table: pa.Table, numbers: NDArray[np.int64]) -> pa.Table:
-    """Return the steps of the episodes with these numbers."""
+    """Return the rows of a table of steps that belong to the episodes with these numbers."""
     return table.filter(pa.array(np.isin(_numbers(table, EPISODE), numbers)))
 
 

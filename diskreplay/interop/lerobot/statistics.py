@@ -13,7 +13,7 @@ from diskreplay.interop.lerobot.features import Column, is_channels_first
 Numbers = NDArray[np.float64]
 Statistics = dict[str, Numbers]
 
-# The most images of an episode that are read, and the most pixels of a side: larger images are subsampled.
+# The most images of an episode that statistics use, and the most pixels along a side. Larger images are subsampled.
 _MOST_IMAGES, _LONGEST_SIDE = 64, 128
 
 
@@ -46,7 +46,7 @@ def of_images(rows: NDArray[np.uint8], channels_first: bool) -> Statistics:
 
 
 def of_column(column: Column, rows: NDArray[Any]) -> Statistics:
-    """Return the statistics of a column."""
+    """Return the statistics of a column from its rows, ``(T, *shape)``: images by channel, others by element."""
     if column.kind in ("image", "video"):
         return of_images(rows, is_channels_first(column.field.shape))
     return of_rows(rows.reshape(len(rows), *column.shape))
@@ -75,12 +75,12 @@ def merged(parts: Mapping[str, Numbers]) -> Statistics:
 
 
 def stacked(parts: Sequence[Statistics]) -> Statistics:
-    """Stack the statistics of several parts: ``(parts, *shape)``."""
+    """Return the statistics of several parts in one array for each name, ``(parts, *shape)``."""
     return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
 
 def as_json(found: Mapping[str, Statistics]) -> dict[str, Json]:
-    """Return statistics by feature as JSON, counts as integers."""
+    """Return the statistics of each feature as JSON, with counts as integers."""
     return {
         key: {
             name: values.astype(np.int64 if name == "count" else np.float64).tolist() for name, values in each.items()
@@ -90,7 +90,10 @@ def as_json(found: Mapping[str, Statistics]) -> dict[str, Json]:
 
 
 def agree(found: Mapping[str, Statistics], noted: Mapping[str, Json]) -> bool:
-    """Tell whether the statistics of an imported data set agree with the written rows; images are not compared."""
+    """Tell whether ``found``, the statistics of the written rows, agree with ``noted``, the imported statistics.
+
+    Statistics of images are not compared.
+    """
     try:
         return found.keys() == noted.keys() and all(
             np.allclose(np.ravel(noted[key][name]), np.ravel(values), rtol=1e-4, atol=1e-6)

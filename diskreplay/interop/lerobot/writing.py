@@ -52,17 +52,17 @@ class Contents:
     Attributes
     ----------
     columns : list of Column
-        The columns of the steps of the store.
+        The columns for the leaves of the store's steps.
     fields : dict of str to str
         Columns of the table of episodes, by the paths of episode fields.
     flags : tuple of str
-        The columns for the ends of episodes.
+        The names of the columns that tell how episodes ended.
     fps : float
         Frames per second.
     task : str
         The text of the task, if ``noted`` has no tasks.
     noted : dict
-        The note of the import from LeRobot that made the store; empty for other stores.
+        The metadata of the LeRobot data set that the store was imported from; empty for other stores.
     """
 
     columns: list[Column]
@@ -74,7 +74,7 @@ class Contents:
 
     @property
     def stored(self) -> list[Column]:
-        """All columns of the files of steps."""
+        """All columns of the files of steps: leaves that are not videos, flags, and counters that no leaf provides."""
         made = [Column(name, "", Field((), "bool")) for name in self.flags]
         made += [Column(name, "", leaf) for name, leaf in COUNTERS.items() if name not in self._keys]
         return [column for column in self.columns if column.kind != "video"] + made
@@ -90,7 +90,7 @@ class Contents:
 
     @property
     def texts(self) -> Mapping[str, Sequence[str]]:
-        """The texts that the numbers of a feature stand for, by the name of the feature."""
+        """The list of texts of each text feature, by name; the leaf of the feature has numbers in this list."""
         texts: Mapping[str, Sequence[str]] = self.noted.get("texts", {})
         return texts
 
@@ -175,7 +175,7 @@ class _DataSet:
     def _fields(self) -> dict[str, pa.DataType]:
         leaves = self._plan.schema.leaves
         kinds = {name: arrow_type(Column(name, path, leaves[path])) for path, name in self._contents.fields.items()}
-        # An episode may have no value, and pyarrow before 26 cannot write a null in a column of lists of fixed size.
+        # An episode may lack a field, and pyarrow before 26 cannot write a null in a column of lists of fixed size.
         return {
             name: pa.list_(kind.value_type) if pa.types.is_fixed_size_list(kind) else kind
             for name, kind in kinds.items()
@@ -238,7 +238,7 @@ class _DataSet:
 
 
 class _File:
-    """File k of the steps, of each video, and of the table of episodes.
+    """The files with the same number: of steps, of each video, and of the table of episodes.
 
     Attributes
     ----------
@@ -284,7 +284,10 @@ class _File:
         return where
 
     def finish(self, fields: Mapping[str, pa.DataType]) -> dict[str, statistics.Statistics]:
-        """Complete the files; return the statistics of each feature."""
+        """Complete the files; return the statistics of their episodes, ``(episodes, *shape)``, by feature.
+
+        ``fields`` has the Arrow types of episode fields, by column.
+        """
         for _, writer in self._videos.values():
             writer.finish()
         self.close()
