@@ -58,7 +58,7 @@ def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[
 
 
 def with_missing(column: "Array", is_present: NDArray[np.bool_]) -> "Array":
-    """Return a column with the rows of ``column``, in order, where ``is_present`` is true, and null rows elsewhere.
+    """Return a column of ``len(is_present)`` rows: where ``is_present`` is true, the next row of ``column``, else null.
 
     In a column of lists, a null row is a list of nulls, since pyarrow before 26 cannot write a null list of fixed size.
     """
@@ -76,7 +76,7 @@ def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.
         numbers = pa.chunked_array([chunk.flatten() for chunk in numbers.chunks], numbers.type.value_type)
     if numbers.null_count:
         complete = numbers.is_valid().to_numpy()
-        if len(complete) % len(rows) == 0:  # else some inner lists are null, which from_arrow refuses
+        if len(complete) % len(rows) == 0:  # otherwise some inner lists are null, and `from_arrow` raises
             kept = complete.reshape(len(rows), -1).any(axis=1)
             rows, is_present[is_present] = rows.filter(pa.array(kept)), kept
     return rows, is_present

@@ -1,7 +1,7 @@
-"""Checks of foreign data sets: only regular files, sizes within bounds, and one class of error.
+"""Checks of untrusted data sets: only regular files, sizes within bounds, and one class of error.
 
-Nothing in a data set is trusted. A data set may name files that block or never end, claim more data than it has, or
-make a library raise errors that its authors did not expect.
+Nothing in a data set is trusted. A data set may refer to pipes and devices, which block or never end. It may claim more
+data than it has, or make a library raise errors of any class.
 """
 
 import errno
@@ -37,9 +37,10 @@ NUMBERS = "biuf"
 
 _DOCUMENTS = (".json", ".jsonl", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _DOCUMENT_BYTES = 64 << 20
-# Deflate compresses at most 1032 bytes into one.
+# The largest claim in bytes that passes for any file, and the most uncompressed bytes for each stored byte in larger
+# claims. Deflate compresses at most 1032 bytes into one.
 _SMALL_BYTES, _MOST_PACKED = 256 << 20, 1100
-_MOST_ABSENT = 1 << 17  # chunks that any file may omit
+_MOST_ABSENT = 1 << 17  # the number of chunks that a file of any size may omit
 # Errors of the system, not of the data. They pass unchanged.
 _OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
@@ -49,13 +50,13 @@ _OF_THE_SYSTEM = {
 
 @contextmanager
 def foreign(place: Path) -> Iterator[int]:
-    """Check the files of a data set, yield their size in bytes, and raise FormatError for damaged data in the block.
+    """Check the files of a data set, and yield their size in bytes. The block then reads them as in `reading`.
 
     Raises
     ------
     FormatError
         The data set has something other than regular files and folders, or the block raises an error that damaged data
-        cause: see `reading`.
+        can cause: see `reading`.
     """
     with reading(place):
         yield check_files(place)
@@ -63,10 +64,10 @@ def foreign(place: Path) -> Iterator[int]:
 
 @contextmanager
 def reading(name: Path | str) -> Iterator[None]:
-    """Raise FormatError for every error in a block, except errors of this package, imports, the disk and permissions.
+    """Raise FormatError in place of errors in the block that damaged data can cause.
 
-    The excepted errors keep their class. The message of an error of this package becomes one printable line, which
-    names the data set if ``name`` is a path.
+    Errors of this package, of imports, of the disk and of permissions keep their class. The message of an error of this
+    package becomes one printable line, which begins with the path of the data set if ``name`` is this path.
     """
     try:
         yield
@@ -86,7 +87,10 @@ def reading(name: Path | str) -> Iterator[None]:
 
 
 def _line(text: object) -> str:
-    """Return a text as one printable line: names in a data set, and messages of a library, may have any character."""
+    """Return a text as one printable line, since names in a data set and messages of libraries may have any characters.
+
+    Other characters are replaced by escapes, and line breaks by spaces.
+    """
     line = str(text)
     if line.isprintable():
         return line
@@ -103,10 +107,10 @@ def _reason(error: Exception) -> str:
 
 
 def check_files(place: Path) -> int:
-    """Check that a data set is a regular file, or a folder of regular files; return their size in bytes.
+    """Check that a data set is a regular file or a folder of regular files; return the total size in bytes.
 
-    A link may lead to a file of the same data set, or to a blob of the Hugging Face cache that the folder is in. The
-    size of a missing data set is 0.
+    A link may lead to a file of the same data set. In a snapshot of the Hugging Face cache, it may also lead to a blob
+    of this cache. The size of a missing data set is 0.
 
     Raises
     ------
@@ -146,7 +150,7 @@ def _blobs(root: str) -> str | None:
 def _linked(path: str, root: str, blobs: str | None) -> int:
     target = os.path.realpath(path)
     if target.startswith(f"{root}{os.sep}") and (os.path.isdir(target) or not os.path.lexists(target)):
-        return 0  # the walk checks the files of that folder
+        return 0  # `check_files` reaches the files of this folder by its own path
     if os.path.dirname(target) == blobs or target.startswith(f"{root}{os.sep}"):
         return _checked(path, os.stat(target))
     raise FormatError(f"{path} is a link that leads out of the data set; copy the data set with `cp -rL` first")
@@ -172,7 +176,7 @@ def read_document(path: Path) -> dict[str, Any]:
     Raises
     ------
     FileNotFoundError
-        There is no such file.
+        The file does not exist.
     FormatError
         The file is not a JSON object.
     """
@@ -188,20 +192,21 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) -> None:
-    """Check that a file or data set of ``stored`` bytes can have ``nbytes`` of uncompressed data, as it claims.
+    """Check the claim that a file or data set of ``stored`` bytes has ``nbytes`` bytes of uncompressed data.
 
     A claim of up to ``small`` bytes passes for any file, since constant values compress to almost nothing. A larger
-    claim raises FormatError if no compression could reach its ratio.
+    claim raises FormatError if no compressor could pack ``nbytes`` bytes into ``stored`` bytes. ``what`` is the name of
+    the data in the message.
     """
     if nbytes < 0 or nbytes > max(small, stored * _MOST_PACKED):
         raise FormatError(f"{what} claims {nbytes} bytes, which cannot come from {stored} stored bytes; it is damaged")
 
 
 def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what: str) -> None:
-    """Check that an array's number of chunks can come from ``stored`` bytes: each chunk costs memory and time.
+    """Check that a file of ``stored`` bytes can have all chunks of an array, since each chunk costs memory and time.
 
     The index in a file has at least eight bytes for each chunk. A small number of chunks always passes, since a file
-    may omit chunks of zeros. A larger number than the index can have raises FormatError.
+    may omit chunks of zeros. A larger number raises FormatError if the index alone would be larger than the file.
     """
     count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
     if count > max(_MOST_ABSENT, stored // 8):
@@ -209,10 +214,7 @@ def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what:
 
 
 def check_memory(nbytes: int, what: str) -> None:
-    """Check that ``nbytes`` may be in memory at once.
-
-    Raises FormatError beyond half of the machine's memory.
-    """
+    """Raise FormatError if ``nbytes``, a number of bytes to read at once, is more than half of the machine's memory."""
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if nbytes > most:
         raise FormatError(f"{what} takes {nbytes} bytes at once, more than half of this machine's memory, {most}")
@@ -222,15 +224,13 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_npz(path: Path, wanted: Callable[[str], bool] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an npz archive by name: all of them, or those whose names ``wanted`` accepts.
-
-    The arrays are read-only.
+    """Return the arrays of an npz archive by name, read-only: all arrays, or only if ``wanted(name)`` is true.
 
     Raises
     ------
     FormatError
-        The archive is damaged or missing. Or a wanted array has Python objects, or another number of bytes than the
-        shape and dtype in its header need.
+        The archive is damaged or missing. Or an array to return has Python objects, or its number of bytes does not fit
+        the shape and dtype in its header.
     """
     with reading(path), open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
         members = archive.infolist()
@@ -257,5 +257,6 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
         nbytes = member.file_size - opened.tell()
         if math.prod(shape) * dtype.itemsize != nbytes:
             raise FormatError(f"{what} has another number of bytes than its shape {shape!s:.80} needs")
-        # One read: zlib takes longer for NumPy's reads of 256 KiB. `read_npz` has checked the sizes.
+        # All bytes are read at once, since zlib takes longer for NumPy's reads of 256 KiB. `read_npz` has checked the
+        # sizes.
         return np.ndarray(shape, dtype, opened.read(nbytes), order="F" if is_fortran else "C")

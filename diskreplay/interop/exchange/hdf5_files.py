@@ -1,4 +1,4 @@
-"""Checks of foreign HDF5 files: data sets must be arrays inside of the file, with sizes that the file can hold.
+"""Checks of untrusted HDF5 files: data sets must be arrays inside of the file, with sizes that the file can hold.
 
 An HDF5 file can refer to other files: by external storage, by external links, and by virtual data sets, which consist
 of parts of other files. If an import followed these references, it could copy any file of the machine into the store.
@@ -45,7 +45,7 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
     Returns
     -------
     dict of str to tuple of int or None
-        The shapes of the data sets by name. The value is None for a soft link, and for a second name of a group.
+        The shapes of the data sets by name. The value is None for a soft link, and for a further name of a group.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
 
 
 def read_array(item: h5py.h5d.DatasetID) -> Any:
-    """Return the values of a data set as ``h5py.Dataset`` does."""
+    """Return the values of a data set, as ``h5py.Dataset(item)[()]`` does."""
     dtype, shape = item.dtype, item.shape
     if dtype.kind not in NUMBERS or not shape:
         return h5py.Dataset(item)[()]
@@ -80,7 +80,7 @@ def read_array(item: h5py.h5d.DatasetID) -> Any:
 
 
 def read_into(item: h5py.h5d.DatasetID, rows: NDArray[Any]) -> None:
-    """Read a data set of numbers into a contiguous array of its shape and dtype."""
+    """Read a data set of numbers into ``rows``, a contiguous array with the shape and dtype of the data set."""
     if rows.size:
         item.read(h5py.h5s.ALL, h5py.h5s.ALL, rows)
 
@@ -93,7 +93,7 @@ def attribute_names(item: h5py.h5g.GroupID) -> list[str]:
 
 
 def read_attribute(item: h5py.h5g.GroupID, name: str) -> Any:
-    """Return an attribute of a group as ``h5py.Group`` does."""
+    """Return the value of an attribute of a group, as ``h5py.Group(item).attrs[name]`` does."""
     opened = h5py.h5a.open(item, os.fsencode(name))
     dtype, shape = opened.dtype, opened.shape
     if dtype.kind not in NUMBERS or shape is None:
@@ -121,9 +121,9 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> Shape:
 
 
 def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the name and the object of each member of all groups.
+    """Yield the full name and the object of each member of the root group and of all groups below it.
 
-    The object is None for a soft link, and for a second name of a group.
+    The object is None for a soft link, and for a further name of a group.
     """
     waiting, seen = [(root, "", 0)], set()
     while waiting:
@@ -133,7 +133,7 @@ def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
         for key, link in links:
             name = f"{above}{os.fsdecode(key)}"
             if link == h5py.h5l.TYPE_SOFT:
-                yield name, None  # its target in this file is listed under its own name
+                yield name, None  # a target in this file is also yielded, with its own name
                 continue
             if link != h5py.h5l.TYPE_HARD:
                 raise FormatError(f"{path}: {name} is a link to another file; copy its data into this file")

@@ -54,19 +54,29 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally, ste
 from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
-# The number of episodes whose notes share a document. A resumed import reads only the last document's episodes again.
+# The number of episodes whose notes are written as one document. A resumed import reads the episodes of its last
+# document again, to write this document as a whole.
 EPISODES_A_NOTE = 128
-# The least size of a segment in a compressed import, in bytes, and the most segments. If there were more, the
-# compaction in the background would merge their packs, which takes their disk space twice.
+# In a compressed import, the least size of a segment in bytes, and the most segments. With more segments, the
+# background compaction would merge their packs, and a merge needs the disk space of the packs a second time.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
 # An import warns if it cuts more often than once in this number of steps.
 _STEPS_A_CUT = 10
 
 
 class Planned(NamedTuple):
-    """The plan of an import: the episodes of the data set, the steps to append, and their bytes without compression.
+    """The plan of an import.
 
-    The numbers include episodes that ``where`` leaves out. ``free`` is the free disk space in bytes.
+    Attributes
+    ----------
+    episodes : int
+        The number of episodes in the data set.
+    steps : int
+        The number of steps to append. Steps that ``where`` leaves out count, too.
+    nbytes : int
+        The size of these steps in bytes, without compression.
+    free : int
+        The free disk space in bytes.
     """
 
     episodes: int
@@ -89,16 +99,16 @@ class Source:
     Attributes
     ----------
     format : str
-        The name of its format, such as "npz".
+        The name of the format, such as "npz".
     place : Path
         The file or folder.
     schema : Schema or None
-        The default schema of its steps. None: the reader cannot tell which feature is the observation or the action.
+        The default schema of the store. None: the reader cannot tell which feature is the observation or the action.
     episodes, steps : int
         The numbers of episodes and of steps in the data set.
     read : callable
-        ``read(n, paths)`` yields the episodes in order, from position n on. They have the leaves at ``paths``; other
-        leaves are optional.
+        ``read(n, paths)`` yields the episodes in order, from position n on. Each episode has at least the leaves at
+        ``paths``.
     metadata : dict
         The format's metadata of the whole data set, as JSON.
     cut : int
@@ -116,8 +126,8 @@ class Source:
     left_out : list of str
         Features that the reader left out because the caller skips them.
     texts : dict of str to list of str
-        The texts that the numbers in a leaf stand for, by the default path of the leaf, or by another name for
-        `Store.texts`.
+        Lists of texts, if numbers in the data stand for texts: number i stands for item i of a list. The keys are
+        default paths of leaves, or other names for `Store.texts`.
     leaves : dict of str to Field, optional
         The field of each feature, by its default path. None: the leaves of ``schema``.
     names : dict of str to str, optional
@@ -125,7 +135,7 @@ class Source:
     numbers : list of int, optional
         The number of each episode in the data set, for messages and for ``where``. None: 0, 1, 2 and so on.
     files : list of str, optional
-        The file of each episode, for messages, if an episode is a file.
+        The name of each episode's file, for messages, if each episode is a file of its own.
     """
 
     format: str
@@ -157,7 +167,7 @@ class Source:
         return f"episode {self.number_of(position)}{file}"
 
     def lay_out(self, choice: Choice) -> Layout:
-        """Return the layout that the options make of the features; raises the errors of `choosing.lay_out`."""
+        """Return the layout of the features that results from the options; raise the errors of `choosing.lay_out`."""
         leaves = self.leaves
         if leaves is None:
             assert self.schema is not None
@@ -180,14 +190,14 @@ class Imported:
     path : str
         The path of the store.
     episodes, steps : int
-        The numbers that this call appended.
+        The numbers of episodes and of steps that this call appended.
     resumed : int
         The number of episodes that earlier calls appended.
     cut : int
         The number of cuts in the data set. An episode is cut where the next row's observation is not the step's next
         observation. An import with more than one cut in ten steps warns.
     skipped : list of Skipped
-        The episodes that ``on_error="skip"`` left out.
+        The episodes that ``on_error="skip"`` or the reader left out.
     not_kept : list of str
         Features that the options left out, and data that are not features.
     """
@@ -211,8 +221,8 @@ def import_into(
     Parameters
     ----------
     path : path
-        The store. The path may be new, or have an empty store with the resulting schema, or an import of the same data
-        set.
+        The path of the store. Nothing may be there, except an empty store with the resulting schema, or an import of
+        the same data set.
     source : Source
         The data set.
     choice : Choice
@@ -226,7 +236,8 @@ def import_into(
         Something else is at the path. Or the store was imported from other data or with other options. Or the store or
         the data set has changed since an import was interrupted.
     StoreLocked
-        A writer has the store open, such as another call of this import: both would append the same episodes.
+        A writer has the store open. It may be another call of this import, and both calls would append the same
+        episodes.
     SchemaError
         An option does not fit the data set; nothing was written. Or an episode does not fit the schema that the data
         set declares; the episodes before it are in the store.
@@ -298,7 +309,7 @@ def import_into(
 
 
 def _plan(path: Path, source: Source, schema: Schema) -> Planned:
-    """Return the plan of an import: its steps are only the steps that earlier calls have not appended."""
+    """Return the plan of an import, with only the steps that earlier calls of the import have not appended."""
     steps = source.steps
     with suppress(ReplayError), open_store(path) as store:
         is_complete = (store.read_note(NOTE) or {}).get(COMPLETE)
@@ -308,7 +319,13 @@ def _plan(path: Path, source: Source, schema: Schema) -> Planned:
 
 
 def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[str, Json]) -> tuple[bool, int]:
-    """Return whether the import is complete, and the store's number of episodes; write the note of a new import."""
+    """Return whether the import is complete, and the store's number of episodes; write the note of a new import.
+
+    Raises
+    ------
+    StoreExists, StoreLocked
+        The store cannot be used for this import: see `import_into`.
+    """
     note = store.read_note(NOTE)
     # Hidden or lost steps would shift the number of the next episode to append.
     info = store.info()
@@ -341,10 +358,13 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
 def _append(
     store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None, is_compressed: bool
 ) -> tuple[int, int]:
-    """Append the episodes that the store lacks; return the numbers of episodes and steps."""
+    """Append the episodes after the first ``begun``, which the store has; return their number, and their steps.
+
+    Some of the first episodes are read again. StoreExists is raised if they differ from the episodes of the store.
+    """
     existing, steps = store.episodes[:begun], 0
-    # If all episodes are wanted, episode n of the store is episode n of the data set. Otherwise the data set is read
-    # from the beginning, to find which of its episodes the store has.
+    # If no episode is left out, episode n of the store is episode n of the data set. Otherwise the data set is read
+    # from the beginning, to find out which episodes the store has.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     source = selection.source
     done = first, sum(map(len, existing[:first]))
@@ -371,7 +391,7 @@ def _append(
 
 
 class _Selection:
-    """The wanted episodes of a data set, converted to the leaves of the store.
+    """The episodes of a data set that the options choose, converted to the leaves of the store.
 
     Attributes
     ----------
@@ -396,14 +416,17 @@ class _Selection:
             self.skipped.clear()
 
     def episodes(self, first: int) -> Generator[tuple[EpisodeData, bool], None, None]:
-        """Yield the episodes from number ``first`` on, and whether the caller wants each."""
+        """Yield each readable episode from position ``first`` on, and whether ``where`` accepts this episode."""
         where, schema = self._choice.where, self._layout.schema
         for position, made in self._readable(first):
             number = self.source.number_of(position)
             yield made, where is None or bool(where(SourceEpisode(number, schema, made)))
 
     def _readable(self, first: int) -> Iterator[tuple[int, EpisodeData]]:
-        """Yield the readable episodes that fit the layout, with their positions; skip others, or raise their error."""
+        """Yield the position and the data of each episode that can be read and fits the layout.
+
+        The error of another episode is raised. With ``on_error="skip"``, it is added to ``skipped`` instead.
+        """
         number = first
         while number < self.source.episodes:
             try:
@@ -425,7 +448,15 @@ class _Selection:
 
 
 def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Collection[str]) -> None:
-    """Check that an episode has the declared leaves: one row for each step, the declared shapes, and numeric dtypes."""
+    """Check that an episode has the leaves at ``paths``, with a row for each step, the declared shapes, and numbers.
+
+    Raises
+    ------
+    FormatError
+        The episode lacks a leaf, has no steps, or has leaves with different numbers of rows.
+    SchemaError
+        A leaf has another shape than the data set declares, or a dtype that is not numeric.
+    """
     what = f"{source.describe(position)} of {source.name}"
     if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
         raise FormatError(f"{what} has no {missing[0]}; it has {', '.join(episode.steps)}")
@@ -462,17 +493,17 @@ def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: i
 
 
 class _Segments:
-    """The segments that an import writes; with compression, each is compressed before the next one begins.
+    """Appends the episodes of an import to a store, and compresses each segment before the next one begins.
 
-    So the disk needs room only for the compressed steps, one uncompressed segment, and the pack that replaces it.
+    The disk then needs room only for the compressed steps, one uncompressed segment, and the pack that replaces it.
 
     Parameters
     ----------
     store : Store
         The store.
     most_bytes : int or None
-        The size of a segment without compression, in bytes. None: segments are not compressed and have the store's
-        size.
+        The size of a segment in bytes, before its compression. None: segments are not compressed, and have the size
+        that the store sets.
     """
 
     def __init__(self, store: Store, most_bytes: int | None) -> None:
@@ -484,7 +515,7 @@ class _Segments:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the last segment; it is compressed unless the block failed."""
+        """Close the last segment; compress it if ``most_bytes`` is given and the block did not fail."""
         self._writer.close()
         if kind is None and self._most_bytes is not None:
             self._compress()
@@ -500,12 +531,12 @@ class _Segments:
         return self._writer.last_id - len(episode) + 1
 
     def _compress(self) -> None:
-        with suppress(StoreLocked):  # another process compacts the store; a later call compresses the rest
+        with suppress(StoreLocked):  # another process compacts the store; a later call compresses this segment, too
             self._store.compact(only_compress=True)
 
 
 def _as_note(value: Json) -> Json:
-    """Return a value as strict JSON: infinities, NaN, and keys other than texts become texts."""
+    """Return a value as strict JSON: infinities, NaN, and keys that are not texts become texts."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
@@ -515,7 +546,7 @@ def _as_note(value: Json) -> Json:
 
 
 class _Notes:
-    """Collects the notes of episodes, and writes one document of the store for each `EPISODES_A_NOTE` episodes."""
+    """Collects the notes of episodes, and writes one note of the store for every `EPISODES_A_NOTE` episodes."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._number, self._waiting = store, 0, dict[str, Json]()
@@ -553,7 +584,7 @@ _NAME, _DOCUMENT, _VERSION = "diskreplay", "export.json", 1
 
 
 def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapping[str, Json]) -> tuple[Path, str]:
-    """Return the side folder of a data set, and the names of its values that the import lacks.
+    """Return the side folder of a data set, and the names of the values in this folder that the import will lack.
 
     Parameters
     ----------
@@ -562,13 +593,13 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
     format_name : str
         The format of the data set, such as "npz".
     schema, metadata
-        The schema and metadata that the data set has without the side folder.
+        The schema and the metadata in the data set itself.
 
     Returns
     -------
     tuple of Path and str
-        The folder, and the names with commas between them. The text is empty if there is no side folder, or if the
-        data set has all its values.
+        The side folder, or ``place`` if there is no side folder. And the names, with commas between them. This text is
+        empty if there is no side folder, or if the data set itself has all values.
 
     Raises
     ------
@@ -576,7 +607,7 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
         The export was interrupted, or the document of the side folder cannot be read.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
-        if not os.path.isfile(side / _DOCUMENT):  # False also for a name that is too long for the file system
+        if not os.path.isfile(side / _DOCUMENT):  # also if the name of `side` is too long for the file system
             continue
         with foreign(side):
             document = read_document(side / _DOCUMENT)

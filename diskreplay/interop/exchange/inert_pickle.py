@@ -20,7 +20,7 @@ _MOST_DEEP = 64
 _MOST_ARGUMENTS = 64
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 _PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
-# Opcodes of bytes. The check skips values of at least this number of bytes.
+# The opcodes whose values are bytes, and the least number of bytes in a value that `_check` skips.
 _ARRAYS, _LARGE = (pickle.BINBYTES8, pickle.BYTEARRAY8, pickle.BINBYTES), 4096
 _OF_NUMPY = ("numpy._core", "numpy.core")  # the second is the name in NumPy 1
 
@@ -44,7 +44,7 @@ class Record:
     state: object
 
     def __new__(cls, *args: object) -> "Record":
-        """Keep the arguments; UnpicklingError for more than 64, which a few bytes of a file could repeat many times."""
+        """Keep the arguments; UnpicklingError for more than 64, since a small file could copy long tuples many times."""
         if len(args) > _MOST_ARGUMENTS:
             raise pickle.UnpicklingError(f"it calls {cls.class_name} with {len(args)} arguments")
         record = object.__new__(cls)
@@ -70,12 +70,12 @@ class PickledArray:
         self.values: NDArray[Any] | None = None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Take the values of an array that was pickled as a whole."""
+        """Set ``values`` from the state of a pickled array: version, shape, dtype, memory order and bytes."""
         _, shape, dtype, is_fortran, data = state
         self.fill(data, dtype, shape, "F" if is_fortran else "C")
 
     def fill(self, data: Any, dtype: "_Dtype", shape: tuple[int, ...], order: Any) -> None:
-        """Take values from bytes."""
+        """Set ``values`` from the bytes ``data``, unless the dtype is not one of numbers."""
         if dtype.known is not None:
             self.values = np.frombuffer(data, dtype.known).reshape(shape, order=order)
 
@@ -109,7 +109,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: Any, classes: Collection[str], nbytes: int) -> None:
         super().__init__(file)
         self._classes, self._left = classes, 2 * nbytes
-        # New for each file: a pickle may change the attributes of the objects that it gets here.
+        # Each file gets new classes and functions, since a pickle may change the attributes of the ones it receives.
         self._known: dict[str, Any] = {
             "numpy.dtype": _subclass(_Dtype),
             "numpy.ndarray": _subclass(Record),
@@ -122,7 +122,7 @@ class _Unpickler(pickle.Unpickler):
             self._known[f"{package}.numeric._frombuffer"] = _Function(_from_buffer)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the replacement of a class or function; UnpicklingError for an unknown one."""
+        """Return the inert replacement of a class or function; UnpicklingError if it is not a known or listed one."""
         dotted = f"{module}.{name}"
         if dotted not in self._known:
             if dotted not in self._classes:
@@ -132,14 +132,17 @@ class _Unpickler(pickle.Unpickler):
 
     def _latin1(self, text: str, _: str = "") -> bytes:
         self._copy(len(text))
-        return text.encode("latin1")  # how protocol 2 writes bytes
+        return text.encode("latin1")  # protocol 2 writes bytes as a text and a call of `_codecs.encode`
 
     def _dict(self, items: Any = ()) -> dict[Any, Any]:
         self._copy(len(items))
         return dict(items)
 
     def _copy(self, items: int) -> None:
-        """Count copied values, and raise beyond twice the file's size: a file can name the same list many times."""
+        """Count copied values; UnpicklingError for more than two per byte of the file.
+
+        Without this limit, a small file could have the same long list copied many times.
+        """
         self._left -= items
         if self._left < 0:
             raise pickle.UnpicklingError("it copies the same values many times")
@@ -162,7 +165,7 @@ def _subclass(base: type) -> type:
 
 
 def load(path: Path, classes: Collection[str]) -> Any:
-    """Return the object of a pickle; its classes are not imported.
+    """Return the object in a pickle file, without importing any class that the file names.
 
     Values of built-in types, such as numbers and dicts, are returned as they are. Arrays become `PickledArray`, and
     objects of the named classes become `Record`. No code of the file runs.
@@ -194,15 +197,15 @@ def load(path: Path, classes: Collection[str]) -> Any:
         raise
     except MemoryError:
         raise FormatError(f"{path} is damaged: it claims more than the memory holds") from None
-    except Exception as error:  # damaged bytes may raise any error in calls, items and states
+    except Exception as error:  # damaged bytes can cause any error while objects are made and filled
         raise FormatError(f"{path} is damaged, or not a pickle: {type(error).__name__}: {error}") from None
 
 
 def _check(mapped: mmap.mmap) -> None:
     """Check, before a pickle is loaded, that none of its opcodes claims more than the file has.
 
-    The loader would allocate memory for every length, and for every place in the memo, that an opcode claims. The check
-    also follows how deep the values on the stack are nested, since Python hashes nested tuples without a limit.
+    Python's loader allocates memory for every length, and for every place in the memo, that an opcode claims. The check
+    also tracks how deep the values on the stack are nested, since Python hashes nested tuples without a depth limit.
 
     Raises
     ------
@@ -211,7 +214,7 @@ def _check(mapped: mmap.mmap) -> None:
     UnpicklingError
         An opcode claims more than the file has, or tuples are nested too deeply.
     """
-    stack: list[int | None] = []  # None: a mark, which begins a group of values
+    stack: list[int | None] = []  # the depth of each value; None for a mark, which begins a group of values
     memo: dict[int, int] = {}
     opcodes = pickletools.genops(_Opcodes(mapped))  # type: ignore[arg-type]  # it has `read` and `readline`
     for count, (opcode, argument, _) in enumerate(opcodes):
@@ -255,7 +258,7 @@ class _Opcodes:
 
 
 class _SkippedBytes:
-    """Skipped bytes, known only by their number."""
+    """A stand-in for skipped bytes, which has only their number, as its length."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
@@ -272,7 +275,7 @@ def _top(stack: list[int | None]) -> int:
 
 
 def _taken(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> list[int]:
-    """Take an opcode's values from the stack; return the depth of each."""
+    """Remove the values that an opcode consumes from the stack; return their depths."""
     found: list[int] = []
     names = [each.name for each in opcode.stack_before]
     if "mark" in names:

@@ -33,14 +33,14 @@ class Piece(NamedTuple):
 
 
 def ring_order(rows: int, next_row: int, is_full: bool) -> Ints:
-    """Return the numbers of the written rows of a ring buffer, oldest first; ``next_row`` is the next row to write."""
+    """Return the indices of the written rows of a ring buffer, oldest first; ``next_row`` is the next row to write."""
     if not is_full:
         return np.arange(next_row)
     return np.roll(np.arange(rows), -next_row)
 
 
 def rows_at(order: Ints) -> slice | Ints:
-    """Return a part of a `ring_order` as a slice if it does not wrap: a slice gives a view of an array, and no copy."""
+    """Return consecutive indices from `ring_order` as a slice if they do not wrap, since a slice makes no copy."""
     if len(order) and order[-1] - order[0] == len(order) - 1:
         return slice(int(order[0]), int(order[-1]) + 1)
     return order
@@ -54,17 +54,17 @@ def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order:
     obs, next_obs : sequence of array
         The leaves of the observations before and after each transition, ``(rows, lanes, ...)``.
     order : array of int
-        The rows in the order of time, ``(T,)``.
+        The indices of the rows in the order of time, ``(T,)``.
 
     Returns
     -------
     array of bool
-        ``(T, lanes)``; False after the last row.
+        ``(T, lanes)``, in the order of time. The last row is False.
 
     Raises
     ------
     FormatError
-        Leaves before and after differ in shape.
+        A leaf has different shapes before and after a transition.
     """
     lanes = obs[0].shape[1]
     found = np.zeros((len(order), lanes), np.bool_)
@@ -102,7 +102,7 @@ def differ(one: NDArray[Any], other: NDArray[Any]) -> Bools:
     one, other = (np.ascontiguousarray(rows).reshape(len(rows), math.prod(rows.shape[1:])) for rows in (one, other))
     if one.dtype != other.dtype:
         return ~_same(one, other)
-    # Most rows have the same bytes. Words of several bytes are compared faster than floats.
+    # Most rows have the same bytes in both arrays. Words of up to 8 bytes are compared faster than floats.
     words = f"u{math.gcd(one.shape[1] * one.itemsize, 8)}"
     unequal = one.view(words) != other.view(words)
     found = np.zeros(len(one), np.bool_)
@@ -113,7 +113,7 @@ def differ(one: NDArray[Any], other: NDArray[Any]) -> Bools:
 
 
 def _same(one: NDArray[Any], other: NDArray[Any]) -> Bools:
-    """Tell which rows of two arrays, ``(N, values)``, have the same values."""
+    """Tell which rows of two arrays, ``(N, values)``, are the same observation by the rules of `differ`."""
     found: Bools = np.all(_equal(one, other), axis=-1)
     floats = [rows.dtype for rows in (one, other) if rows.dtype.kind == "f"]
     if not floats or found.all():
@@ -133,7 +133,7 @@ def _equal(one: NDArray[Any], other: NDArray[Any]) -> Bools:
 
 
 def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return the observations of an episode followed by the final one, in the dtype of the observations.
+    """Return the observations of an episode with its final observation appended, in the dtype of ``obs``.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any
     Raises
     ------
     FormatError
-        The dtype of the observations cannot hold the final one.
+        The dtype of ``obs`` cannot hold a value of ``final``.
     """
     if final.dtype == obs.dtype:
         return np.concatenate([obs, final])
@@ -161,7 +161,7 @@ def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any
 
 
 def pieces(ended: Bools) -> list[Piece]:
-    """Return the pieces of all lanes, sorted by start, and pieces with the same start by lane.
+    """Return the pieces of all lanes, sorted by start position and then by lane.
 
     ``ended``, ``(T, lanes)``, tells after which transitions a piece ends. The last piece of a lane ends with the lane.
     """
@@ -175,14 +175,15 @@ def pieces(ended: Bools) -> list[Piece]:
 class LaneFiller:
     """Assigns pieces to lanes: each piece is placed at the end of the shortest lane.
 
-    If all lanes began at position 0, pieces that are placed in the order of `pieces` return to their own lanes.
+    If the pieces are placed in the order of `pieces`, and all their lanes began at position 0, each piece returns to
+    its own lane.
     """
 
     def __init__(self, lanes: int) -> None:
         self.lengths = [0] * lanes
 
     def place(self, steps: int) -> Piece:
-        """Return the place of the next piece, which has ``steps`` steps."""
+        """Place the next piece, which has ``steps`` steps; return its lane and its positions there."""
         lane = min(range(len(self.lengths)), key=self.lengths.__getitem__)
         start = self.lengths[lane]
         self.lengths[lane] += steps

@@ -1,4 +1,4 @@
-"""Report the progress of imports and exports: steps to a function, or plan, episodes and bytes to an `Announced`."""
+"""Report the progress of imports and exports to a function, in steps, or to an `Announced`, in more detail."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Progress = Callable[[int, int], None]
 
 
 class Amount(NamedTuple):
-    """Episodes, their steps, and the bytes of these steps without compression."""
+    """The numbers of episodes, of their steps, and of the bytes of these steps without compression."""
 
     episodes: int
     steps: int
@@ -20,9 +20,14 @@ class Amount(NamedTuple):
 
 @dataclass
 class Announced:
-    """A receiver of progress: of the plan before the first episode, and of the finished and the total `Amount`.
+    """A receiver of the progress of an import or export.
 
-    The plan is the `Planned` of an import or the `Exported` of an export.
+    Attributes
+    ----------
+    announce : callable
+        Called once, before the first episode, with the plan: the `Planned` of an import or the `Exported` of an export.
+    report : callable
+        Called as ``report(done, total)``, each an `Amount`, at the beginning and after each episode.
     """
 
     announce: Callable[[Any], None]
@@ -35,7 +40,7 @@ class Tally:
     Parameters
     ----------
     progress : callable or Announced, optional
-        The receiver.
+        The receiver of reports. None: nothing is reported.
     schema : Schema
         The schema of the steps.
     episodes, steps : int
@@ -70,5 +75,5 @@ class Tally:
 
 
 def step_bytes(schema: Schema) -> int:
-    """Return the bytes of a step without compression."""
+    """Return the size of a step in bytes, without compression."""
     return sum(leaf.row_bytes for leaf in schema.step_leaves.values())

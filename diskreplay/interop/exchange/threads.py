@@ -17,7 +17,10 @@ _AHEAD_BYTES = 1 << 20
 
 
 def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
-    """Yield the result of each call, or raise its error, in order; a thread runs the next call meanwhile."""
+    """Call the functions ``reads`` in a thread, one ahead of the caller; yield their results in order.
+
+    An error of a function is raised at the place of its result.
+    """
     with closing(Workers(1, "diskreplay-import")) as thread:
         before: Job[T] | None = None
         for read in reads:
@@ -30,9 +33,10 @@ def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
 
 
 def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, None, None]:
-    """Yield episodes, or raise the error of reading one, in order; a thread reads the next ones meanwhile.
+    """Yield the episodes of an iterator in order, while a thread reads the next ones.
 
-    The thread reads at least one episode ahead, and more until their arrays take ``_AHEAD_BYTES``.
+    The thread reads at least one episode ahead, and more until their arrays take ``_AHEAD_BYTES``. If an episode cannot
+    be read, the error is raised after the episodes before it.
     """
     with closing(read_ahead(repeat(partial(_next_ones, episodes)))) as packs:
         for some, error in packs:
@@ -44,13 +48,16 @@ def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, No
 
 
 def _next_ones(episodes: Iterator[EpisodeData]) -> tuple[list[EpisodeData], Exception | None]:
-    """Return the next episodes (an empty list at the end), and the error that stopped the reading, or None."""
+    """Return the next episodes, about ``_AHEAD_BYTES`` of them, and the error that stopped the reading, or None.
+
+    The list is empty at the end of the iterator.
+    """
     found, nbytes = list[EpisodeData](), 0
     try:
         while nbytes < _AHEAD_BYTES and (episode := next(episodes, None)) is not None:
             found.append(episode)
             nbytes += _nbytes(episode)
-    except Exception as error:  # raised when the caller reaches the episode
+    except Exception as error:  # `episodes_ahead` raises it after the episodes in `found`
         return found, error
     return found, None
 
@@ -68,8 +75,8 @@ def write_behind(
     episodes : iterable
         The episodes.
     write : callable
-        ``write(first, episodes)`` writes a group; ``first`` is the number of the group's first episode. `write_behind`
-        raises its errors.
+        ``write(first, episodes)`` writes a group; ``first`` is the number of the group's first episode. An error of
+        this call is raised by `write_behind`.
     most_bytes, most_episodes
         A group is complete when its arrays take ``most_bytes`` or it has ``most_episodes``.
     """

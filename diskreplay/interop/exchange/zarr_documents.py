@@ -36,7 +36,7 @@ _FILTERS = {"shuffle", "delta", "crc32", "crc32c", "adler32", "fletcher32"}
 _IMAGES = "imagecodecs_"
 _OF_NUMCODECS = "numcodecs."
 _SHARDS = "sharding_indexed"
-# A compressed chunk takes at most twice its uncompressed bytes, and this number more.
+# A compressed chunk takes at most twice its uncompressed bytes, and this number of bytes more.
 _OVERHEAD = 64 << 10
 _ZSTD_BLOCK, _BLOSC_HEADER, _CHECKSUMS = 128 << 10, 16, 64
 
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
     Attributes
     ----------
     nbytes, chunk_nbytes : int
-        Uncompressed bytes of the whole array, and of a chunk.
+        The sizes of the whole array and of a chunk in bytes, without compression.
     compressor : str, optional
         The codec that compressed the chunks. None: they are not compressed.
     most : int
@@ -61,11 +61,14 @@ class Layout(NamedTuple):
     most: int
 
     def may_unpack(self, data: memoryview) -> bool:
-        """Tell whether a chunk is complete and unpacks to ``most`` bytes or fewer; the check unpacks no more bytes."""
+        """Tell whether a compressed chunk is complete and unpacks to at most ``most`` bytes.
+
+        The check reads sizes in the chunk's header, or unpacks at most one byte more than ``most``.
+        """
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
             return False
-        if self.compressor == "blosc":  # blosc reads the length in its header, even beyond the end of the data
+        if self.compressor == "blosc":  # blosc would read as far as its header says, even beyond the end of the data
             is_whole = len(data) >= _BLOSC_HEADER and int.from_bytes(data[12:16], "little") <= len(data)
             return is_whole and int.from_bytes(data[4:8], "little") <= most
         if self.compressor == "lz4":
@@ -104,7 +107,7 @@ class Documents:
         return sorted({part[1] for part in parts if len(part) == 3 and part[2] in _DOCUMENTS})
 
     def check(self, name: str) -> Layout | None:
-        """Check an array, such as "data/img", before it is opened; return None if it does not exist.
+        """Check the documents of an array, such as "data/img", and return its layout; None if it does not exist.
 
         Raises
         ------
@@ -127,7 +130,7 @@ class Documents:
         return found
 
     def _read(self, name: str) -> list[bytes]:
-        """Return all documents of one name, if any: a zip file may have several, and a reader may use any of them."""
+        """Return the contents of all files with this name, since a zip file may have several, and zarr may read any."""
         if self._archive is None:
             file = self._place / name
             if not file.is_file():
@@ -165,7 +168,7 @@ class Documents:
         return self._layout(name, np.dtype(kind), document.get("shape"), chunks, names)
 
     def _named(self, name: str, codecs: Json, *, in_shard: bool = False) -> list[tuple[str, Mapping[str, Json]]]:
-        """Return the codecs of a zarr 3 document with their configurations; check the codecs inside of shards."""
+        """Return pairs (name, configuration) of the codecs in a zarr 3 document; check the codecs inside of shards."""
         found: list[tuple[str, Mapping[str, Json]]] = []
         for each in codecs if isinstance(codecs, list) else [codecs]:
             codec = each if isinstance(each, Mapping) else {"name": each}
@@ -253,7 +256,10 @@ _STREAMS: Mapping[str, Callable[[], _Stream]] = {"zlib": _any_zlib, "gzip": _any
 
 
 def _stream_fits(make: Callable[[], _Stream], data: bytes | memoryview, most: int) -> bool:
-    """Tell whether consecutive streams unpack to ``most`` bytes or fewer; damaged ones pass, and zarr reports them."""
+    """Tell whether the consecutive compressed streams in ``data`` unpack to at most ``most`` bytes in all.
+
+    The result is True for a damaged stream, since zarr raises an error for it.
+    """
     left = most
     while data:
         stream = make()
@@ -270,9 +276,9 @@ def _stream_fits(make: Callable[[], _Stream], data: bytes | memoryview, most: in
 
 
 def _zstd_size(data: memoryview) -> int:
-    """Estimate the most bytes that a zstd frame unpacks to: the size in its header, or the sum of its blocks' sizes.
+    """Estimate the size that a zstd frame unpacks to, in bytes: the size in its header, or the sum over its blocks.
 
-    A compressed block counts as the largest size of a block, except the last one, which counts as its compressed size.
+    In the sum, a compressed block counts as the largest size of a block. The last block counts as its compressed size.
     """
     flags = data[4] if len(data) > 4 else 0
     code, is_single = flags >> 6, flags >> 5 & 1
@@ -284,8 +290,8 @@ def _zstd_size(data: memoryview) -> int:
     while not is_last and at + 3 <= len(data):
         header = int.from_bytes(data[at : at + 3], "little")
         is_last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
-        total += size  # of the last block, if compressed, this may be too little by up to one block
+        total += size  # if the last block is compressed, its true size may be larger by up to `_ZSTD_BLOCK`
         at += 3 + (1 if kind == 1 else size)
         if kind == 2:
             total += _ZSTD_BLOCK - size if not is_last else 0
-    return total if len(data) - at <= 4 else _LARGEST  # a checksum may follow, and no other frame
+    return total if len(data) - at <= 4 else _LARGEST  # a checksum of 4 bytes may follow, but no second frame
