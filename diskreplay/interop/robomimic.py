@@ -3,12 +3,12 @@
 A demonstration has ``actions``, and every other array has one row for each action. ``obs`` are the observations. The
 last row of ``next_obs`` is the observation after the last step. Files of robosuite have only ``states``, which become
 the observations. In files of Isaac Lab, ``states`` has the state after each step, and ``initial_state`` the state
-before the first one.
+before the first step.
 
 ``obs/NAME``, which may be nested, is ``obs/NAME`` of the store. Other arrays are extra fields. Attributes such as
 ``seed`` are episode fields, and texts such as ``model_file`` are notes. ``initial_state`` of Isaac Lab is a group of
-episode fields. ``demo_2`` comes before ``demo_10``. An export repeats the last observation of an episode without a
-final one.
+episode fields. ``demo_2`` comes before ``demo_10``. In an episode without a final observation, an export repeats the
+last observation.
 """
 
 import json
@@ -83,11 +83,11 @@ _COUNTS = "num_samples", "total"
 _ATTRIBUTE_BYTES = 60_000  # HDF5 allows 64 KiB
 _ALONE = f"{OBS}/{OBS}"  # the path of an observation that is not a dict
 _REASONS = {
-    SCHEMA: "bounds of spaces, tuples and names of fields",
+    SCHEMA: "bounds of spaces, tuples and names of fields are not kept",
     PRIORITY: "there are no initial priorities",
     METADATA: "it belongs to another format",
-    NO_FINAL_OBS: "without a final observation, the last one is repeated",
-    ENDS: "an episode is done or not: a cut one is truncated, and one with both flags is terminated",
+    NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
+    ENDS: "a cut episode becomes truncated, and an episode with both flags becomes terminated",
     NOTES: "only texts are kept, as attributes",
 }
 
@@ -103,7 +103,8 @@ def import_dataset(
 
     Episodes are in the order of their numbers. An episode is terminated if the last of its ``dones`` is true, otherwise
     truncated. Attributes of a demonstration that are numbers, such as ``success``, are episode fields; texts are notes.
-    Each list in ``mask`` becomes a boolean episode field, such as ``mask_train``: whether the list names the episode.
+    Each list in ``mask`` becomes a boolean episode field, such as ``mask_train``, which is true for the episodes in the
+    list.
 
     Parameters
     ----------
@@ -119,7 +120,7 @@ def import_dataset(
     Raises
     ------
     StoreNotFound
-        There is no such file.
+        The file does not exist.
     FormatError
         The file is damaged or has no demonstrations. Or a demonstration has an array whose length is not the number of
         its actions.
@@ -227,11 +228,11 @@ class _Demos:
     Attributes
     ----------
     keys : list of str
-        The groups of the demonstrations, in the order of their numbers.
+        The names of the groups with the demonstrations, in the order of the numbers in these names.
     lengths : list of int
         The number of steps of each demonstration.
     leaves, names, metadata, left_out, skipped
-        The same as in `Source`.
+        The arguments of `Source` with these names.
     not_kept : dict of str to None
         Data that neither a leaf nor a note keeps.
     has_states_alone : bool
@@ -272,7 +273,7 @@ class _Demos:
         self.leaves = leaves_of({**own, **{path: np.asarray(v)[None] for path, v in fields.items()}}, file)
 
     def _find_keys(self, data: Any) -> list[str]:
-        """Return the groups of demonstrations in the order of their numbers."""
+        """Return the names of the groups with demonstrations, in the order of the numbers in these names."""
         keys = [key for key in data if _DEMO.fullmatch(key)] if isinstance(data, h5py.Group) else []
         if not keys:
             raise FormatError(f"{self._file} has no demonstrations: there is no group data/demo_0")
@@ -281,9 +282,9 @@ class _Demos:
     def _find_states(self, names: Sequence[str]) -> list[str]:
         """Return the names of the states that become observations.
 
-        These are all states if the file has no observations. Otherwise they are the states that the option ``obs``
-        names, in a file of Isaac Lab. A row of Isaac Lab's states is the state after a step, so the initial state
-        becomes the first observation.
+        These are all states if the file has no observations. Otherwise they are the states in the option ``obs``, and
+        only in a file of Isaac Lab. A row of Isaac Lab's states is the state after a step, so the initial state becomes
+        the first observation.
         """
         states = [name for name in names if is_part(name, _STATES)]
         has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None
@@ -293,7 +294,7 @@ class _Demos:
         return states if self.has_states_alone else wanted if self._is_isaac else []
 
     def _names_or_none(self, data: h5py.Group, key: str) -> list[str] | None:
-        """Return the names of a demonstration's arrays, and store its number of steps; None if it is skipped."""
+        """Return the names of a demonstration's arrays, and count its steps; None if the demonstration is skipped."""
         try:
             shapes = self._arrays.get(key)
             if shapes is None:
@@ -310,7 +311,7 @@ class _Demos:
             return None
 
     def _read_metadata(self, data: h5py.Group) -> dict[str, Json]:
-        """Return the attributes of the file that notes can hold."""
+        """Return the attributes of the group ``data`` that notes can hold; add the others to ``not_kept``."""
         found = dict[str, Json]()
         for name, value in data.attrs.items():
             try:
@@ -346,7 +347,7 @@ class _Demos:
         return found
 
     def _find_names(self, names: list[str], first: h5py.h5g.GroupID) -> dict[str, str]:
-        """Return the name of the array for the default path of each leaf of steps."""
+        """Return a dict from the default path of each leaf of steps to the name of the array with its values."""
         found = dict[str, str]()
         for name in names:
             part, _, below = name.partition("/")
@@ -366,7 +367,7 @@ class _Demos:
         return found
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the demonstrations as episodes, from number ``first`` on, with the wanted leaves."""
+        """Yield the demonstrations as episodes, from position ``first`` on, with the leaves at the ``wanted`` paths."""
         names = {path: name for path, name in self.names.items() if path in wanted}
         for key in self.keys[first:]:
             yield self._episode(key, _open(self._data, key), names)
@@ -385,7 +386,7 @@ class _Demos:
         return EpisodeData(steps, is_done, not is_done, self._fields(key, demo, attrs), notes=texts or None)
 
     def _steps(self, key: str, demo: h5py.h5g.GroupID, names: Mapping[str, str]) -> Rows:
-        """Return the rows of a demonstration, with the observation after the last step if the file has it."""
+        """Return the rows of a demonstration by path, with the observation after the last step if the file has it."""
         count, found = self._counts[key], Rows()
         arrays = {path: self._checked(key, name, _find(demo, name)) for path, name in names.items()}
         check_memory(sum(array.nbytes for array in arrays.values()), f"{self._file}: {_DATA}/{key}")
@@ -408,7 +409,10 @@ class _Demos:
         return found
 
     def _add_final(self, key: str, following: "_Array", obs: NDArray[Any]) -> None:
-        """Copy the last row of the next observations to ``obs``; their other rows must equal the observations."""
+        """Copy the last row of ``following``, an array of next observations, to the last row of ``obs``.
+
+        FormatError is raised if any other row of ``following`` is not the observation of the next step.
+        """
         rows = self._rows(key, following)
         pair = rows[:-1], obs[1:-1]
         if not np.array_equal(*pair) and not np.array_equal(*pair, equal_nan=rows.dtype.kind == "f"):
@@ -419,7 +423,10 @@ class _Demos:
         obs[-1:] = rows[-1:].astype(obs.dtype)
 
     def _checked(self, key: str, name: str, item: Any) -> "_Array":
-        """Return an array of numbers in a demonstration; FormatError for any other member."""
+        """Return ``item``, a member of a demonstration, as an `_Array`.
+
+        FormatError is raised if it is None, because the demonstration lacks ``name``, or not an array of numbers.
+        """
         if not isinstance(item, h5py.h5d.DatasetID):
             raise FormatError(f"{self._file}: {_DATA}/{key} has no {name}, which {self.keys[0]} has")
         dtype = item.dtype
@@ -497,7 +504,7 @@ def _datasets(group: h5py.h5g.GroupID) -> dict[str, Shape]:
 
 
 def _json(value: Any) -> Json:
-    """Return an attribute or an item of a list as JSON if possible; bytes become text."""
+    """Return an attribute, or an item of a list in ``mask``, as JSON if possible; bytes become text."""
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return value if isinstance(value, str) else np.asarray(value).tolist()

@@ -33,7 +33,7 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 _FIELDS = ("obs", "action", "reward", "next_obs", "terminated")
-# Attributes that a pickle leaves out: they are in the store, or belong to this process.
+# Attributes that are not pickled, since their values are in the store or belong to this process.
 _LEFT_OUT = {
     "_ids",
     "_last",
@@ -50,7 +50,7 @@ _LEFT_OUT = {
 }
 
 
-# Attributes that are copied to an `NStepReplayBuffer`, which draws steps with them.
+# Attributes that are copied to an `NStepReplayBuffer`, which then draws steps of this buffer.
 _SHARED = (
     *("buffer_size", "pos", "full"),
     *("observations", "next_observations", "actions", "rewards", "dones", "timeouts"),
@@ -73,9 +73,10 @@ class Column:
 
 
 class Columns:
-    """An attribute of a buffer that is a `Column`, or a dict of columns for the fields of a Dict space.
+    """A descriptor whose value is a `Column` of a buffer, or a dict of columns for the fields of a Dict space.
 
-    An attribute of the instance with the same name hides it, such as the array that `ReplayBuffer.__init__` sets.
+    If the buffer has an instance attribute of the same name, this attribute is used instead of the descriptor.
+    `ReplayBuffer.__init__` sets such attributes.
     """
 
     def __init__(self, field: str) -> None:
@@ -117,8 +118,8 @@ class DiskReplayBuffer(ReplayBuffer):
         No effect: each observation is always stored once, also with `handle_timeout_termination`, and every position
         can be drawn.
     path : path, Store or None
-        The store, or the path of a new store, which is made with the first step. The buffer opens a Store again by its
-        path. None: a temporary folder, removed with the buffer.
+        The store, or the path of a new store, which is made with the first step. If a Store is given, the buffer opens
+        it again by its path. None: a temporary folder, which is removed with the buffer.
     n_steps : int
         Number of steps in a return, as for `NStepReplayBuffer`.
     gamma : float
@@ -169,7 +170,8 @@ class DiskReplayBuffer(ReplayBuffer):
             )
         kwargs |= {"device": device, "n_envs": n_envs, "handle_timeout_termination": handle_timeout_termination}
         super().__init__(n_envs, observation_space, action_space, **kwargs)
-        # Without these arrays of one position, the names are the class's columns, which read the store.
+        # `ReplayBuffer` has set these attributes to arrays of one position. Without these arrays, the names stand for
+        # the columns of the class, which read the store.
         del self.observations, self.next_observations, self.actions
         self._capacity = max(buffer_size, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -178,7 +180,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._path = None if path is None else Path(path.path if isinstance(path, dr.Store) else path).absolute()
         self._durability: Any = "none" if path is None else durability
         self._uuid: str | None = None
-        # The shape of one step of all environments.
+        # The shapes of actions and observations in one step of all environments.
         self._action_shape = (n_envs, *(action_space.shape or ()))
         self._obs_shape = (
             {key: (n_envs, *(part.shape or ())) for key, part in observation_space.items()}
@@ -213,7 +215,10 @@ class DiskReplayBuffer(ReplayBuffer):
         self._unseen = 0  # positions added since the sampler's last refresh
 
     def _open(self, path: Path, found: bool, folder: str | None = None) -> None:
-        """Open the store at a path if it was found, else make it."""
+        """Open the store at ``path`` if it was ``found``, otherwise make it.
+
+        ``folder`` is a temporary folder that is removed when the buffer is closed.
+        """
         space, action = self.observation_space, self.action_space
         obs = {key: _field(part) for key, part in space.items()} if isinstance(space, spaces.Dict) else _field(space)
         dtype = np.dtype(np.float32) if action.dtype == np.float64 else action.dtype  # as in `ReplayBuffer`
@@ -235,8 +240,8 @@ class DiskReplayBuffer(ReplayBuffer):
 
     def _sampler_of(self, view: dr.Transitions, seed: int = 0) -> dr.Sampler:
         assert self._store is not None
-        # The buffer refreshes the store if a batch has steps that were added since, which is rare. A relabelling
-        # sampler draws its own ids, so it refreshes for each batch.
+        # The buffer refreshes the store itself, and only if a batch has steps that were added after the last refresh. A
+        # sampler with relabelling draws ids itself, so it refreshes for each batch.
         sampler = dr.Sampler(self._store, view, fields=_FIELDS, seed=seed, refresh=view.relabel is not None)
         self._kept.append(sampler)
         return sampler
@@ -258,13 +263,13 @@ class DiskReplayBuffer(ReplayBuffer):
         return writer
 
     def __repr__(self) -> str:
-        # Not the repr of the store: its counts are of the last refresh.
+        # The repr of the store is not used: the counts in it are of the last refresh.
         path = None if self._path is None else str(self._path)
         return f"{type(self).__name__}({path!r}, size={self.size()}, n_envs={self.n_envs})"
 
     @property
     def store(self) -> dr.Store | None:
-        """The store that holds the steps, or None before the first step. It is closed with the buffer."""
+        """The store with the steps, or None before the first step. It is closed with the buffer."""
         return self._store
 
     def close(self) -> None:
@@ -291,7 +296,8 @@ class DiskReplayBuffer(ReplayBuffer):
         ids, episodes = self._sampler.ids(), list(store.episodes)
         lanes = 1 + max((episode.lane for episode in episodes), default=-1)
         if lanes > 1 and (lanes != self.n_envs or len(ids) % lanes) and store.capacity is not None:
-            # Steps that were added together are evicted together: more than a position, if their number was larger.
+            # Steps that were added together are evicted together. If the store has more lanes than the buffer has
+            # environments, these steps take more than one position, and the store needs more capacity.
             store.resize(capacity=max(store.capacity, self._capacity + lanes))
         ids, number = self._by_position(ids, episodes)
         count = len(ids)
@@ -300,16 +306,16 @@ class DiskReplayBuffer(ReplayBuffer):
         with dr.Sampler(store, dr.Transitions(n_step=1), fields=("reward", "terminated")) as sampler:
             batch = sampler.gather(ids.reshape(-1))
             reward, terminated = (batch[name].numpy().reshape(ids.shape) for name in ("reward", "terminated"))
-        last = np.ones(ids.shape, np.bool_)  # whether a step is the last of its episode, as far as later positions show
+        last = np.ones(ids.shape, np.bool_)  # whether the next position has another episode; True at the last position
         last[:-1] = number[1:] != number[:-1]
         self._ids[:count], self.rewards[:count] = ids, reward
         self.dones[:count], self.timeouts[:count] = last, last & ~terminated
         self.pos, self.full = count % self.buffer_size, count == self.buffer_size
 
     def _by_position(self, ids: Ints, episodes: list[dr.Episode]) -> tuple[Ints, Ints]:
-        """Return the newest ids, and their episodes' numbers, as two arrays ``(positions, environments)``.
+        """Return the newest ids, and the number of each id's episode, as two arrays ``(positions, environments)``.
 
-        ``ids`` are all ids, oldest first.
+        ``ids`` are all ids, oldest first. An episode's number is its index in ``episodes``.
         """
         shape = -1, self.n_envs
         ids = ids[len(ids) % self.n_envs :]
@@ -326,7 +332,7 @@ class DiskReplayBuffer(ReplayBuffer):
     # --- pickles -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Make the steps durable, and return the state without them; ValueError for a temporary folder."""
+        """Make the steps durable, and return the state without the steps; ValueError for a temporary folder."""
         if self._path is None:
             raise ValueError(
                 "this buffer is in a temporary folder, which is removed with it: to save it, make it with a path, "
@@ -338,7 +344,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return {**state, "_newest": self._ids[self.pos - 1].copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the store that the pickle names, and fill the buffer also with the steps that were added since."""
+        """Open the store of the pickle, and fill the buffer with its newest steps, also steps added after pickling."""
         newest, pos, uuid = state.pop("_newest"), state["pos"], state["_uuid"]
         self.__dict__.update(state)
         self._begin()
@@ -482,7 +488,10 @@ class DiskReplayBuffer(ReplayBuffer):
         return self._samples(observations=obs, actions=action, next_observations=next_obs, dones=done, rewards=reward)
 
     def _gathered(self, ids: Ints) -> dr.Batch:
-        """Return the steps with these ids. Columns read the same ids one after the other, so the last batch is kept."""
+        """Return the steps with these ids.
+
+        The last batch is kept, since columns are read one after the other, with the same ids.
+        """
         if self._last is None or not np.array_equal(self._last[0], ids):
             check_open(self, self._close)
             if self._unseen:
@@ -626,7 +635,7 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
         self.env = env
 
     def _begin(self) -> None:
-        self.env = None  # no part of a pickle: `load_replay_buffer` sets it
+        self.env = None  # not pickled: `load_replay_buffer` sets it
         super()._begin()
 
     def _hindsight(self) -> dr.Hindsight:
@@ -635,7 +644,7 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
         return dr.Hindsight(self._strategy, self.her_ratio, partial(_reward, self.env))
 
     def truncate_last_trajectory(self) -> None:
-        """Cut the open episodes. A loaded buffer has none, since loading cuts them."""
+        """Cut the open episodes. A loaded buffer has no open episodes, since loading cuts them."""
         if self._writer is not None:
             self._writer.end_episode()
             for lane in np.flatnonzero(self.dones[self.pos - 1] == 0).tolist():

@@ -1,7 +1,7 @@
 """Replay buffers of Stable-Baselines3 as ``save_replay_buffer`` pickles them.
 
-A pickle can run code when Python loads it. An import reads only arrays, numbers and spaces, and refuses a file that
-asks for anything else.
+A pickle can run code when Python loads it. An import reads only arrays, numbers and spaces, and raises for a file that
+has other objects.
 
 The features are ``observations`` or ``observations/KEY``, ``actions`` and ``rewards``. An import follows these rules:
 
@@ -12,9 +12,9 @@ The features are ``observations`` or ``observations/KEY``, ``actions`` and ``rew
 - The infos of a ``HerReplayBuffer`` are left out.
 
 An export of an imported store restores the class, the number of environments and the settings of the buffer.
-``HerReplayBuffer`` takes observations with goals. Rewards and actions of float64 become float32. An episode that was
-cut becomes truncated. The last episode of each environment stays cut, except in a ``HerReplayBuffer``. An episode
-without a final observation repeats its last observation.
+A ``HerReplayBuffer`` needs observations with goals. Rewards and actions of float64 become float32. An episode that was
+cut becomes truncated. If the last episode of an environment was cut, it stays cut, except in a ``HerReplayBuffer``. In
+an episode without a final observation, the last observation is repeated.
 """
 
 import pickle
@@ -125,7 +125,7 @@ def import_dataset(
     Raises
     ------
     StoreNotFound
-        There is no such file.
+        The file does not exist.
     FormatError
         The file is damaged, has no replay buffer, or would run code.
     SchemaError
@@ -254,7 +254,7 @@ class _Buffer:
 
     def _read_steps(self) -> None:
         dones = as_flags(array(self._get("dones"), "dones"), "dones", FormatError)
-        timeouts = np.zeros_like(dones)  # old versions have none
+        timeouts = np.zeros_like(dones)  # buffers of old versions have no timeouts
         if "timeouts" in self._attributes:
             timeouts = as_flags(array(self._attributes["timeouts"], "timeouts"), "timeouts", FormatError)
         rows, shares_obs = len(dones), bool(self._attributes.get("optimize_memory_usage"))
@@ -291,12 +291,12 @@ class _Buffer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of arrays by leaf; names of arrays in a dict have slashes."""
+        """The name of each array by the path of its leaf; an array in a dict is called "observations/KEY"."""
         obs = {path: f"observations{path.removeprefix(OBS)}" for path in self.schema.leaves if is_obs(path)}
         return {**obs, ACTION: "actions", REWARD: "rewards"}
 
     def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
-        """Return the episode of a piece, with the wanted leaves."""
+        """Return the steps of a piece as an episode, with the leaves at the paths in ``wanted``."""
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         newest = self._order[last : piece.stop]
         obs = {path: leaf[rows, lane] for path, leaf in self._obs.items() if path in wanted}
@@ -372,7 +372,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
     return lost | {
         PRIORITY: no_place,
         ENDS: "cut episodes become truncated, and an episode with both flags is terminated",
-        NO_FINAL_OBS: "without a final observation, the last one is repeated",
+        NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
         NOTES: no_place,
         SCHEMA: "only spaces are kept",
         METADATA: no_place,
@@ -399,7 +399,7 @@ def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
     buffer.actions[at] = episode.steps[ACTION].reshape(buffer.actions[at].shape)
     buffer.rewards[at] = episode.steps[REWARD]
     # A cut episode at the end of a lane stays open, as in a buffer that was saved in the middle of an episode. A buffer
-    # for hindsight samples only whole episodes, and has no public name to mark an open one.
+    # for hindsight samples only whole episodes, and has no public way to mark an episode as open.
     is_hindsight = type(buffer).__name__ == _HER
     is_done = not episode.cut or piece.stop < len(buffer.rewards) or is_hindsight
     buffer.dones[piece.stop - 1, piece.lane] = is_done
@@ -409,7 +409,7 @@ def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
 
 
 class _Maker(NamedTuple):
-    """The plan of a buffer: its class, the arguments of this class, and the number of environments."""
+    """The buffer to make: the name of its class, arguments of this class, and the number of environments."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -440,7 +440,7 @@ def _maker(
     default = "DictReplayBuffer" if isinstance(schema.obs, Mapping) else "ReplayBuffer"
     name = buffer_class or str(settings.get("class", default))
     if name.startswith(("Dict", "Her")) is not isinstance(schema.obs, Mapping):
-        raise SchemaError(f"a {name} is not for these observations; a {default} is")
+        raise SchemaError(f"a {name} cannot hold these observations; use a {default}")
     wanted = {_HER: ("n_sampled_goal", _STRATEGY), "NStepReplayBuffer": ("n_steps", "gamma")}.get(name, ())
     known = {key: settings[key] for key in ("handle_timeout_termination", *wanted) if key in settings}
     return _Maker(name, known, lanes)

@@ -12,7 +12,7 @@ Source = tuple[Any, np.ndarray]  # a vector environment's info, and the lanes to
 
 
 class StepValues:
-    """The extra and info fields of the next step, the values of running episodes, and copies of recorded values.
+    """The values that a Gymnasium wrapper records: extra fields of steps, episode fields, and values from info.
 
     Attributes
     ----------
@@ -26,16 +26,17 @@ class StepValues:
     store : Store
         The store.
     info_fields : iterable of str
-        Names to copy from info: of extra fields at every step, of episode fields at the step that ends an episode.
+        The names of fields to copy from info: extra fields at every step, and episode fields at the step that ends an
+        episode.
     leading : tuple of int
-        ``(num_envs,)`` for a vector, else empty.
+        ``(num_envs,)`` for a vector environment, otherwise empty.
 
     Raises
     ------
     SchemaError
-        If the schema has no extra or episode field of such a name.
+        If the schema has no extra or episode field with a name in ``info_fields``.
     ValueError
-        If ``store`` is not a Store, but a path for example.
+        If ``store`` is not a Store, for example a path.
     """
 
     def __init__(self, store: Store, info_fields: Iterable[str], leading: tuple[int, ...] = ()) -> None:
@@ -86,7 +87,7 @@ class StepValues:
         return given
 
     def clear(self) -> None:
-        """Forget the set fields."""
+        """Forget the extra fields that were set."""
         self._given = {}
 
     def set_episode(self, fields: Mapping[str, Any]) -> None:
@@ -146,15 +147,19 @@ class StepValues:
             ) from None
 
     def begin(self, given: list[dict[str, np.ndarray]], lanes: np.ndarray) -> None:
-        """Mark lanes as running, with values from `reset_values`. Call `forget` for their old episodes first."""
+        """Mark the lanes of a mask as running, with the episode fields ``given``, which `reset_values` returned.
+
+        Call `forget` for the old episodes of these lanes first.
+        """
         for lane in np.flatnonzero(lanes).tolist():
             self._episodes[lane].update(given[lane])
         self.running |= lanes
 
     def of_episodes(self, lanes: np.ndarray) -> list[tuple[np.ndarray, dict[str, Any]]]:
-        """Return ``(mask of lanes, values)`` for each group of these lanes whose episodes have the same fields set.
+        """Return the episode fields of these lanes, as pairs ``(mask of lanes, values)``.
 
-        Values are nested like the schema, with a leading axis of lanes for a vector.
+        Each pair is for the lanes whose episodes have values of the same fields. Values are nested like the schema,
+        with a leading axis of lanes for a vector environment.
         """
         groups: dict[tuple[str, ...], np.ndarray] = {}
         for lane in np.flatnonzero(lanes).tolist():
@@ -194,7 +199,8 @@ class StepValues:
     def from_infos(self, steps: list[Source], ends: list[Source]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return the extra fields of stepped lanes, and the episode fields of ended lanes, or None if no lane ended.
 
-        Both are batched over all lanes, with zeros for the other lanes.
+        ``steps`` and ``ends`` have the infos to read, each with its lanes. The fields are batched over all lanes, with
+        zeros for other lanes.
         """
         steps, ends = [[source for source in sources if source[1].size] for sources in (steps, ends)]
         extra = {name: self._lanes(self._schema.extra[name], name, name, steps) for name in self._extra_infos}
@@ -205,9 +211,10 @@ class StepValues:
     def with_final(
         self, obs: Mapping[str, np.ndarray], info: Mapping[str, Any], ended: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return the observations with the final ones of ended lanes, which same-step autoreset puts into info.
+        """Return the observations, where ended lanes have the final observation from info, as in same-step autoreset.
 
-        The second value is a mask of lanes whose final observation equals the next episode's first one in all bytes.
+        The second value is a mask of the lanes whose final observation has the same bytes as the first observation of
+        the next episode.
         """
         same = np.zeros(len(ended), bool)
         rows = {path: leaf.copy() for path, leaf in obs.items()}
@@ -270,7 +277,7 @@ def _value(tree: Any, info: Any, key: str, path: str) -> Any:
 
 
 def _mask(info: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
-    """Return a mask of lanes that have the value. Some environments give no mask; then all lanes have it."""
+    """Return the mask of lanes that have the value ``key`` in info; all lanes if the environment gives no mask."""
     mask = info.get(f"_{key}")
     return np.ones(num_envs, bool) if mask is None else as_numpy(mask).astype(bool)
 
@@ -301,12 +308,12 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def row_of(tree: Any, i: int) -> Any:
-    """Return the tree of row ``i`` of each leaf, which is an array or a sequence."""
+    """Return the tree with each leaf, an array or a sequence, replaced by its item ``i``."""
     return map_leaves(itemgetter(i), tree)
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """Return the leaves of a tree, in its order."""
+    """Return the leaves of a tree as a list, in the order of the tree's keys and items."""
     found: list[Any] = []
     map_leaves(found.append, tree)
     return found

@@ -25,14 +25,14 @@ __all__ = ["StorePrioritizedReplayBuffer", "StoreReplayBuffer"]
 PathLike = str | os.PathLike[str]
 Array = NDArray[Any]
 
-# Tianshou's keys that are in the store, and their fields.
+# The keys of Tianshou whose values are in the store, with the name of each key's field in a batch of `Transitions`.
 FIELDS = {"obs": "obs", "act": "action", "obs_next": "next_obs"}
 # Keys of the arrays that Tianshou keeps in memory. The array "obs" has the ids of the steps.
 KEYS = ("obs", "act", "rew", "terminated", "truncated", "done", "info", "policy")
 
 
 class InStore(ReplayBufferManager):  # type: ignore[misc]
-    """The part of the buffers below that keeps steps in a store. It must come before Tianshou's class in the bases."""
+    """A base class that keeps the steps of a buffer in a store; it must come before Tianshou's class in the bases."""
 
     _set_keys: frozenset[str] = frozenset()  # keys set by the user, unknown to Tianshou's `add`
 
@@ -51,8 +51,8 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._path = Path(store.path if isinstance(store, dr.Store) else store).absolute()
         self._store = store if isinstance(store, dr.Store) else None
         self._begin()
-        self._null = np.zeros(self.maxsize, np.bool_)  # steps with a NaN in a stored field
-        # Ids are in the place of observations. "act" has no values, but Tianshou needs this key in every batch.
+        self._null = np.zeros(self.maxsize, np.bool_)  # whether each step has a NaN in a field that is in the store
+        # The array "obs" has ids, not observations. "act" has no meaning, but Tianshou needs this key in every batch.
         flags = {name: np.zeros(self.maxsize, np.bool_) for name in ("terminated", "truncated", "done", "act")}
         super().set_batch(Batch(obs=np.full(self.maxsize, -1), rew=np.zeros(self.maxsize), **flags))
         if self._store is None:
@@ -82,7 +82,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             there = sampler.ids()
         for lane, (episodes, buffer) in enumerate(zip(lanes, self.buffers, strict=True)):
             chosen: list[dr.Episode] = []
-            at_least = 0  # the last step of an episode may not be sampleable
+            at_least = 0  # least number of sampleable steps in `chosen`: an episode's last step may not be sampleable
             while episodes and at_least < buffer.maxsize:
                 chosen.insert(0, episodes.pop())
                 at_least += len(chosen[0]) - 1
@@ -101,7 +101,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
     # --- adding ------------------------------------------------------------------------------------------------------
 
     def add(self, batch: Any, buffer_ids: Any = None) -> Any:
-        """Add a step of each environment in `buffer_ids`, or of all.
+        """Add a step of each environment in `buffer_ids`, or of all environments if it is None.
 
         Raises
         ------
@@ -179,7 +179,10 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         return join(stack, axis=np.ndim(indices))
 
     def hasnull(self) -> bool:
-        """Return whether the buffer has a NaN. The store is not read: `add` has checked observations and actions."""
+        """Return whether the buffer has a NaN.
+
+        The store is not read, since `add` has checked observations and actions.
+        """
         held = self.sample_indices(0)
         return bool(self._null[held].any()) or bool(len(held) and Batch(self._held(held)).hasnull())
 

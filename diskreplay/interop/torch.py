@@ -22,8 +22,8 @@ class StoreDataset(IterableDataset[dr.Batch]):
     """Batches of a store, drawn in the worker processes of a loader: ``DataLoader(dataset, batch_size=None)``.
 
     Each worker of each rank draws its own share of the ids with a `Sampler`. Shares are disjoint, cover all ids, and
-    have about the same size, also while the store grows (see `Sampler`, `rank`). New steps are drawn as they come. The
-    data set ends when its distribution ends: a `Sweep` of one pass draws every id once over all workers and ranks.
+    have about the same size, also while the store grows (see `Sampler`, `rank`). New steps are drawn as they arrive.
+    The data set ends when its distribution ends: a `Sweep` of one pass draws every id once over all workers and ranks.
 
     The trainer cannot update priorities, since they are in the workers. For prioritized replay use a `Sampler`, which
     prefetches in threads.
@@ -110,7 +110,7 @@ class MapDataset(Dataset[Any]):
     `Batch`. It is gathered at once, which is many times faster: ``DataLoader(dataset, batch_size=None,
     sampler=BatchSampler(RandomSampler(dataset), 256, drop_last=False))``.
 
-    Steps that are added later are not in the data set. Reading an item that was evicted meanwhile raises InvalidIndex.
+    Steps that are added later are not in the data set. Reading an item that the store has evicted raises InvalidIndex.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class MapDataset(Dataset[Any]):
         return self._gather(self.ids[number if isinstance(number, slice) else np.asarray(number)])
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Return several items for a loader to collate. They are gathered at once."""
+        """Return the items with these numbers as a list for a loader to collate; all are gathered at once."""
         return _items(self._gather(self.ids[numbers]))
 
     def _gather(self, ids: NDArray[np.int64]) -> dr.Batch:

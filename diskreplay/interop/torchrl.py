@@ -34,7 +34,7 @@ UNBOUNDED = (1 << 31) - 1
 
 
 class ByReference(StorageCheckpointerBase):  # type: ignore[misc]
-    """Saves the uuid of a storage's store and the id at each position. The steps themselves are in the store."""
+    """Saves the uuid of a storage's store and the id at each position, but no steps, since they are in the store."""
 
     def dumps(self, storage: "StoreStorage", path: PathLike) -> None:
         """Save the state."""
@@ -56,7 +56,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     A step never changes: only the position of the buffer's cursor can be written. With a capacity, positions are a ring
     as in TorchRL's other storages, and the store evicts overwritten steps. Only one buffer may write to a storage and
     its store; any number may read. An existing store is continued: its newest steps fill the storage, the oldest of
-    them at position 0, and the buffer's cursor follows the newest.
+    them at position 0, and the buffer's cursor is set to the position after the newest step.
 
     An item must have ``"action"``, ``("next", "reward")``, ``("next", "done")``, and observations: keys that are both
     at the root and in ``"next"``. An item whose observation does not continue the last step, as after a reset, cuts the
@@ -68,9 +68,9 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     Parameters
     ----------
     store : Store or path
-        A store that is open with mode "a", or a path. If the path has no store, the first item makes one, with all of
-        its keys in the schema. An existing store takes the keys that its schema has. An extra field is a key at
-        the root, which may be nested.
+        A store that is open with mode "a", or a path. If the path has no store, the first item makes one, and the
+        schema has all keys of this item. An existing store keeps only the keys in its schema. An extra field is a key
+        at the root, which may be nested.
     capacity : int or None
         Capacity of a new store; None: unbounded.
     durability : float or str
@@ -116,7 +116,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         self._ids: Ints = np.zeros(0, np.int64)  # the id at each position, with room for more
         self._size = self._next = 0
         self._buffers: list[ReplayBuffer] = []
-        # Positions of steps to announce to the buffers' samplers. None: announced, and the buffers' cursors are set.
+        # Positions of the steps that must still be announced to the buffers' samplers. None: all steps were announced,
+        # and the buffers' cursors are set.
         self._untold: Ints | None = None
 
     def _attach_sampler(self, store: dr.Store) -> None:
@@ -207,7 +208,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Append steps; `cursor` must be the next positions.
+        """Append the steps `data`; `cursor` must be the positions that follow the newest step.
 
         Raises
         ------
@@ -216,7 +217,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         SchemaError
             An item is not a step, or does not fit the schema; nothing was appended.
         SchemaError, StorageFull
-            The store's `validate` refuses an item, or the disk is full; the items before it are appended.
+            The store's `validate` refuses an item, or the disk is full; the items before this item are appended.
         """
         check_open(self, self._close)
         items = _stacked(data)
@@ -275,7 +276,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def get(self, index: Any) -> Any:
-        """Return the steps at positions, or the values of a key of all steps.
+        """Return the steps at the positions `index`; or, if `index` is a key, the values of this key in all steps.
 
         Raises
         ------
@@ -310,7 +311,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the steps at their positions, followed by the steps that were added since.
+        """Restore the steps at their positions, followed by the steps that were added after the state was saved.
 
         Raises
         ------
@@ -327,8 +328,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             there = self._sampler.ids()
             newest = np.flatnonzero(there == (ids[int(state_dict["next"]) - 1] if len(ids) else -1))
             since = there[int(newest[0]) + 1 :] if len(newest) else there
-            # Steps that were added since take the positions of the evicted ones. If still more are gone, all steps get
-            # new positions.
+            # Later steps take the positions of evicted steps. If more steps were evicted than added, all steps get new
+            # positions.
             if len(newest) and np.isin(ids, there).sum() >= len(ids) - len(since):
                 self._place(ids)
                 self._next = int(state_dict["next"])
@@ -352,7 +353,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
 
 def _schema_of(item: TensorDictBase) -> dr.Schema:
-    """Return the schema for items with the keys of this one; SchemaError if it has no observation or action."""
+    """Return the schema for items with the keys of ``item``; SchemaError if it has no observation or action."""
     values: dict[Key, Any] = {}
     for key, value in item.items(include_nested=True, leaves_only=True):
         values[key if isinstance(key, tuple) else (key,)] = value
@@ -381,7 +382,7 @@ def _nested(values: Mapping[Key, Any]) -> dict[str, Any]:
 
 
 def _stacked(data: Any) -> TensorDictBase:
-    """Return items with one leading axis; SchemaError if they are not steps."""
+    """Return the items in ``data`` as one tensordict with one leading axis; SchemaError if they are not steps."""
     if isinstance(data, list) and data and is_tensor_collection(data[0]):
         data = lazy_stack(data)
     if not is_tensor_collection(data):

@@ -10,10 +10,11 @@ An import follows these rules:
   only the files of the storage without such metadata, all rows are steps, even rows that were never written.
 - The keys "index", "priority", "_weight" and "priority_weight" are left out. ``skip`` leaves out further keys, such as
   a key that a store cannot hold.
-- If only one of "terminated" and "truncated" exists, a step that is done without this flag has the other flag.
+- If only one of the keys "terminated" and "truncated" exists, the other is true for steps that are done and do not have
+  this flag.
 
 An export writes a storage of one axis with trajectory ids. Episodes that were cut become truncated, except the last
-episode. An episode without a final observation repeats its last observation.
+episode. In an episode without a final observation, the last observation is repeated.
 """
 
 import json
@@ -103,7 +104,7 @@ def import_dataset(
     Raises
     ------
     StoreNotFound
-        There is no such folder.
+        ``source`` is not a folder of TorchRL.
     FormatError
         The folder is damaged, or its rows are not transitions of one agent.
     SchemaError
@@ -174,7 +175,7 @@ def export_dataset(
         steps = sum(map(len, episodes))
         rows = steps if capacity is None else capacity
         if rows < max(1, steps):
-            raise SchemaError(f"a storage of {rows} rows does not hold {steps} steps; its capacity is at least 1")
+            raise SchemaError(f"a storage of {rows} rows does not hold {steps} steps; give a capacity of more rows")
         return Format(_not_held(schema), partial(_write, rows, batch_size))
 
     return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
@@ -195,7 +196,7 @@ class _Transitions:
     left_out : list of str
         The keys that the caller skips.
     cut : int
-        The number of episodes that end only because the next row has another observation.
+        The number of cuts: an episode is cut where the next row's observation is not the row's next observation.
     """
 
     def __init__(self, folder: Path, choice: Choice) -> None:
@@ -257,7 +258,7 @@ class _Transitions:
         return chosen
 
     def _split(self, lanes: int) -> None:
-        """Set `pieces` and `cut`; rows with trajectory ids become one lane, ordered by id."""
+        """Set ``pieces`` and ``cut``. If rows have trajectory ids, all rows become one lane, ordered by these ids."""
         trajectories = self._leaves.get(_TRAJECTORY)
         if trajectories is not None and trajectories.ndim == 2:
             flat = (self._order[:, None] * lanes + np.arange(lanes)).reshape(-1)
@@ -282,13 +283,13 @@ class _Transitions:
         self.pieces = sorted(pieces(ended), key=lambda piece: int(by_trajectory[piece.start]))
 
     def leaves(self) -> dict[str, Field]:
-        """Return the fields of the steps, by default path."""
+        """Return the field of each leaf of the steps, by default path."""
         values = {path: self._leaves[key][:0, 0] for path, key in self.names.items()}
         values[REWARD] = values[REWARD].reshape(0)
         return leaves_of(values, self._folder, "; skip leaves keys out")
 
     def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
-        """Return the episode of a piece, with the wanted leaves."""
+        """Return the steps of a piece as an episode, with the leaves at the paths in ``wanted``."""
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         steps: Leaves = {}
         for path, key in self.names.items():
@@ -309,7 +310,7 @@ def _is_at(key: str, name: str) -> bool:
 
 
 def _order(folder: Path, root: Path, rows: int, lanes: int) -> Ints:
-    """Return the filled rows, oldest first."""
+    """Return the indices of the filled rows, oldest first."""
     stored = _read_json(root / "storage_metadata.json", missing={})
     if stored.get("is_pytree"):
         raise FormatError(f"{folder} has a pytree and no tensordict; dump a buffer of tensordicts")
@@ -410,7 +411,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
     return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
         PRIORITY: "samplers of TorchRL keep their own priorities",
         CUT: "cut episodes become truncated",
-        NO_FINAL_OBS: "without a final observation, the last one is repeated",
+        NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
         NOTES: no_place,
         SCHEMA: "only shapes and dtypes are kept",
         METADATA: no_place,

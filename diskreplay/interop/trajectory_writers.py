@@ -8,8 +8,8 @@ from diskreplay.closing import Kept
 
 __all__ = ["TrajectoryWriters"]
 
-# The maximum number of open trajectories. Beyond it, the trajectory whose last step is oldest is cut, since its
-# collector is probably gone.
+# The maximum number of open trajectories. Beyond this number, the trajectory whose last step is oldest is cut, since
+# its collector has probably stopped.
 MAX_TRAJECTORIES = 256
 
 
@@ -19,7 +19,7 @@ class TrajectoryWriters:
     Parameters
     ----------
     kept : list
-        The list that was passed to `closes`. New writers are added to it, and its owner closes them.
+        The list that was passed to `closes`. New writers are added to this list, and the owner of the list closes them.
     durability : float or str
         As for `Store.writer`.
     """
@@ -32,7 +32,7 @@ class TrajectoryWriters:
         self._open: dict[Hashable, dr.Writer] = {}  # by trajectory; the one whose last step is oldest comes first
 
     def of(self, store: dr.Store, trajectory: Hashable) -> dr.Writer:
-        """Return the writer of a trajectory. At the trajectory's first step this is a free or new writer."""
+        """Return the writer of a trajectory; at the trajectory's first step, this is a free or new writer."""
         writer = self._open.pop(trajectory, None)
         if writer is None and self._free:
             writer = self._free.pop()
@@ -52,7 +52,7 @@ class TrajectoryWriters:
         self._free.append(self._open.pop(trajectory))
 
     def flush(self) -> None:
-        """Make the appended steps durable."""
+        """Make the appended steps of all trajectories durable."""
         for writer in self._writers:
             writer.flush()
 

@@ -1,14 +1,15 @@
 """Data sets in the layout of diffusion_policy's ReplayBuffer: zarr arrays of all steps, and the ends of episodes.
 
 ``data/NAME`` are arrays ``(steps, ...)``. ``meta/episode_ends`` has the number of steps up to the end of each episode.
-The format has no place for rewards, how episodes ended, or an observation after the last action. An export keeps these
-in further arrays, which other readers of the format ignore: ``data/reward``, and arrays in ``meta`` with one row an
-episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
+The format has no place for rewards, for how episodes ended, and for an observation after the last action. An export
+writes these to further arrays, which other readers of the format ignore: ``data/reward``, and arrays in ``meta`` with
+one row for each episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
 
 An export also writes extra fields and initial priorities to ``data``. It writes ``terminated``, ``truncated``, final
-observations and episode fields to ``meta``, and the schema to the attribute ``diskreplay``. Its arrays are compressed
-by Blosc, as in diffusion_policy. An import names rows after the last episode in `Imported.not_kept`. An import reads
-images that a codec of another library compressed, such as JPEG XL, if this library is installed and registered.
+observations and episode fields to ``meta``, and the schema to the attribute ``diskreplay``. The arrays are compressed
+by Blosc, as in diffusion_policy. If arrays have rows after the last episode, an import lists these rows in
+`Imported.not_kept`. An import reads images that a codec of another library compressed, such as JPEG XL, if this library
+is installed and registered.
 """
 
 import math
@@ -73,14 +74,14 @@ def import_dataset(
 ) -> Imported:
     """Import a data set of diffusion_policy into a new store, or resume an interrupted import.
 
-    An export of this module is restored completely. In other data sets, arrays in ``data`` are observations by their
-    names, except ``action``, ``reward`` and the arrays that the option ``extra`` names. Missing rewards are zeros.
-    Episodes have no observation after their last action.
+    A data set that `export_dataset` wrote is restored completely. In other data sets, each array in ``data`` is the
+    observation of its name, except ``action``, ``reward`` and the arrays in the option ``extra``. Missing rewards are
+    zeros. Episodes have no observation after their last action.
 
     Parameters
     ----------
     source : path
-        The data set, of zarr version 2 or 3: a folder, or a ``.zip`` of one.
+        The data set, of zarr version 2 or 3: a folder, or a ``.zip`` file of such a folder.
     path : path
         The store. Nothing may exist at this path, except an interrupted import of this data set.
     progress : callable, optional
@@ -183,7 +184,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
             else:
                 documents, store = Documents(file, None, stored), LocalStore(file, read_only=True)
             chunks = _BoundedStore(file, store)
-            # Only the arrays' own documents are checked, and consolidated metadata may differ from them.
+            # Consolidated metadata are not used. They may differ from the documents of the arrays, which are checked.
             root = zarr.open_group(chunks, mode="r", use_consolidated=False)
         except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):
@@ -278,13 +279,13 @@ class _DataSet:
     schema : Schema or None
         The schema, if the data set is an export of this module, which stores it.
     leaves : dict of str to Field
-        The fields by default path.
+        The field of each leaf, by default path.
     names : dict of str to str
-        The name of the array for each default path.
+        The name of the array or field in the data set for each leaf, by default path.
     left_out : list of str
         The arrays that the caller skips.
     not_kept : list of str
-        A text that names the rows after the last episode, if there are any.
+        A text about the rows after the last episode. Empty if there are no such rows.
     bounds : list of (int, int)
         The first row of each episode, and the row after its last one.
     metadata : dict
@@ -355,7 +356,7 @@ class _DataSet:
         return [_TERMINATED, _TRUNCATED, _HAS_FINAL, _HAS_FIELDS, *map(_meta_name, fields), *finals]
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the episodes from number ``first`` on, with the wanted leaves."""
+        """Yield the episodes in order, from position ``first`` on, with the leaves at the paths in ``wanted``."""
         row_bytes = sum(column.row_bytes for column in self._columns.values())
         columns = {path: each for path, each in self._columns.items() if path in {*wanted, PRIORITY}}
         lacking = {_meta_name(path) for path in self.leaves if is_part(path, FIELDS) and path not in wanted}
@@ -405,15 +406,15 @@ class _Column:
     def read(self, start: int, stop: int, stops: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows from ``start`` to before ``stop``.
 
-        A larger block of rows is read for later calls. The block ends at one of ``stops``, the ends of episodes, so
-        that no later call needs rows of two blocks.
+        A larger block of rows is read, and kept for later calls. The block ends at one of ``stops``, the ends of
+        episodes, so that a later call needs rows of only one block.
         """
         if start < self._start or stop > self._start + len(self._rows):
             first = start - start % self._chunk
             whole = int(np.searchsorted(stops, first + self._block_rows, "right")) - 1
             try:
                 rows = self._array[first : max(stop, int(stops[max(0, whole)]))]
-            except Exception:  # any error of a codec: the damage may be after these rows
+            except Exception:  # a codec may raise any error, and only later rows of the block may be damaged
                 rows = self._array[first:stop]
             self._start, self._rows = first, np.asarray(rows)
         return self._rows[start - self._start : stop - self._start]
@@ -493,7 +494,7 @@ class _Arrays:
 
 
 def _column(root: zarr.Group, name: str, rows: int, field: Field, fill: float = 0, begin: int = 0) -> ColumnWriter:
-    """Create an array to write from row ``begin`` on; earlier rows have the fill value."""
+    """Create an array of ``rows`` rows, and return a writer from row ``begin`` on; earlier rows have the fill value."""
     if root.metadata.zarr_format == 2:
         compressor: Any = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}  # as in diffusion_policy
     else:

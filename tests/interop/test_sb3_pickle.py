@@ -285,7 +285,7 @@ def test_what_no_buffer_holds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.SchemaError, match="no buffer for actions that are dicts or tuples$"):
         export_dataset(tmp_path / "actions", tmp_path / "buffer.pkl")
     make_store(tmp_path / "vectors", "vectors", PLAIN)
-    with pytest.raises(dr.SchemaError, match="a HerReplayBuffer is not for these observations; a ReplayBuffer is$"):
+    with pytest.raises(dr.SchemaError, match="a HerReplayBuffer cannot hold these observations; use a ReplayBuffer$"):
         export_dataset(tmp_path / "vectors", tmp_path / "buffer.pkl", buffer_class="HerReplayBuffer")
     with pytest.raises(dr.SchemaError, match="buffer_class must be ReplayBuffer, .* or None, not 'Ring'$"):
         export_dataset(tmp_path / "vectors", tmp_path / "buffer.pkl", buffer_class="Ring")

@@ -358,7 +358,7 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
 def _append(
     store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None, is_compressed: bool
 ) -> tuple[int, int]:
-    """Append the episodes after the first ``begun``, which the store has; return their number, and their steps.
+    """Append all episodes but the first ``begun``, which the store has; return the numbers of episodes and of steps.
 
     Some of the first episodes are read again. StoreExists is raised if they differ from the episodes of the store.
     """

@@ -44,7 +44,7 @@ class Record:
     state: object
 
     def __new__(cls, *args: object) -> "Record":
-        """Keep the arguments; UnpicklingError for more than 64, since a small file could copy long tuples many times."""
+        """Keep the arguments; UnpicklingError for more than 64: a small file could copy a long tuple many times."""
         if len(args) > _MOST_ARGUMENTS:
             raise pickle.UnpicklingError(f"it calls {cls.class_name} with {len(args)} arguments")
         record = object.__new__(cls)

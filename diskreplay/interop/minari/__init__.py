@@ -8,15 +8,15 @@ have the metadata of the data set, such as the spec of the environment and the a
 
 An import follows these rules:
 
-- The options name features as the files do: ``observations/image``, ``actions``, ``rewards``, ``infos/success``,
-  ``seed``, and ``reset_infos/success`` for the infos of the reset.
+- In the options, features have the names in the files: ``observations/image``, ``actions``, ``rewards``,
+  ``infos/success``, ``seed``, and ``reset_infos/success`` for the infos of the reset.
 - An episode with equal numbers of observations and steps has no final observation.
 - Flags of terminations and truncations before the last step of an episode become notes.
 - Texts in a dict of observations become notes. If the observations are only texts, or a store cannot hold a space, the
   import raises.
-- The fields of infos are the fields of the first episode. If a later episode lacks an info, its values are zeros in
-  this episode, and a note says so.
-- Images that Minari keeps as JPEG are imported as Minari decodes them.
+- The infos of the first episode become fields. If a later episode lacks one of these infos, the field is zeros in this
+  episode, and a note says so.
+- Images that Minari keeps as JPEG are imported with the pixels that Minari decodes.
 
 An export writes the notes of an import back. The extra fields of other stores become infos. The first row of these
 infos, which belongs to the reset, is zeros. An episode that was cut is marked as truncated. In an episode without a
@@ -77,7 +77,7 @@ def import_dataset(
     Raises
     ------
     StoreNotFound
-        There is no such data set.
+        No data set has this name or path.
     SchemaError
         A space of the data set cannot be stored.
     FormatError
@@ -89,18 +89,18 @@ def import_dataset(
 
 
 def open_source(source: str | PathLike[str]) -> Source:
-    """Return a data set of Minari as a `Source`; it raises the errors of `import_dataset`."""
+    """Return a data set of Minari as a `Source`; raise the errors of `import_dataset`."""
     folder = _found(source)
     with foreign(folder), _libraries():
         metadata = read_document(folder / "metadata.json")
         _check_spaces(folder, metadata)
         _check_hdf5(folder)
         storage = MinariStorage.read(folder)
-        # Minari's storage would read all metadata, with the long bounds of images, for each of the two numbers.
+        # Minari's storage would read all metadata, which have long bounds of images, once for each of these numbers.
         episodes, steps = (_count(folder, metadata, name) for name in ("total_episodes", "total_steps"))
         if not episodes:
             raise FormatError(f"{folder} has no episodes")
-        without_texts(storage.observation_space, OBS)  # refuses a space with only texts before values are read
+        without_texts(storage.observation_space, OBS)  # raises for a space with only texts, before values are read
         example = next(_read_episodes(storage, metadata, 0, 1), None)
         if example is None:
             raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")
@@ -122,9 +122,9 @@ def open_source(source: str | PathLike[str]) -> Source:
 
 
 def _read_episodes(storage: MinariStorage, metadata: Mapping[str, Any], first: int, stop: int) -> Iterator[Raw]:
-    """Yield the episodes of a data set from number ``first`` to below ``stop``, each with its "metadata".
+    """Yield the episodes of a data set from number ``first`` to before ``stop``, each with its "metadata".
 
-    ``metadata`` is the document of the data set; Minari's storage would read it again.
+    ``metadata`` is the content of `metadata.json`, which Minari's storage would read again.
     """
     numbers, data_format = range(first, stop), metadata["data_format"]
     form = storage.observation_space, storage.action_space, bool(metadata.get("jpeg_encoding", True))
@@ -173,8 +173,8 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : str or path
-        A name in the local folder of Minari, such as ``"mine/cartpole-v0"``, or a path. A path begins with a dot or a
-        slash, or does not end in a version. Nothing may be there.
+        A name in the local folder of Minari, such as ``"mine/cartpole-v0"``, or a path. A text is a path if it begins
+        with a dot or a slash, or does not end in a version. Nothing may be there.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
@@ -220,15 +220,15 @@ def _found(source: str | PathLike[str]) -> Path:
 
 
 def _libraries() -> AbstractContextManager[None]:
-    """Raise MissingExtra if the block lacks a library that a data set of Minari needs."""
+    """Return a context that raises MissingExtra if its block needs a library that is not installed."""
     return MissingExtra.raised_for("this data set of Minari", "minari")
 
 
 def _check_spaces(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Check that the metadata have the spaces: without them, Minari makes the environment that the data set names.
+    """Check that the metadata have the spaces; without spaces, Minari makes the environment in the data set's metadata.
 
-    The entry point of an environment may be any function of any module. It would be called with arguments from the data
-    set.
+    The entry point of this environment may be any function of any module. Minari would call it with arguments from the
+    data set.
     """
     for name in ("observation_space", "action_space"):
         if not isinstance(metadata.get(name), str):
@@ -253,7 +253,7 @@ def _not_held(schema: Schema, data_format: str, noted: Mapping[str, Json]) -> di
     lacking = {
         "priority": "Minari has no priorities",
         "cut": "Minari marks the episode as truncated",
-        "no_final_obs": "each episode of Minari has a final observation; the last one is repeated",
+        "no_final_obs": "each episode of Minari has a final observation; the last observation is repeated",
     }
     if noted.get("format") != NAME:
         lacking["notes"] = "Minari has no place for notes from another format"
@@ -280,7 +280,7 @@ def _is_seed(leaf: Any) -> bool:
 
 
 def _is_derived(schema: Schema, data_format: str) -> bool:
-    """Tell whether an import would make the same schema."""
+    """Tell whether an import of the exported data set would make a store with the same schema."""
     own: list[Any] = [space_of(tree) for tree in (schema.obs, schema.action)]
     brief = [with_one_bound(space) for space in own]
     read: list[Any] = [deserialize_space(serialize_space(space)) for space in brief]

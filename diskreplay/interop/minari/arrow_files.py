@@ -1,7 +1,7 @@
 """Read and write episodes of Minari in Arrow and Parquet.
 
-A file has one row for each observation. The row of a final observation has nothing else. An episode has a final
-observation if the file has one row more than the number of steps, which is in another file.
+A file has one row for each observation. In the row of a final observation, the other columns have no meaning. An
+episode has a final observation if the file has one row more than the number of steps in `metadata.json`.
 
 Minari's own functions are not used. They copy each array twice, look at all files of the data set after each episode,
 and read an episode of more than 131072 steps in parts.
@@ -72,7 +72,7 @@ def _read_table(folder: Path, data_format: str) -> Any:
     if data_format != "arrow":
         return arrow_dataset.dataset(files, format=data_format).to_table()
     table = pa.concat_tables([pa.ipc.open_file(pa.memory_map(file)).read_all() for file in files])
-    table.validate(full=True)  # offsets in a mapped file may point anywhere
+    table.validate(full=True)  # offsets in a damaged file could point outside of the mapping
     return table
 
 

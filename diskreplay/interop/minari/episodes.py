@@ -18,7 +18,7 @@ __all__ = ["Layout", "derive"]
 
 NOTE = "minari"
 RESET_INFOS, SEED = "reset_infos", "seed"
-"""Names of the episode fields of the reset's infos and of the seed. Infos of steps are in the extra field `INFOS`."""
+"""The names of two episode fields: infos of the reset, and the seed. Infos of steps are in the extra field `INFOS`."""
 
 _ABSENT, _NO_SEED, _TEXTS = "absent", "no_seed", "observations"
 
@@ -43,7 +43,7 @@ class Layout:
 
     @classmethod
     def of(cls, schema: Schema, texts: list[str]) -> "Layout":
-        """Return the layout of a store's schema: each extra field is an info, and its name drops a leading "infos"."""
+        """Return the layout of a store's schema: each extra field is an info, without "infos/" before its name."""
         infos = {}
         for path in schema.step_leaves:
             if path.startswith(f"{EXTRA}/"):
@@ -78,7 +78,10 @@ class Layout:
         return nest(values), texts
 
     def _infos(self, infos: Raw, count: int, steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Json]]:
-        """Add infos with a field to the steps; return the infos of the reset, and notes with the other infos."""
+        """Add the infos that have a field to ``steps``; return fields for infos of the reset, and notes of other infos.
+
+        ``count`` is the number of steps.
+        """
         left, fields, absent = flat(infos) if infos else {}, {}, []
         for name, path in self.infos.items():
             leaf, reset = self.schema.leaves[path], f"{FIELDS}/{RESET_INFOS}/{name}"
@@ -100,7 +103,7 @@ class Layout:
         return fields, notes
 
     def _seed(self, metadata: Raw, fields: dict[str, Any], notes: dict[str, Json]) -> None:
-        """Move the seed from the metadata to its episode field; without a seed that fits, leave a note."""
+        """Move the seed from ``metadata`` to ``fields``; if there is no seed that an int64 can hold, add a note."""
         if f"{FIELDS}/{SEED}" not in self.schema.leaves:
             return
         seed = metadata.get(SEED)
@@ -114,9 +117,9 @@ class Layout:
     def raw(self, episode: EpisodeData, *, in_arrow: bool) -> Raw:
         """Return an episode of the store in Minari's form: the arguments of `EpisodeBuffer`, and further "metadata".
 
-        ``in_arrow`` is true for Arrow and Parquet. All columns of their files have the same length, so an info without
-        a value of the reset begins with a row of zeros. In HDF5, this holds only for infos from other extra fields than
-        "infos".
+        ``in_arrow`` is true for Arrow and Parquet. All columns of such a file have the same length, so an info without
+        a value for the reset begins with a row of zeros. In HDF5, the row of zeros is added only to infos that come
+        from extra fields other than "infos".
         """
         schema, count = self.schema, len(episode)
         notes = _own(episode.notes)
@@ -163,9 +166,9 @@ def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[
 
 
 def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:
-    """Tell whether an info has the rows of a field: one for each step, and one for the reset if that has a field.
+    """Tell whether the rows of an info fit its field ``leaf``: a row for each step, and a row before for the reset.
 
-    If the reset has no field, the info may begin with a row of zeros for the reset.
+    The reset needs a row if it has a field (``has_reset``). If it has no field, its row may be missing or zeros.
     """
     if rows.shape[1:] != leaf.shape or rows.dtype != leaf.dtype:
         return False
@@ -206,7 +209,7 @@ def _with_dtypes(tree: Any, path: str, arrays: Mapping[str, NDArray[Any]]) -> An
 
 
 def _info_fields(raw: Raw) -> tuple[dict[str, Field], dict[str, Field]]:
-    """Return the fields for infos that are arrays of an episode's steps, and the fields for infos of its reset."""
+    """Return the fields by name for infos with a row for each step, and for infos that also have a row of the reset."""
     count = len(raw["rewards"])
     infos, resets = {}, {}
     for name, rows in flat(raw[INFOS]).items() if raw[INFOS] else ():

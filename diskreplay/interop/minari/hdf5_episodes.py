@@ -1,6 +1,6 @@
-"""Read episodes of Minari in HDF5: each is a group of arrays, nested as the spaces and the infos are.
+"""Read episodes of Minari in HDF5: each episode is a group of arrays, nested like the spaces and the infos.
 
-Minari's own functions are not used. They make several objects of h5py for each array, which takes longer than to read a
+Minari's own functions are not used. They make several objects of h5py for each array, which takes longer than reading a
 short array.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["read_hdf5"]
 def read_hdf5(
     folder: Path, observations: AnySpace, actions: AnySpace, is_jpeg: bool, numbers: Iterable[int]
 ) -> Iterator[Raw]:
-    """Yield episodes of a checked file as Minari returns them; the infos are an empty dict if the file has none."""
+    """Yield the episodes with these numbers from a checked file in Minari's form; missing infos are an empty dict."""
     with h5py.File(folder / "main_data.hdf5", "r") as file:
         for number in numbers:
             group = h5py.h5o.open(file.id, f"episode_{number}".encode())

@@ -1,4 +1,4 @@
-"""Convert values of Minari that are not arrays, such as texts and options, to JSON and back; change its spaces."""
+"""Convert values of Minari that are not arrays, such as texts and options, to JSON and back; simplify spaces."""
 
 import base64
 from collections import OrderedDict
@@ -109,9 +109,10 @@ def _without_texts(space: AnySpace, path: str) -> tuple[AnySpace | None, list[st
 
 
 def with_one_bound(space: AnySpace) -> AnySpace:
-    """Return a space whose boxes have only the bounds of their first number.
+    """Return a copy of a space whose boxes have one number each, with the bounds of the first number.
 
-    If Minari's JSON keeps this space, it also keeps the given one, whose bounds of images may be many thousand numbers.
+    If conversion to Minari's JSON and back keeps this copy, it also keeps the given space, whose boxes may have many
+    thousand bounds.
     """
     if isinstance(space, spaces.Dict):
         return spaces.Dict(OrderedDict((key, with_one_bound(inner)) for key, inner in space.spaces.items()))

@@ -40,7 +40,7 @@ _WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 
 
 def write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write episodes to a new data set; ``name`` is its name in the folder of Minari, or None for another path."""
+    """Write episodes to a new data set at ``plan.path``; ``name`` is its name in the folder of Minari, or None."""
     plan.path.mkdir()
     data_set = _DataSet(plan, data_format, name)
     write_behind(episodes, data_set.write, _WAITING_BYTES, _WAITING_EPISODES)
@@ -64,7 +64,7 @@ class _DataSet:
         )
 
     def _spaces(self) -> tuple[AnySpace, AnySpace]:
-        """Return the spaces of the import that made the store if they fit the schema, otherwise the schema's spaces."""
+        """Return the spaces of the imported data set if they fit the schema, otherwise spaces made from the schema."""
         schema = self._plan.schema
         noted = [self._metadata.get(f"{part}_space") for part in ("observation", "action")]
         if all(isinstance(text, str) for text in noted):
@@ -75,12 +75,12 @@ class _DataSet:
         return space_of(schema.obs), space_of(schema.action)
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
-        """Return the shapes and dtypes that imported spaces must share with the schema; only Arrow needs dtypes."""
+        """Return the shapes and dtypes by path that the imported spaces must have; dtypes are None except for Arrow."""
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 
     def write(self, first: int, some: list[EpisodeData]) -> None:
-        """Write episodes from number ``first`` on, with the metadata of each."""
+        """Write a group of episodes, each with its metadata; ``first`` is the number of the first episode."""
         episodes = [self._layout.raw(episode, in_arrow=self._in_arrow) for episode in some]
         beyond = [episode.pop(METADATA) for episode in episodes]
         if self._in_arrow:

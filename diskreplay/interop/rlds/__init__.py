@@ -1,7 +1,8 @@
 """Data sets of RLDS in TFDS: TFRecord files with one example per episode, read and written without TensorFlow.
 
 ``features.json`` describes the features of a step. Row t of an episode's steps has an observation, the action taken
-after it and the reward of the action. The last row has only the final observation; its action and reward mean nothing.
+after it and the reward of the action. The last row has only the final observation; its action and reward have no
+meaning.
 
 An import follows these rules:
 
@@ -15,9 +16,9 @@ An import follows these rules:
 - Pixels equal the pixels of TensorFlow, which decodes JPEG with a fast cosine transform, as simplejpeg does. Pillow's
   transform would change 94% of the pixels of BridgeData, by 1.9 of 255 on average and by 17 at most.
 
-An export writes files of at most 256 MiB. TFDS stores numbers as float32 and int64. If these change a value or take
-much space, the export writes bytes instead. uint32 and uint64 stay int64, since TFDS cannot read their bytes. In an
-episode without a final observation, the last observation is repeated.
+An export writes files of at most 256 MiB. TFDS stores numbers as float32 and int64. Values that these dtypes cannot
+hold, or that would take much space, are written as bytes. uint32 and uint64 are written as int64, since TFDS cannot
+read their bytes. In an episode without a final observation, the last observation is repeated.
 """
 
 from collections.abc import Sequence
@@ -69,15 +70,15 @@ def import_dataset(
         Splits, such as "train"; None: all, in the order of `dataset_info.json`.
     last : str, optional
         The meaning of an episode's last row. "final": only the final observation, as RLDS defines it. "step": a step
-        like the others. None: "step" for a split if all its last rows have an action or a reward that is not zero, and
-        "final" if no last row has one.
+        like the others. None: decided for each split. It is "step" if each last row has an action or a reward that is
+        not zero, and "final" if all actions and rewards in last rows are zero.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
     Raises
     ------
     StoreNotFound
-        There is no such data set, or no such split.
+        ``source`` is not a data set of RLDS, or has no split of a name in ``splits``.
     FormatError
         The data set is damaged, or its files are not TFRecord; the message says what to do.
     SchemaError
@@ -122,7 +123,8 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a data set that ``tfds.builder_from_directory`` reads.
 
-    There is one split, "train". Images are written as PNG, and values that an example cannot hold exactly as bytes.
+    There is one split, "train". Images are written as PNG files. Values that an example cannot hold exactly are written
+    as bytes.
 
     Parameters
     ----------
@@ -162,7 +164,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
     return {path: "fields of episodes are not written" for path in schema.leaves if path.startswith("episode/")} | {
         PRIORITY: "a step of RLDS has no priority",
         ENDS: "an episode of RLDS is either terminated or truncated",
-        NO_FINAL_OBS: "without a final observation, the last one is repeated",
+        NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
         NOTES: "notes of episodes are not written",
         SCHEMA: "only shapes and dtypes are kept",
         METADATA: "the note of the import is not written",

@@ -21,12 +21,12 @@ INFO, FEATURES = "dataset_info.json", "features.json"
 
 
 def is_at(name: str, above: str) -> bool:
-    """Tell whether a name is ``above``, or a name below it."""
+    """Tell whether ``name`` is ``above``, or begins with ``above`` and a slash."""
     return name == above or name.startswith(f"{above}/")
 
 
 def feature_names(schema: Schema) -> dict[str, str]:
-    """Return the names of features by the paths of leaves; SchemaError if two have the same name."""
+    """Return the name of the feature for each leaf, by path; SchemaError for a name that RLDS uses itself."""
     found: dict[str, str] = {}
     for path in schema.step_leaves:
         part, _, inside = path.partition("/")
@@ -45,7 +45,7 @@ def feature_names(schema: Schema) -> dict[str, str]:
 
 Json = Any
 _PACKAGE = "tensorflow_datasets.core.features"
-# Listed by name: some libraries register more dtypes with NumPy, such as bfloat16.
+# The accepted dtypes are listed, since some libraries register further dtypes with NumPy, such as bfloat16.
 _DTYPES = {
     "bool",
     "float16",
@@ -114,7 +114,7 @@ class Feature(NamedTuple):
         return rows if self.encoding == "none" else [row.tobytes() for row in rows]
 
     def to_json(self) -> Json:
-        """Return the description of the feature in features.json."""
+        """Return the description of the feature for features.json."""
         shape = {"dimensions": [str(size) for size in self.shape]} if self.shape else {}
         if self.kind == "image":
             name, settings = "image_feature.Image", {"shape": shape, "dtype": self.dtype.name, "encodingFormat": "png"}
@@ -144,12 +144,12 @@ def feature_of(field: Field) -> Feature:
 
 
 def features_dict(inner: Mapping[str, Json]) -> Json:
-    """Return the description of a dict of features in features.json."""
+    """Return the description of a dict of features for features.json."""
     return {"pythonClassName": f"{_PACKAGE}.features_dict.FeaturesDict", "featuresDict": {"features": dict(inner)}}
 
 
 def dataset_of(feature: Json) -> Json:
-    """Return the description of the steps of an episode in features.json."""
+    """Return the description of an episode's steps for features.json; ``feature`` describes one step."""
     return {
         "pythonClassName": f"{_PACKAGE}.dataset_feature.Dataset",
         "sequence": {"feature": feature, "length": "-1"},
@@ -157,7 +157,7 @@ def dataset_of(feature: Json) -> Json:
 
 
 def read_features(node: Json, path: str = "") -> dict[str, Feature]:
-    """Return the features of a document, or of a part of it, by name in an example.
+    """Return the features that ``node`` describes, all or a part of features.json, by their names in an example.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Folders of RLDS in TFDS: read the episodes of their files, and write such folders."""
+"""Read and write the folders of RLDS data sets in TFDS."""
 
 import json
 import os
@@ -62,7 +62,7 @@ class _Record(NamedTuple):
 
 
 class _Raw(NamedTuple):
-    """A record of a file, or an error in place of ``episodes`` records; None is an unknown number of records."""
+    """A record of a file, or the error of ``episodes`` lost records. None: the number of lost records is not known."""
 
     split: str
     file: Path
@@ -80,7 +80,7 @@ class _Raw(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """A split: its files, and the number of episodes in each, if `dataset_info.json` has it."""
+    """A split: its name, its files, and the number of episodes in each file, or None if it is not known."""
 
     name: str
     files: list[Path]
@@ -88,7 +88,7 @@ class _Split(NamedTuple):
 
 
 class _Episode(NamedTuple):
-    """An episode: the number of its record in all files, its split, its rows, and how many last rows are not steps."""
+    """An episode: the number of its record in all files, its split, its number of rows, and of rows after its steps."""
 
     record: int
     split: str
@@ -97,7 +97,7 @@ class _Episode(NamedTuple):
 
 
 class DataSet:
-    """The episodes of a folder.
+    """The episodes of an RLDS data set, read from its folder.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class DataSet:
     lengths, numbers : list of int
         For each episode, the number of its steps, and the number of its record among all records of the files.
     skipped : list of Skipped
-        The episodes without a step, and damaged ones.
+        The episodes without a step, and the damaged episodes.
     leaves : dict of str to Field
         The fields of the episodes, by default path.
     names : dict of str to str
@@ -123,7 +123,7 @@ class DataSet:
     left_out : list of str
         The features that the caller skips.
     texts : dict of str to list of str
-        The texts that the numbers of a leaf stand for, by its default path.
+        The list of texts for each leaf whose numbers stand for texts, by the default path of the leaf.
     """
 
     def __init__(self, folder: Path, splits: Sequence[str] | None, last: str | None, choice: Choice) -> None:
@@ -163,7 +163,7 @@ class DataSet:
     def _raw(self) -> Iterator[_Raw]:
         """Yield the records of all files, and check the number of records in each file.
 
-        Damaged records raise FormatError. With ``on_error="skip"``, they are yielded as errors. If the length of a
+        A damaged record raises FormatError. With ``on_error="skip"``, the error is yielded instead. If the length of a
         record is damaged, all later records of its file are lost.
         """
         number = 0
@@ -195,7 +195,7 @@ class DataSet:
             raise FormatError(f"{file}: {error}") from None
 
     def _find_episodes(self, last: str | None) -> list[_Episode]:
-        """Return the episodes with steps, and add the others to ``skipped``."""
+        """Return the episodes that have steps, and add all other episodes to ``skipped``."""
         acted = [name for path, name in self._paths.items() if is_at(path, ACTION) or path == REWARD]
         found, ends = list[_Episode](), dict[str, dict[bool, int]]()
         wanted = [_FIRSTS, *self._tables, *(acted if last is None else ())]
@@ -253,8 +253,8 @@ class DataSet:
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
             elif is_at(inside, ACTION) or inside == REWARD:
                 found[inside] = name
-            # Options may name further observations, which keep their last row, and actions, which tell whether this row
-            # is a step.
+            # The options may choose further observations, which keep their last row, and further actions, which tell
+            # whether the last row is a step.
             elif any(is_in(inside, each) for each in obs):
                 found[f"{OBS}/{inside}"] = name
             elif any(is_in(inside, each) for each in actions):
@@ -264,7 +264,7 @@ class DataSet:
         return found
 
     def _find_leaves(self) -> dict[str, Field]:
-        """Return the leaves of the first episode that can be read."""
+        """Return the field of each leaf in the first episode that can be read, by default path."""
         first = next(self._readable())
         fields = {path: np.asarray(value)[None] for path, value in first.fields.items()}
         return leaves_of({**{path: rows[:0] for path, rows in first.steps.items()}, **fields}, self._folder)
@@ -278,7 +278,7 @@ class DataSet:
                     raise
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the wanted leaves of the episodes from position ``first`` on."""
+        """Yield the episodes in order, from position ``first`` on, with the leaves at the paths in ``wanted``."""
         paths = {path: name for path, name in self._paths.items() if path in wanted}
         names = None if len(paths) == len(self._paths) else {*paths.values(), f"{STEPS}{TERMINAL}"}
         episodes = iter(self._episodes[first:])
@@ -327,7 +327,7 @@ class DataSet:
 
 
 def _read_splits(folder: Path, wanted: Sequence[str] | None, *, is_lenient: bool) -> list[_Split]:
-    """Return the splits of a folder with their files; a missing file is FormatError, unless ``is_lenient``."""
+    """Return the splits of a folder with their files; a missing file raises FormatError, unless ``is_lenient``."""
     try:
         info = parse_json((folder / INFO).read_bytes())
         kind = info.get("fileFormat", "tfrecord")
@@ -354,7 +354,7 @@ def _read_splits(folder: Path, wanted: Sequence[str] | None, *, is_lenient: bool
 def _checked_split(
     folder: Path, dataset: str, name: str, files: list[Path], counts: list[int], is_lenient: bool
 ) -> _Split:
-    """Return a split; a missing file is FormatError, unless ``is_lenient``."""
+    """Return a split with its files; a missing file raises FormatError, unless ``is_lenient``."""
     if not counts:
         return _Split(name, files, None)
     expected = [folder / f"{dataset}-{name}.tfrecord-{k:05d}-of-{len(counts):05d}" for k in range(len(counts))]
@@ -370,7 +370,7 @@ _SHARD_BYTES = 256 << 20
 
 
 def write(name: str, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write episodes to a new data set; ``name`` is its name in TFDS."""
+    """Write episodes to a new data set at ``plan.path``; ``name`` is its name in TFDS."""
     plan.path.mkdir()
     with closing(_Folder(plan, name)) as folder:
         for episode in episodes:
@@ -422,7 +422,7 @@ class _Folder:
             self._file.close()
 
     def finish(self) -> None:
-        """Give the files their names, and write the descriptions."""
+        """Rename the files to names with their total number, and write the descriptions."""
         self.close()
         count = len(self._shards)
         for number in range(count):
@@ -439,7 +439,7 @@ class _Folder:
         self._write_json(FEATURES, features_dict({"steps": dataset_of(self._steps())}))
 
     def _steps(self) -> Json:
-        """Return the description of a step in features.json."""
+        """Return the description of a step for features.json."""
         flag, number = Feature("tensor", (), np.dtype(bool), "none"), Feature("tensor", (), np.dtype("float32"), "none")
         every = {f"{STEPS}{name}": flag for name in FLAGS} | {f"{STEPS}{DISCOUNT}": number}
         every |= {name: self._features[path] for path, name in self._names.items()}
@@ -450,7 +450,7 @@ class _Folder:
 
 
 def _described(tree: Mapping[str, Any]) -> Json:
-    """Return the description of nested features in features.json."""
+    """Return the description of nested features for features.json."""
     return features_dict(
         {key: _described(each) if isinstance(each, dict) else each.to_json() for key, each in tree.items()}
     )

@@ -15,7 +15,7 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 def decode_image(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the pixels of an image; a size of -1 in the shape stands for any.
+    """Return the pixels of a PNG or JPEG image; -1 in ``shape`` stands for any size.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def _decode_bytes(data: Any, image: Image.Image, channels: int) -> NDArray[Any]:
     mode = MODES.get(channels, image.mode)
     if image.format == "JPEG" and image.mode in ("L", "RGB") and mode in ("L", "RGB"):
         return _decode_jpeg(data, image, "GRAY" if mode == "L" else mode)
-    # TensorFlow and Pillow agree on other conversions: both add or drop opacity, and repeat gray.
+    # In other conversions, TensorFlow and Pillow agree: both add or drop the opacity, and repeat gray in each channel.
     if mode != image.mode and (mode == "L" or image.mode.startswith("I")):
         raise ValueError(f"an image of Pillow's mode {image.mode} is not read as bytes with {channels} channels")
     return np.asarray(image.convert(mode))
@@ -50,7 +50,7 @@ def _decode_bytes(data: Any, image: Image.Image, channels: int) -> NDArray[Any]:
 
 def _decode_jpeg(data: Any, image: Image.Image, colors: str) -> NDArray[Any]:
     with MissingExtra.raised_for("a JPEG image of RLDS", "rlds"):
-        # Pillow has only the exact cosine transform. TensorFlow uses a fast one, and values differ by up to 17.
+        # Pillow has only the exact cosine transform. TensorFlow uses a fast transform, and pixels differ by up to 17.
         import simplejpeg
     try:
         return np.asarray(simplejpeg.decode_jpeg(data, colors, fastdct=True, fastupsample=False))
@@ -60,7 +60,7 @@ def _decode_jpeg(data: Any, image: Image.Image, colors: str) -> NDArray[Any]:
 
 
 def encode_png(row: NDArray[Any]) -> bytes:
-    """Return the PNG file of an array of bytes, ``(height, width, channels)``."""
+    """Return the bytes of a PNG file of an image, ``(height, width, channels)`` uint8."""
     packed = io.BytesIO()
     Image.fromarray(row[..., 0] if row.shape[-1] == 1 else row, MODES[row.shape[-1]]).save(packed, "png")
     return packed.getvalue()

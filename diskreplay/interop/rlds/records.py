@@ -37,7 +37,7 @@ def records(file: Path) -> Iterator[bytes]:
 
 
 def records_or_errors(file: Path) -> Iterator[bytes | FormatError]:
-    """Yield the records of a file, and an error in place of each whose bytes are damaged.
+    """Yield the records of a file, with an error in place of each damaged record.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def write_record(file: BinaryIO, data: bytes) -> None:
 
 
 def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str, Values]:
-    """Return the features of an example by name, all or the wanted ones.
+    """Return the features of an example by name: the names in ``wanted``, or all features if it is None.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def _inside(message: memoryview, number: int) -> Iterator[memoryview]:
 
 
 def _joined(parts: Iterator[memoryview], last: bool = False) -> bytes | memoryview:
-    """Join the parts of a value, or return the last part: protobuf merges repeated messages, but replaces texts."""
+    """Return the parts of a value joined, or only the last: protobuf merges repeated messages, but replaces texts."""
     found = [*parts]
     return b"".join(found) if len(found) > 1 and not last else found[-1] if found else b""
 
@@ -155,7 +155,7 @@ def _values(feature: bytes | memoryview) -> Values:
     values = memoryview(_joined(iter(parts)))
     if kind == _BYTES:
         return _texts(values)
-    # Numbers are packed into one field, or each of them is a field.
+    # Numbers are packed into one field, or each number is a field of its own.
     single = _SHORT if kind == _FLOATS else _VARINT
     packed = [value for number, form, value in _fields(values) if number == 1 and form in (_SIZED, single)]
     digits = np.frombuffer(_joined(iter(packed)), np.uint8)
@@ -180,7 +180,7 @@ def _integers(digits: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _texts(values: memoryview) -> Values:
-    """Return a list of bytes, or an array of them if all have the same size."""
+    """Return the byte strings of a feature as a list, or as an array of kind "V" if all have the same size."""
     if len(values) and values[0] == _TEXT_TAG:
         size, start = _varint(values, 1)
         if size and len(values) % (start + size) == 0:
@@ -207,7 +207,7 @@ def make_example(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> byte
 
 @cache
 def example_class() -> Any:
-    """Return the protobuf class of an example, from its own pool: the default pool has TensorFlow's class."""
+    """Return the protobuf class of an example, from a pool of its own, since TensorFlow uses the default pool."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="records", syntax="proto3")
     field = descriptor_pb2.FieldDescriptorProto
 
