@@ -84,8 +84,8 @@ _ATTRIBUTE_BYTES = 60_000  # HDF5 allows 64 KiB
 _ALONE = f"{OBS}/{OBS}"  # the path of an observation that is not a dict
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and names of fields are not kept",
-    PRIORITY: "there are no initial priorities",
-    METADATA: "it belongs to another format",
+    PRIORITY: "robomimic has no initial priorities",
+    METADATA: "the note of an import from another format is not kept",
     NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
     ENDS: "a cut episode becomes truncated, and an episode with both flags becomes terminated",
     NOTES: "only texts are kept, as attributes",
@@ -188,7 +188,7 @@ def export_dataset(
     Raises
     ------
     StoreExists
-        Something is at ``path``.
+        A file or folder exists at ``path``.
     """
 
     def made(schema: Schema, _: object, noted: Mapping[str, Json]) -> Format:

@@ -58,7 +58,7 @@ _SHARED = (
 
 
 class Column:
-    """A field of the steps of a buffer, read from its store by position and environment: ``column[positions, envs]``.
+    """A field of a buffer's steps, read from the store by position and environment: ``column[positions, envs]``.
 
     The result is an array. A position without a step raises InvalidIndex.
     """
@@ -100,9 +100,9 @@ class DiskReplayBuffer(ReplayBuffer):
     as in the library's own buffer. With equal seeds, batches and networks are therefore equal, bit for bit.
 
     Observations and actions are only in the store, each observation once. Memory holds the id, the reward and the flags
-    of each position, 20 bytes a position. An existing store is continued: its newest steps fill the buffer. So a run
-    that was killed continues, and so does a loaded model. A pickle of ``save_replay_buffer`` names the store and the
-    position and holds no steps; after loading, the buffer also has the steps that were added later.
+    of each position, 20 bytes a position. An existing store is continued: its newest steps fill the buffer, so a killed
+    run and a loaded model continue with these steps. A pickle of ``save_replay_buffer`` has the path of the store and
+    the position, but no steps; after loading, the buffer also has the steps that were added later.
 
     An observation that does not continue the last step, as after a reset, cuts the episode there; the cut step
     bootstraps. If a store was written with another number of environments, its steps are assigned to environments in
@@ -273,7 +273,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return self._store
 
     def close(self) -> None:
-        """Close the store, and remove a temporary one; batches stay valid. Closing twice is fine."""
+        """Close the store, and delete it if it is temporary; batches stay valid. Closing twice is fine."""
         self._close()
 
     def reset(self) -> None:

@@ -191,9 +191,9 @@ def export_dataset(
     Raises
     ------
     SchemaError
-        Stable-Baselines3 has no buffer for such steps, or the environments would have different numbers of steps.
+        Stable-Baselines3 has no buffer for these steps, or the environments would have different numbers of steps.
     StoreExists
-        Something is at ``path``.
+        A file or folder exists at ``path``.
     MissingExtra
         Stable-Baselines3 is not installed.
     """
@@ -204,7 +204,7 @@ def export_dataset(
     def make_format(schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json]) -> Format:
         not_held = _not_held(schema)
         maker = _maker(schema, episodes, noted, n_envs, buffer_class)
-        _empty(maker, schema, maker.lanes)  # raises if there is no such buffer
+        _empty(maker, schema, maker.lanes)  # raises if Stable-Baselines3 has no buffer for these steps
         return Format(not_held, partial(_write, maker))
 
     return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
@@ -223,9 +223,9 @@ class _Buffer:
     ended : array of bool
         Whether an episode ends after each step, ``(T, n_envs)``.
     settings : dict
-        The class of the buffer, and its arguments.
+        The name of the buffer's class, and arguments of this class.
     cut : int
-        The number of ends of episodes that exist only because the next step has another observation.
+        The number of cuts: an episode is cut where the next step's observation is not the step's next observation.
     """
 
     def __init__(self, file: Path) -> None:
@@ -366,9 +366,9 @@ def _not_held(schema: Schema) -> dict[str, str]:
     no_place = "a replay buffer has no place for it"
     lost = {path: no_place for path in schema.leaves if path.startswith(("extra/", "episode/"))}
     if schema.reward.dtype.name not in _FLOAT32_HOLDS:
-        lost[REWARD] = f"rewards are float32 there, and {schema.reward.dtype} here"
+        lost[REWARD] = f"rewards are float32 in a replay buffer, and {schema.reward.dtype} in the store"
     if schema.action.dtype == np.float64:
-        lost[ACTION] = "actions are float32 there, and float64 here"
+        lost[ACTION] = "actions are float32 in a replay buffer, and float64 in the store"
     return lost | {
         PRIORITY: no_place,
         ENDS: "cut episodes become truncated, and an episode with both flags is terminated",

@@ -189,7 +189,7 @@ class StepValues:
         return self._schema.unflatten(part, values)
 
     def from_info(self, info: Mapping[str, Any], ended: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the extra fields of a step, and the episode fields if it ended an episode, otherwise None."""
+        """Return the extra fields of a step, and the episode fields if the step ended an episode, otherwise None."""
         schema = self._schema
         extra = {name: _value(schema.extra[name], info, name, name) for name in self._extra_infos}
         if not ended:
@@ -270,7 +270,7 @@ def as_flags(value: Any, name: str, refused: type[ReplayError] = SchemaError) ->
 
 def _value(tree: Any, info: Any, key: str, path: str) -> Any:
     if not isinstance(info, Mapping) or key not in info:
-        raise SchemaError(f"{path}: the step's info has no such value")
+        raise SchemaError(f"{path}: the step's info has no value of this name")
     if isinstance(tree, dict):
         return {inner: _value(tree[inner], info[key], inner, f"{path}/{inner}") for inner in tree}
     return info[key]

@@ -301,7 +301,7 @@ class Column:
 
 def _shown(tree: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(tree, torch.Tensor):
-        return tree.numpy().reshape((*shape, *tree.shape[1:]))[()]  # a number for one step, as numpy's own indexing
+        return tree.numpy().reshape((*shape, *tree.shape[1:]))[()]  # one index gives a number, as in NumPy
     return Batch({name: _shown(part, shape) for name, part in tree.items()})
 
 

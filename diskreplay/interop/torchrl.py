@@ -100,7 +100,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             if self._store is not None:
                 self._kept.append(self._store)
                 if capacity not in (None, self._store.capacity):
-                    dr.create(self._path, self._store.schema, capacity=capacity, exist_ok=True)  # raises, and says why
+                    dr.create(self._path, self._store.schema, capacity=capacity, exist_ok=True)  # raises StoreExists
         if self._store is not None:
             self._capacity = self._store.capacity
             self._attach_sampler(self._store)
@@ -294,7 +294,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             raise IndexError("the storage is empty")
         ids = np.asarray(self._ids[: len(self)][_as_numpy(index)])
         found = self._sampler.gather(ids.reshape(-1)).to_tensordict()
-        found = found.exclude("index", "priority_weight")  # TorchRL's samplers add their own
+        found = found.exclude("index", "priority_weight")  # TorchRL's samplers add keys of these names
         # At the root these flags tell whether the episode had ended before the step, which is never true.
         found.update(dict(zip(FLAGS, torch.zeros(3, *found["next", "done"].shape, dtype=torch.bool), strict=True)))
         return found if ids.ndim == 1 else found.reshape(ids.shape)

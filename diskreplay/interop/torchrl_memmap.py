@@ -83,9 +83,10 @@ def import_dataset(
 ) -> Imported:
     """Import a folder of TorchRL into a new store, or resume an interrupted import.
 
-    A key both at the root and below "next" is an observation; other keys at the root are extra fields. A single
-    observation with the key "observation" is not put into a dict. Rows with the key ``("collector", "traj_ids")`` are
-    ordered by it. Without this key, each index along the axes after the first is a lane, the stream of an environment.
+    A key both at the root and below "next" is an observation; other keys at the root are extra fields. If the only
+    observation has the key "observation", it becomes ``obs`` itself, not a dict. If rows have trajectory ids, in the
+    key ``("collector", "traj_ids")``, rows are ordered by these ids. Without this key, each index along the axes after
+    the first is a lane, the stream of an environment.
     An episode ends after a step that is done, or whose next observation is not the observation of the next row. If
     several environments wrote to one axis in turn, their episodes are therefore cut at each turn.
 
@@ -168,7 +169,7 @@ def export_dataset(
     SchemaError
         Two leaves would have the same key, or ``capacity`` is less than the number of steps.
     StoreExists
-        Something is at ``path``.
+        A file or folder exists at ``path``.
     """
 
     def make_format(schema: Schema, episodes: Sequence[ChosenEpisode], _: object) -> Format:

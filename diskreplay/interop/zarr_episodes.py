@@ -74,9 +74,9 @@ def import_dataset(
 ) -> Imported:
     """Import a data set of diffusion_policy into a new store, or resume an interrupted import.
 
-    A data set that `export_dataset` wrote is restored completely. In other data sets, each array in ``data`` is the
-    observation of its name, except ``action``, ``reward`` and the arrays in the option ``extra``. Missing rewards are
-    zeros. Episodes have no observation after their last action.
+    A data set that `export_dataset` wrote is restored completely. In other data sets, each array in ``data`` becomes an
+    observation of the same name, except ``action``, ``reward`` and the arrays in the option ``extra``. Missing rewards
+    are zeros. Episodes have no observation after their last action.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def import_dataset(
     Raises
     ------
     StoreNotFound
-        There is no such data set.
+        The folder or file does not exist.
     FormatError
         The data set is damaged, or an array has a dtype or a codec that is not supported or not installed.
     SchemaError
@@ -158,7 +158,7 @@ def export_dataset(
     SchemaError
         Two leaves would have the same name, or one would have the name ``priority``.
     StoreExists
-        Something is at ``path``.
+        A file or folder exists at ``path``.
     """
     check_option("zarr_format", zarr_format, (2, 3))
 
@@ -428,7 +428,7 @@ def _names(schema: Schema) -> dict[str, str]:
     found = {path: path.partition("/")[2].replace("/", ".") or path for path in schema.step_leaves}
     for path, name in found.items():
         if list(found.values()).count(name) > 1 or name == PRIORITY:
-            raise SchemaError(f"{path} cannot have the array data/{name}; rename= gives a leaf another name")
+            raise SchemaError(f"{path} cannot be the array data/{name}: the name is taken; rename= gives another name")
     return found
 
 

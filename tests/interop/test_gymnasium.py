@@ -312,7 +312,7 @@ def test_info_fields_that_a_step_lacks_are_an_error_and_end_the_episode(plain):
     store = plain(extra={"length": dr.Field((), "int32"), "options": dr.Field((), "int32")})
     env = dr.RecordEpisodes(Toy(), store, info_fields=["length", "options"])
     obs, _ = env.reset(seed=43)
-    with pytest.raises(dr.SchemaError, match="^options: the step's info has no such value$"):
+    with pytest.raises(dr.SchemaError, match="^options: the step's info has no value of this name$"):
         env.step(policy(obs))
     env.close()
     store.refresh()

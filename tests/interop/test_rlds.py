@@ -252,8 +252,8 @@ def test_images_whose_values_would_be_other_ones_are_refused(tmp_path: Path) -> 
     Image.fromarray(np.full((8, 8), 70_00, np.uint16)).save(deep, "png")
     Image.fromarray(np.full((16, 8), 70, np.uint8)).save(plain, "png")
     for name, data, reason in [
-        ("any", deep.getvalue(), r"an image of Pillow's mode I\S* is not read as bytes with 3 channels"),
-        ("depth", plain.getvalue(), r"an image of Pillow's mode L is not read as uint16 of shape \(16, 8, 1\)"),
+        ("any", deep.getvalue(), r"an image of Pillow's mode I\S* cannot be read as bytes with 3 channels"),
+        ("depth", plain.getvalue(), r"an image of Pillow's mode L cannot be read as uint16 of shape \(16, 8, 1\)"),
     ]:
         made = with_image(tmp_path / name, name, to=data)
         with pytest.raises(dr.FormatError, match=f"the values of steps/observation/{name} are damaged: {reason}"):

@@ -41,12 +41,12 @@ class Options(TypedDict, total=False):
     Attributes
     ----------
     obs, action, reward, extra : str, list of str, or dict of str to str
-        The features that become this part of a step. With one name, the part is that feature. With a list, or a dict
-        ``{name in the store: name in the data set}``, the part is a dict of features, and a slash in a name makes
-        nested dicts. The name of a folder of features stands for all features in it. If the option of a part is given,
-        the part has only the features in the option. Other features that belong to the part by default become extra
-        fields. If ``extra`` is given, the extra fields are only the features in ``extra``, and all other features that
-        would be extra fields are left out.
+        The features that become the part of a step with the option's name. With one name, the part is that feature.
+        With a list, or a dict ``{name in the store: name in the data set}``, the part is a dict of features, and a
+        slash in a name makes nested dicts. The name of a folder of features stands for all features in it. If the
+        option of a part is given, the part has only the features in the option. Other features that belong to the part
+        by default become extra fields. If ``extra`` is given, the extra fields are only the features in ``extra``, and
+        all other features that would be extra fields are left out.
     rename : dict of str to str
         ``{name in the data set: name in the store}``. A new name that begins with a part, such as "obs/top", moves
         the feature there. Any other new name renames the feature within its part.
@@ -148,9 +148,9 @@ def check_option(name: str, value: object, choices: Collection[object]) -> None:
 
 @dataclass(frozen=True)
 class SourceEpisode:
-    """An episode of a data set, which an import passes to the function ``where``.
+    """The argument of an import's function ``where``: one episode of the data set.
 
-    It has the attributes of `Episode` that the data of an episode determine.
+    It has those attributes of `Episode` that do not depend on a store.
 
     Attributes
     ----------
@@ -187,7 +187,7 @@ class SourceEpisode:
     def __getitem__(self, name: str) -> Any:
         """Return the values of "obs", "action", "reward" or an extra field, ``(T, ...)``, or of an episode field.
 
-        "obs" has a row more if the episode has a final observation. The result is None if the episode has no value of
+        "obs" has one row more if the episode has a final observation. The result is None if the episode has no value of
         the field. KeyError is raised if the schema does not have the field.
         """
         if name in (OBS, ACTION, REWARD):
@@ -222,7 +222,7 @@ class Layout:
     unsafe: Collection[str] = field(default=(), repr=False)
 
     def apply(self, what: str, episode: EpisodeData) -> EpisodeData:
-        """Return an episode of the data set with the paths and dtypes of the store.
+        """Return an episode with its arrays at the paths of the store, converted to the dtypes of the store.
 
         ``what`` is the name of the episode in messages.
 
@@ -279,8 +279,8 @@ def _rounded(rows: NDArray[Any], cast: NDArray[Any]) -> NDArray[Any]:
     """
     if cast.dtype.kind not in "iu":
         return cast
-    # The comparisons with the bounds are exact: in float64, a bound of an integer dtype is itself or the next integer
-    # outside the dtype.
+    # The comparisons with the bounds are exact: a bound that float64 cannot hold is rounded to the next integer outside
+    # of the dtype.
     whole = np.asarray(np.rint(rows.astype(np.float64)) if rows.dtype.kind == "f" else rows)
     bounds = np.iinfo(cast.dtype)
     with np.errstate(invalid="ignore"):
@@ -314,7 +314,7 @@ def lay_out(
     choice : Choice
         The options.
     left_out : list of str
-        Features that the reader left out because the caller skips them.
+        Features that the reader left out because the option ``skip`` has them.
 
     Raises
     ------

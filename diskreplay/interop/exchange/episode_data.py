@@ -60,7 +60,7 @@ class EpisodeData:
     hidden_steps: int = 0
 
     def __len__(self) -> int:
-        """Return the number of steps: the fewest rows of an array, since observations may have one row more."""
+        """Return the number of steps: the rows of the shortest array, since observations may have one row more."""
         return min(map(len, self.steps.values()))
 
     @property
@@ -107,7 +107,7 @@ class EpisodeData:
         return replace(self, steps={**self.steps, path: self.hidden})
 
     def with_final_obs(self) -> Self:
-        """Return the episode; if it lacks a final observation, the observation of the last step is repeated as one."""
+        """Return the episode; if it has no final observation, its last observation is repeated as the final one."""
         if self.has_final_obs:
             return self
         return self._with_obs({path: np.concatenate([rows, rows[-1:]]) for path, rows in self._obs()})

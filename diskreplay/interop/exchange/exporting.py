@@ -56,12 +56,12 @@ class ExportOptions(TypedDict, total=False):
     Attributes
     ----------
     obs, action, reward, extra : str, list of str, or dict of str to str
-        The leaves that become this part of a step, by their paths, such as "extra/latent". With one path, the part is
-        that leaf. With a list, or a dict ``{name in the part: path in the store}``, the part is a dict of leaves. The
-        path of a dict of the schema stands for all leaves in the dict. If the option of a part is given, the part has
-        only the leaves in the option. Other leaves that belong to the part in the store become extra fields. If
-        ``extra`` is given, the extra fields are only the leaves in ``extra``, and all other leaves that would be extra
-        fields are left out.
+        The leaves that become the part of a step with the option's name, by their paths, such as "extra/latent". With
+        one path, the part is that leaf. With a list, or a dict ``{name in the part: path in the store}``, the part is a
+        dict of leaves. The path of a dict of the schema stands for all leaves in the dict. If the option of a part is
+        given, the part has only the leaves in the option. Other leaves that belong to the part in the store become
+        extra fields. If ``extra`` is given, the extra fields are only the leaves in ``extra``, and all other leaves
+        that would be extra fields are left out.
     rename : dict of str to str
         ``{path in the store: new name}``. A new name that begins with a part, such as "obs/top", moves the leaf there.
         Any other new name renames the leaf within its part.
@@ -143,7 +143,7 @@ class Format:
 
 @dataclass(frozen=True)
 class ChosenEpisode:
-    """An ended episode of a store. Its data are the leaves in the layout of an export."""
+    """An ended episode to export, and the layout of the exported leaves."""
 
     _episode: Episode
     _layout: Layout
@@ -265,7 +265,7 @@ def export_from(
     Raises
     ------
     StoreExists
-        Something is at the path.
+        A file or folder exists at the path.
     SchemaError
         The format cannot hold a data set with this schema. Or an option does not fit the store; the message says which.
     """
@@ -298,7 +298,7 @@ def export_from(
 
 
 def _choice(options: ExportOptions) -> Choice:
-    """Return the options of an export as a `Choice`; an unknown option is a TypeError, as in a call of a function."""
+    """Return the options of an export as a `Choice`; TypeError for an unknown option, as in any call of a function."""
     for name in options:
         if name in RENAMED:
             raise SchemaError(f"the option {name} is called {RENAMED[name]} now, in all formats")

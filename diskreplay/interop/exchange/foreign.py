@@ -50,7 +50,7 @@ _OF_THE_SYSTEM = {
 
 @contextmanager
 def foreign(place: Path) -> Iterator[int]:
-    """Check the files of a data set, and yield their size in bytes. The block then reads them as in `reading`.
+    """Check the files of a data set, yield their size in bytes, and treat errors of the block like `reading`.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def reading(name: Path | str) -> Iterator[None]:
     """Raise FormatError in place of errors in the block that damaged data can cause.
 
     Errors of this package, of imports, of the disk and of permissions keep their class. The message of an error of this
-    package becomes one printable line, which begins with the path of the data set if ``name`` is this path.
+    package becomes one printable line. If ``name`` is the path of a data set, the message contains this path.
     """
     try:
         yield
@@ -89,7 +89,7 @@ def reading(name: Path | str) -> Iterator[None]:
 def _line(text: object) -> str:
     """Return a text as one printable line, since names in a data set and messages of libraries may have any characters.
 
-    Other characters are replaced by escapes, and line breaks by spaces.
+    Characters that cannot be printed are replaced by escapes, and line breaks by spaces.
     """
     line = str(text)
     if line.isprintable():
@@ -115,7 +115,7 @@ def check_files(place: Path) -> int:
     Raises
     ------
     FormatError
-        The data set has a pipe, device or socket, a link that leads elsewhere, or a document of more than 64 MiB.
+        The data set has a pipe, device or socket, a link that leads elsewhere, or a JSON document of more than 64 MiB.
     """
     root = os.path.realpath(place)
     try:
@@ -224,7 +224,9 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_npz(path: Path, wanted: Callable[[str], bool] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an npz archive by name, read-only: all arrays, or only if ``wanted(name)`` is true.
+    """Return the arrays of an npz archive by name; if ``wanted`` is given, only arrays whose name it accepts.
+
+    The arrays are read-only.
 
     Raises
     ------

@@ -111,7 +111,7 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> Shape:
     filters = [plan.get_filter(at)[0] for at in range(plan.get_nfilters())]
     if len([each for each in filters if each not in _PLAIN_FILTERS]) > 1:
         raise FormatError(f"{what} is compressed by several filters, {filters}, which is not supported; use one filter")
-    shape: Shape = item.shape or ()  # HDF5's own number of points may overflow
+    shape: Shape = item.shape or ()  # the sizes are multiplied in Python, since HDF5's own product may overflow
     check_claim(math.prod(shape) * itemsize, stored, what)
     if layout == h5py.h5d.CHUNKED:
         chunks = plan.get_chunk()

@@ -291,7 +291,7 @@ def import_into(
         if names:
             warnings.warn(
                 f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
-                "exported store. The format npz holds everything",
+                "exported store. An export to the format npz keeps everything",
                 stacklevel=3,  # the caller of an adapter's `import_dataset`
             )
         episodes, steps = _append(store, selection, begun, progress, choice.compression is not None)
@@ -425,7 +425,8 @@ class _Selection:
     def _readable(self, first: int) -> Iterator[tuple[int, EpisodeData]]:
         """Yield the position and the data of each episode that can be read and fits the layout.
 
-        The error of another episode is raised. With ``on_error="skip"``, it is added to ``skipped`` instead.
+        The error of an episode that cannot be read is raised. With ``on_error="skip"``, the error is added to
+        ``skipped`` instead.
         """
         number = first
         while number < self.source.episodes:

@@ -75,7 +75,7 @@ class PickledArray:
         self.fill(data, dtype, shape, "F" if is_fortran else "C")
 
     def fill(self, data: Any, dtype: "_Dtype", shape: tuple[int, ...], order: Any) -> None:
-        """Set ``values`` from the bytes ``data``, unless the dtype is not one of numbers."""
+        """Set ``values`` from the bytes ``data``, if the dtype is a dtype of numbers."""
         if dtype.known is not None:
             self.values = np.frombuffer(data, dtype.known).reshape(shape, order=order)
 
@@ -122,7 +122,7 @@ class _Unpickler(pickle.Unpickler):
             self._known[f"{package}.numeric._frombuffer"] = _Function(_from_buffer)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the inert replacement of a class or function; UnpicklingError if it is not a known or listed one."""
+        """Return the inert replacement of a class or function; UnpicklingError if it is neither known nor listed."""
         dotted = f"{module}.{name}"
         if dotted not in self._known:
             if dotted not in self._classes:

@@ -183,7 +183,7 @@ class LaneFiller:
         self.lengths = [0] * lanes
 
     def place(self, steps: int) -> Piece:
-        """Place the next piece, which has ``steps`` steps; return its lane and its positions there."""
+        """Place the next piece, which has ``steps`` steps; return its lane and its positions in this lane."""
         lane = min(range(len(self.lengths)), key=self.lengths.__getitem__)
         start = self.lengths[lane]
         self.lengths[lane] += steps

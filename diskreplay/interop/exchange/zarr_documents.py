@@ -1,7 +1,7 @@
 """Checks of the documents of zarr arrays, before zarr reads an array: dtypes, sizes and codecs.
 
-zarr creates the codecs that a document names. Some codecs, such as pickle, run code, or call other codecs that do. So
-only listed dtypes and codecs are accepted. The listed codecs decode numbers and do nothing else.
+zarr creates the codecs that a document names. Some codecs, such as pickle, run code, or call other codecs that run
+code. So only listed dtypes and codecs are accepted. The listed codecs decode numbers and do nothing else.
 """
 
 import bz2
@@ -231,7 +231,7 @@ class Documents:
 
     def _refused(self, name: str, why: str) -> FormatError:
         return FormatError(
-            f"{self._place}: {name} {why}, which is not read; arrays must be of numbers or booleans, packed by "
+            f"{self._place}: {name} {why}, which is not supported; arrays must be of numbers or booleans, packed by "
             f"{', '.join(sorted(_COMPRESSORS))} or not at all"
         )
 

@@ -65,9 +65,9 @@ _DEFAULT = Choice()
 _REASONS = {
     FINAL_OBS: "an episode of LeRobot has no observation after its last step",
     SCHEMA: "tuples and bounds of spaces are not kept, and scalars become vectors of one number",
-    PRIORITY: "there are no initial priorities",
-    NOTES: "there is no place for the notes of an episode",
-    METADATA: "it was imported from another format",
+    PRIORITY: "LeRobot has no initial priorities",
+    NOTES: "LeRobot has no place for notes of an episode",
+    METADATA: "the note of an import from another format is not kept",
 }
 
 
@@ -165,7 +165,7 @@ def export_dataset(
     Raises
     ------
     StoreExists
-        Something is at ``path``.
+        A file or folder exists at ``path``.
     SchemaError
         ``fps`` is not more than 0. Or ``video`` is true and the store has its own timestamps.
     """

@@ -35,8 +35,8 @@ OF_EPISODES = "episode_index", "tasks", "length", "dataset_from_index", "dataset
 _TAKEN = EPISODE, INDEX, "task"  # names that LeRobot uses itself, so that an extra field cannot have them
 _PARTS = {OBS: OBSERVATION, ACTION: "action"}
 _CHANNELS, _COLOURS = (1, 3, 4), 3
-_LEAST_SIDE = 8  # of an image, in pixels
-_MOST_AXES = 5  # of an array in LeRobot's library
+_LEAST_SIDE = 8  # the least height and width of an image, in pixels
+_MOST_AXES = 5  # the most axes of an array in LeRobot's library
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Column:
 
 
 def is_image(field: Field) -> bool:
-    """Tell whether a field is kept as images: uint8, 1, 3 or 4 channels as first or last axis, 8 pixels or more."""
+    """Tell whether a field is kept as images: uint8, 1, 3 or 4 channels as first or last axis, sides of 8 or more."""
     shape = field.shape
     if field.dtype != np.uint8 or len(shape) != 3:
         return False

@@ -58,14 +58,14 @@ def _from_file(file: bytes | None, shape: tuple[int, ...], what: str) -> Bytes:
         raise FormatError(f"{what} has a row without an image")
     try:
         with Image.open(io.BytesIO(file), formats=_IMAGE_FORMATS) as image:
-            if (image.height, image.width) != shape[:2]:  # before it is unpacked
+            if (image.height, image.width) != shape[:2]:  # checked before the image is unpacked
                 found = (image.height, image.width, len(image.getbands()))
                 raise FormatError(f"{what} has an image of the shape {found}, and info.json says {shape}")
             pixels = np.asarray(image.convert("RGB") if image.mode == "P" else image)
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
         raise FormatError(f"{what} has a row that is not an image: {error}") from None
     if pixels.dtype != np.uint8:
-        raise FormatError(f"{what} has images of {pixels.dtype}, which are not read")
+        raise FormatError(f"{what} has images of {pixels.dtype}, which are not supported")
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     if pixels.shape != shape:
         raise FormatError(f"{what} has an image of the shape {pixels.shape}, and info.json says {shape}")

@@ -144,7 +144,7 @@ class Reader:
         return list(others)
 
     def _check_films(self) -> None:
-        """Raise FormatError if a feature of videos has no video file for any episode."""
+        """Raise FormatError if all episodes lack the video file of a video feature."""
         for column in self._columns:
             if column.kind != "video" or not self.episodes:
                 continue

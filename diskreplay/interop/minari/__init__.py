@@ -174,7 +174,7 @@ def export_dataset(
         The store.
     path : str or path
         A name in the local folder of Minari, such as ``"mine/cartpole-v0"``, or a path. A text is a path if it begins
-        with a dot or a slash, or does not end in a version. Nothing may be there.
+        with a dot or a slash, or does not end in a version such as "-v0". Nothing may be there.
     progress : callable, optional
         Called as ``progress(done, total)``, in steps.
     dry_run : bool
@@ -187,7 +187,7 @@ def export_dataset(
     Raises
     ------
     StoreExists
-        Something is at ``path``.
+        A file or folder exists at ``path``.
     SchemaError
         ``data_format`` is unknown.
     """

@@ -166,9 +166,10 @@ def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[
 
 
 def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:
-    """Tell whether the rows of an info fit its field ``leaf``: a row for each step, and a row before for the reset.
+    """Tell whether the rows of an info fit its field ``leaf``: a row for the reset, then a row for each step.
 
-    The reset needs a row if it has a field (``has_reset``). If it has no field, its row may be missing or zeros.
+    The row for the reset is needed if the store has a field for it (``has_reset``). Otherwise this row may be missing
+    or zeros.
     """
     if rows.shape[1:] != leaf.shape or rows.dtype != leaf.dtype:
         return False
@@ -209,7 +210,7 @@ def _with_dtypes(tree: Any, path: str, arrays: Mapping[str, NDArray[Any]]) -> An
 
 
 def _info_fields(raw: Raw) -> tuple[dict[str, Field], dict[str, Field]]:
-    """Return the fields by name for infos with a row for each step, and for infos that also have a row of the reset."""
+    """Return two dicts of fields by name: infos with a row for each step, and infos with a row for the reset, too."""
     count = len(raw["rewards"])
     infos, resets = {}, {}
     for name, rows in flat(raw[INFOS]).items() if raw[INFOS] else ():

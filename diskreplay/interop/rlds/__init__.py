@@ -146,7 +146,7 @@ def export_dataset(
     SchemaError
         Two fields would have the same name, or ``name`` has other characters.
     StoreExists
-        Something is at ``path``.
+        A file or folder exists at ``path``.
     MissingExtra
         protobuf or Pillow is not installed.
     """

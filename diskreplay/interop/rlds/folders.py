@@ -88,7 +88,7 @@ class _Split(NamedTuple):
 
 
 class _Episode(NamedTuple):
-    """An episode: the number of its record in all files, its split, its number of rows, and of rows after its steps."""
+    """An episode: the number of its record in all files, its split, and its numbers of rows and of rows after steps."""
 
     record: int
     split: str

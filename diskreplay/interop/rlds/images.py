@@ -34,7 +34,7 @@ def decode_image(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
         elif dtype == np.uint16 and image.mode.startswith("I") and channels == 1:
             pixels = np.asarray(image).astype(dtype)
         else:
-            raise ValueError(f"an image of Pillow's mode {image.mode} is not read as {dtype} of shape {shape}")
+            raise ValueError(f"an image of Pillow's mode {image.mode} cannot be read as {dtype} of shape {shape}")
         return pixels.reshape(image.height, image.width, channels)
 
 
@@ -44,7 +44,7 @@ def _decode_bytes(data: Any, image: Image.Image, channels: int) -> NDArray[Any]:
         return _decode_jpeg(data, image, "GRAY" if mode == "L" else mode)
     # In other conversions, TensorFlow and Pillow agree: both add or drop the opacity, and repeat gray in each channel.
     if mode != image.mode and (mode == "L" or image.mode.startswith("I")):
-        raise ValueError(f"an image of Pillow's mode {image.mode} is not read as bytes with {channels} channels")
+        raise ValueError(f"an image of Pillow's mode {image.mode} cannot be read as bytes with {channels} channels")
     return np.asarray(image.convert(mode))
 
 
@@ -55,7 +55,7 @@ def _decode_jpeg(data: Any, image: Image.Image, colors: str) -> NDArray[Any]:
     try:
         return np.asarray(simplejpeg.decode_jpeg(data, colors, fastdct=True, fastupsample=False))
     except ValueError:
-        image.load()  # raises for a cut file, but not for stray bytes between its parts
+        image.load()  # raises for a truncated file, but not for stray bytes between the segments of a JPEG file
         return np.asarray(simplejpeg.decode_jpeg(data, colors, fastdct=True, fastupsample=False, strict=False))
 
 
