@@ -81,7 +81,7 @@ _ACTIONS, _REWARDS, _DONES, _NEXT, _STATES, _INITIAL = (
 _PARTS = {_ACTIONS: ACTION, _REWARDS: REWARD, OBS: OBS}
 _COUNTS = "num_samples", "total"
 _ATTRIBUTE_BYTES = 60_000  # HDF5 allows 64 KiB
-_ALONE = f"{OBS}/{OBS}"  # the path of an observation that is not a dict
+_ALONE = f"{OBS}/{OBS}"  # the name that an export gives to an observation that is not a dict
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and names of fields are not kept",
     PRIORITY: "robomimic has no initial priorities",
@@ -111,9 +111,9 @@ def import_dataset(
     source : path
         The HDF5 file.
     path : path
-        The store. Nothing may exist at this path, except an interrupted import of this file.
+        The path of the store. Nothing may exist at this path, except an interrupted import of this file.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -127,7 +127,7 @@ def import_dataset(
     SchemaError
         A value cannot be stored, or an option does not fit.
     StoreExists
-        Something else is at ``path``.
+        ``path`` exists, and is not an import of this data set.
 
     Warns
     -----
@@ -179,7 +179,7 @@ def export_dataset(
     path : path
         The HDF5 file. Nothing may exist at this path.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     **options
@@ -523,7 +523,7 @@ def _write(taken: Collection[str], plan: Plan, episodes: Iterable[EpisodeData]) 
                 if path in taken:
                     continue
                 name = path.removeprefix(f"{FIELDS}/")
-                if is_part(name, _INITIAL):  # one row, as in Isaac Lab
+                if is_part(name, _INITIAL):  # Isaac Lab stores the initial state as an array of one row
                     demo[name] = np.asarray(value)[None]
                 elif name.startswith(f"{_MASK}_") and np.asarray(value).dtype == np.bool_ and not np.ndim(value):
                     masks.setdefault(name.removeprefix(f"{_MASK}_"), [])

@@ -94,7 +94,7 @@ _CLASSES = {
 _SETTINGS = ("handle_timeout_termination", "n_steps", "gamma", "n_sampled_goal")
 _FLOAT32_HOLDS = ("float16", "float32", "int8", "int16", "uint8", "uint16")
 
-Rows = Mapping[str, NDArray[Any]]  # by the path of a leaf
+Rows = Mapping[str, NDArray[Any]]  # the keys are paths of leaves
 
 
 def import_dataset(
@@ -116,9 +116,9 @@ def import_dataset(
     source : path
         The file.
     path : path
-        The store. Nothing may exist at this path, except an interrupted import of this file.
+        The path of the store. Nothing may exist at this path, except an interrupted import of this file.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -131,7 +131,7 @@ def import_dataset(
     SchemaError
         The observations or actions are of a space that cannot be stored.
     StoreExists
-        Something else is at ``path``.
+        ``path`` exists, and is not an import of this data set.
     MissingExtra
         gymnasium is not installed.
     """
@@ -175,7 +175,7 @@ def export_dataset(
     path : path
         The file. Nothing may exist at this path.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     n_envs : int, optional

@@ -71,7 +71,7 @@ _DTYPES = {
 }
 _TYPE = "<class 'tensordict._td.TensorDict'>"
 
-Leaves = dict[str, NDArray[Any]]  # by the keys from the root, joined by slashes
+Leaves = dict[str, NDArray[Any]]  # each key has the tensordict keys from the root, joined by slashes
 
 
 def import_dataset(
@@ -96,9 +96,9 @@ def import_dataset(
         The folder that ``dumps`` wrote, or its ``storage``, or any saved tensordict. All rows of a saved tensordict are
         steps, in order.
     path : path
-        The store. Nothing may exist at this path, except an interrupted import of this folder.
+        The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -111,7 +111,7 @@ def import_dataset(
     SchemaError
         A tensor cannot be stored.
     StoreExists
-        Something else is at ``path``.
+        ``path`` exists, and is not an import of this data set.
     """
     choice, folder = Choice(**options), Path(source).absolute()
     with foreign(folder):
@@ -154,7 +154,7 @@ def export_dataset(
     path : path
         The folder. Nothing may exist at this path.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     capacity : int, optional
@@ -186,7 +186,7 @@ def export_dataset(
 
 
 class _Transitions:
-    """The transitions of a folder.
+    """The transitions in a folder of TorchRL, divided into episodes.
 
     Attributes
     ----------

@@ -83,9 +83,9 @@ def import_dataset(
     source : path
         The data set, of zarr version 2 or 3: a folder, or a ``.zip`` file of such a folder.
     path : path
-        The store. Nothing may exist at this path, except an interrupted import of this data set.
+        The path of the store. Nothing may exist at this path, except an interrupted import of this data set.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     ended : str
         How episodes ended, since the format does not tell: "truncated", "terminated" or "cut".
     **options
@@ -100,7 +100,7 @@ def import_dataset(
     SchemaError
         An array cannot be stored.
     StoreExists
-        Something else is at ``path``.
+        ``path`` exists, and is not an import of this data set.
     """
     check_option("ended", ended, get_args(Ended))
     choice, file = Choice(**options), Path(source).absolute()
@@ -144,7 +144,7 @@ def export_dataset(
     path : path
         The data set: a folder, or a file if it ends in ``.zip``. Nothing may exist at this path.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     zarr_format : int
@@ -225,7 +225,7 @@ def _bytes_of(buffer: Any) -> memoryview:
 
 
 class _Group:
-    """The root group; its arrays are checked before zarr opens them."""
+    """The root group of a data set. Each array is checked before zarr opens it."""
 
     def __init__(self, file: Path, root: zarr.Group, documents: Documents, chunks: _BoundedStore, stored: int) -> None:
         self._file, self._root, self._documents, self._chunks, self.stored = file, root, documents, chunks, stored

@@ -252,13 +252,13 @@ def export_from(
         The store. The episodes of its current snapshot are exported in the order of their start.
     path : path
         The path of the new data set. Nothing may be there. The data set appears when it is complete. An export that
-        fails leaves nothing. A killed export leaves a hidden folder ``.NAME.new-...`` next to the path.
+        fails leaves no files. A killed export leaves a hidden folder ``.NAME.new-...`` next to the path.
     make_format : callable
         Returns the format for a schema, the exported episodes, and the note of the import that made the store.
     options : ExportOptions
         The chosen leaves, names, dtypes and episodes.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
 

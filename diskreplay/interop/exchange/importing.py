@@ -228,7 +228,7 @@ def import_into(
     choice : Choice
         The options of the caller. A resumed import needs the options of the first call.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
 
     Raises
     ------

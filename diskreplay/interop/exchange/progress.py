@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from diskreplay import Schema
 
 Progress = Callable[[int, int], None]
-"""Called as ``progress(done, total)``, in steps."""
+"""Called as ``progress(done, total)``, with numbers of steps."""
 
 
 class Amount(NamedTuple):

@@ -87,9 +87,9 @@ def import_dataset(
     source : path
         The folder, which has ``meta/info.json``.
     path : path
-        The store. Nothing may be there, except an interrupted import of this folder.
+        The path of the store. Nothing may be there, except an interrupted import of this folder.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -100,7 +100,7 @@ def import_dataset(
     FormatError
         The data set is damaged, of an unknown version, or has a feature that a store cannot hold.
     StoreExists
-        Something else is at ``path``.
+        ``path`` exists, and is not an import of this data set.
     """
     choice = Choice(**options)
     return import_into(path, open_source(source, choice), choice, progress)
@@ -156,7 +156,7 @@ def export_dataset(
         Encode images of three channels as H.264 video, which loses detail. False: images are PNG files in a column,
         without loss.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     **options

@@ -46,7 +46,7 @@ def of_images(rows: NDArray[np.uint8], channels_first: bool) -> Statistics:
 
 
 def of_column(column: Column, rows: NDArray[Any]) -> Statistics:
-    """Return the statistics of a column from its rows, ``(T, *shape)``: images by channel, others by element."""
+    """Return the statistics of a column's rows, ``(T, *shape)``: of each channel for images, otherwise as `of_rows`."""
     if column.kind in ("image", "video"):
         return of_images(rows, is_channels_first(column.field.shape))
     return of_rows(rows.reshape(len(rows), *column.shape))

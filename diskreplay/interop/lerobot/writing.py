@@ -238,7 +238,7 @@ class _DataSet:
 
 
 class _File:
-    """The files with the same number: of steps, of each video, and of the table of episodes.
+    """The files with one number: a file of steps, a file of each video, and a file of the table of episodes.
 
     Attributes
     ----------

@@ -68,9 +68,9 @@ def import_dataset(
         A name in the local folder of Minari, such as ``"D4RL/door/human-v2"``, or the path of a data set. The import
         does not download; use ``minari download``.
     path : path
-        The store. Nothing may be there, except an interrupted import of this data set.
+        The path of the store. Nothing may be there, except an interrupted import of this data set.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -83,7 +83,7 @@ def import_dataset(
     FormatError
         The data set cannot be read.
     StoreExists
-        Something else is at ``path``.
+        ``path`` exists, and is not an import of this data set.
     """
     return import_into(path, open_source(source), Choice(**options), progress)
 
@@ -176,7 +176,7 @@ def export_dataset(
         A name in the local folder of Minari, such as ``"mine/cartpole-v0"``, or a path. A text is a path if it begins
         with a dot or a slash, or does not end in a version such as "-v0". Nothing may be there.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     data_format : {"hdf5", "arrow", "parquet"}

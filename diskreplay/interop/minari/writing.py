@@ -75,7 +75,7 @@ class _DataSet:
         return space_of(schema.obs), space_of(schema.action)
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
-        """Return the shapes and dtypes by path that the imported spaces must have; dtypes are None except for Arrow."""
+        """Return, by path, the shape and dtype that imported spaces must have; the dtype is None in HDF5."""
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 

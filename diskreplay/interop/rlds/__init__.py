@@ -63,9 +63,9 @@ def import_dataset(
     source : path
         The folder of a version of the data set, which has ``features.json``.
     path : path
-        The store. Nothing may be there, except an interrupted import of this data set.
+        The path of the store. Nothing may be there, except an interrupted import of this data set.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     splits : str or list of str, optional
         Splits, such as "train"; None: all, in the order of `dataset_info.json`.
     last : str, optional
@@ -84,7 +84,7 @@ def import_dataset(
     SchemaError
         A feature cannot be stored. Or only some episodes of a split end with an action, and ``last`` is None.
     StoreExists
-        Something else is at ``path``.
+        ``path`` exists, and is not an import of this data set.
     MissingExtra
         protobuf or Pillow is not installed.
     """
@@ -133,7 +133,7 @@ def export_dataset(
     path : path
         The folder. Nothing may be there.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     name : str

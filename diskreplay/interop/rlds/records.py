@@ -107,7 +107,7 @@ _TEXT_TAG = 1 << 3 | _SIZED
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """Yield the fields of a message of protobuf: number, type and bytes."""
+    """Yield the number, the type and the bytes of each field in a protobuf message."""
     at, size = 0, len(message)
     while at < size:
         tag, at = _varint(message, at)
