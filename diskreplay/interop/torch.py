@@ -117,7 +117,7 @@ class MapDataset(Dataset[Any]):
     store : Store or path
         The store; each process opens it with mode "r".
     view, fields, where
-        As for `Sampler`. The view is `Transitions()`, `Sequences()` or `Episodes()`. Items have no weight.
+        As for `Sampler`. The view is `Transitions()`, `Sequences()` or `Episodes()`. Items lack the field ``weight``.
 
     Raises
     ------

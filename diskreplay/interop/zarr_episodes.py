@@ -57,7 +57,7 @@ _HAS_FINAL, _HAS_FIELDS, _FINAL = "has_final_obs", "has_fields", "final_"
 _CHUNK_BYTES, _BLOCK_BYTES = 2 << 20, 32 << 20
 _PRIORITIES = Field((), "float64")
 _DOCUMENTS = (".zarray", ".zattrs", ".zgroup", "zarr.json")
-# The most bytes of an array that takes almost no space on disk, since chunks of zeros may be omitted.
+# The most bytes that an array may claim regardless of its size on disk, since chunks of zeros may be omitted.
 _MOST_CONSTANT = 64 << 30
 
 Rows = Mapping[str, NDArray[Any]]

@@ -97,7 +97,7 @@ def differ(one: NDArray[Any], other: NDArray[Any]) -> Bools:
     Returns
     -------
     array of bool
-        ``(N,)``.
+        ``(N,)``; True for a row whose observations differ.
     """
     one, other = (np.ascontiguousarray(rows).reshape(len(rows), math.prod(rows.shape[1:])) for rows in (one, other))
     if one.dtype != other.dtype:

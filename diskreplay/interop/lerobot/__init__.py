@@ -1,4 +1,4 @@
-"""Data sets of LeRobot: folders of parquet files, images and videos. Imports read 2.0, 2.1 and 3.0; exports write 3.0.
+"""Data sets of LeRobot: folders of parquet files and videos. Imports read versions 2.0 to 3.0; exports write 3.0.
 
 A feature ``observation.images.top`` becomes the leaf ``obs/images/top``. If only one feature is below ``observation``,
 it becomes ``obs`` itself. The same holds for ``action``. ``next.reward`` is the reward. An episode is terminated if

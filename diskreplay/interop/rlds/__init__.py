@@ -144,7 +144,7 @@ def export_dataset(
     Raises
     ------
     SchemaError
-        Two fields would have the same name, or ``name`` has other characters.
+        A field has a name that RLDS uses itself, such as ``is_last``. Or ``name`` has other characters.
     StoreExists
         A file or folder exists at ``path``.
     MissingExtra
