@@ -470,7 +470,7 @@ def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
 
 
 def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, Shape]]:
-    """Return the arrays of each demonstration, sorted, with their shapes.
+    """Return the shapes of the arrays of each demonstration, by the names of arrays, in sorted order.
 
     Demonstrations with links are left out, since their arrays have other names: `_datasets` finds these arrays.
     """

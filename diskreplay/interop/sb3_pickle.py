@@ -219,7 +219,7 @@ class _Buffer:
     Attributes
     ----------
     schema : Schema
-        The schema of its steps.
+        The schema of the steps.
     ended : array of bool
         Whether an episode ends after each step, ``(T, n_envs)``.
     settings : dict
@@ -436,7 +436,7 @@ def _maker(
                 f"{n_envs} environments would have {min(filler.lengths)} to {max(filler.lengths)} steps, and a buffer "
                 "has the same number of steps for each; give n_envs=1"
             )
-        lanes = 1  # a part of the imported episodes need not fill all environments equally
+        lanes = 1  # the default: some of the imported episodes may not fill all environments equally
     default = "DictReplayBuffer" if isinstance(schema.obs, Mapping) else "ReplayBuffer"
     name = buffer_class or str(settings.get("class", default))
     if name.startswith(("Dict", "Her")) is not isinstance(schema.obs, Mapping):

@@ -222,7 +222,7 @@ def pixel_format(size: Size) -> str:
 
 
 def video_info(size: Size, fps: float) -> dict[str, object]:
-    """Return the description of a video with this (height, width) for `info.json`."""
+    """Return the description of a video for `info.json`; ``size`` is the height and width of a frame."""
     height, width = size
     return {
         "video.height": height,

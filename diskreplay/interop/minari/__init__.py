@@ -1,10 +1,11 @@
 """Data sets of Minari, in HDF5, Arrow or Parquet.
 
-Observations, actions, rewards, terminations and truncations are fields of the store, with the spaces of the data set
-and the dtypes of the data. The seed of an episode is its episode field ``seed``. The infos of steps are the extra field
-``infos``, with the same nesting, and the infos of the reset are the episode field ``reset_infos``. The notes of the
-store have data that are not arrays of the steps: texts, options, and infos that other episodes lack. The notes also
-have the metadata of the data set, such as the spec of the environment and the authors.
+Observations, actions and rewards become fields of the store, with the spaces of the data set and the dtypes of the
+data. The last termination and truncation of an episode tell how it ended. The seed of an episode is its episode field
+``seed``. The infos of steps are the extra field ``infos``, with the same nesting, and the infos of the reset are the
+episode field ``reset_infos``. The notes of the store have data that are not arrays of the steps: texts, options, and
+infos that the first episode lacks. The notes also have the metadata of the data set, such as the spec of the
+environment and the authors.
 
 An import follows these rules:
 

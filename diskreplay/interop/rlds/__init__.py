@@ -78,7 +78,7 @@ def import_dataset(
     Raises
     ------
     StoreNotFound
-        ``source`` is not a data set of RLDS, or has no split of a name in ``splits``.
+        ``source`` is not a data set of RLDS, or lacks a split in ``splits``.
     FormatError
         The data set is damaged, or its files are not TFRecord; the message says what to do.
     SchemaError
