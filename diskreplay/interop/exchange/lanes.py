@@ -1,8 +1,8 @@
 """Flat buffers of transitions: the order of their rows, and the boundaries of episodes in them.
 
 A lane is one environment's stream of transitions. A flat buffer marks where an episode ended, but not where it began.
-So two consecutive transitions are assigned to the same episode if the first one did not end it, and the next
-observation of the first one is the observation of the second one.
+So two consecutive transitions are in the same episode if the first did not end an episode, and its next observation is
+the observation of the second.
 """
 
 import math

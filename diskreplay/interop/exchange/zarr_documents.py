@@ -63,7 +63,7 @@ class Layout(NamedTuple):
     def may_unpack(self, data: memoryview) -> bool:
         """Tell whether a compressed chunk is complete and unpacks to at most ``most`` bytes.
 
-        The check reads sizes in the chunk's header, or unpacks at most one byte more than ``most``.
+        The check reads the sizes in headers, or unpacks at most one byte more than ``most``.
         """
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:

@@ -157,7 +157,7 @@ def dataset_of(feature: Json) -> Json:
 
 
 def read_features(node: Json, path: str = "") -> dict[str, Feature]:
-    """Return the features that ``node`` describes, all or a part of features.json, by their names in an example.
+    """Return the features in ``node``, which is features.json or a part of it, by their names in an example.
 
     Raises
     ------
