@@ -15,7 +15,7 @@ _FILE, _VERSION = "dataset.json", 1
 
 @dataclass(frozen=True)
 class Description:
-    """The schema of a data set, its numbers of episodes and steps, and the note of the import in the exported store.
+    """The schema of a data set, its numbers of episodes and steps, and the note that an import left in the store.
 
     The note is empty if no import made the store. `dataset.json` is written last, so a folder without this file is not
     a complete data set.

@@ -255,7 +255,7 @@ class _File:
         path = root / "data" / _file_name(number, "parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._sink = pa.OSFile(str(path), "wb")
-        # Floats have too many different values for a dictionary.
+        # Columns of floats are not dictionary-encoded: they have too many different values.
         few = [
             each.name for each in schema if not pa.types.is_nested(each.type) and not pa.types.is_floating(each.type)
         ]

@@ -127,7 +127,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return the varint at a position, and the position after it."""
+    """Return the value of the varint at a position of the message, and the position after the varint."""
     value = 0
     for digit in range(_MOST_DIGITS):
         byte = message[at + digit]
