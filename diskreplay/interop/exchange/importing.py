@@ -291,7 +291,7 @@ def import_into(
         if names:
             warnings.warn(
                 f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
-                "exported store. An export to the format npz keeps everything",
+                "exported store. The format npz holds everything",
                 stacklevel=3,  # the caller of an adapter's `import_dataset`
             )
         episodes, steps = _append(store, selection, begun, progress, choice.compression is not None)
