@@ -417,7 +417,7 @@ class _Chooser:
             if given.get(part) is None and not (part == REWARD and REWARD in target.values()):
                 target[name] = path
             elif given[EXTRA] is None:
-                target[name] = f"{EXTRA}/{self._short(name, part)}"
+                target[name] = f"{EXTRA}/{self._short(name)}"
             else:
                 not_kept.append(name)
         for name, path in (self._choice.rename or {}).items():
@@ -434,7 +434,7 @@ class _Chooser:
             return
         if isinstance(given, str):
             for name, below in self._find(given, part):
-                yield name, f"{part}/{below or self._short(name, part)}" if below or part == EXTRA else part
+                yield name, f"{part}/{below or self._short(name)}" if below or part == EXTRA else part
         elif isinstance(given, Mapping):
             for to, each in given.items():
                 for name, below in self._find(each, part):
@@ -442,7 +442,7 @@ class _Chooser:
         else:
             for each in given:
                 for name, below in self._find(each, part):
-                    yield name, f"{part}/{below or self._short(name, part)}"
+                    yield name, f"{part}/{below or self._short(name)}"
 
     def _find(self, wanted: str, option: str) -> list[tuple[str, str]]:
         """Return the features that ``wanted`` stands for, as pairs of a feature's name and its path inside a folder.
@@ -457,8 +457,8 @@ class _Chooser:
                 return [(name, name[len(wanted) + 1 :].replace(slash, "/")) for name in found]
         raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is not a feature; {self.advice()}")
 
-    def _short(self, name: str, part: str) -> str:
-        """Return a feature's path below a part: its default path without the part at the beginning.
+    def _short(self, name: str) -> str:
+        """Return a feature's path below a part: its default path without the part at its beginning.
 
         If the default path is only a part, the result is the feature's name without a prefix such as "obs/".
         """
