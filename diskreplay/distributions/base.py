@@ -14,8 +14,8 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 
 # Draw i of `draw_share` draws _SHARE_OVERDRAWS[i] · world_size ids for each id that is still missing. If ids are
-# missing after the last draw, the rank's share is listed. For a rank with a fair share of the probability, the
-# probability of this is below e**-32.
+# missing after the last draw, the rank's share is listed. If the ids of the rank have a `world_size`-th of the total
+# probability, the chance that it is listed is below e**-32.
 _SHARE_OVERDRAWS = (*32 * (1,), 64)
 
 
@@ -103,7 +103,7 @@ class Distribution(ABC):
         return draw._replace(ids=np.concatenate(ids), chances=None if draw.chances is None else np.concatenate(chances))
 
     def _draw_listed(self, population: Population, size: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
-        """Draw `size` ids from a list of the population's share; return the ids and their probabilities in `draw`."""
+        """Draw `size` ids from a list of the share's ids; return them with the probabilities that `draw` gives them."""
         if not population.share_size():
             raise population.nothing_in_share()
         ids, chances = [], []
@@ -133,7 +133,7 @@ class Distribution(ABC):
         return more._replace(ids=ids, chances=self.chances(population, ids) if self.weighted else None)
 
     def count_left(self, population: Population) -> int:
-        """Return the total number of ids in all later draws from the share, if the population does not change."""
+        """Return the number of ids that are left to draw from the rank's share, if the population does not change."""
         raise NotImplementedError(f"{self} does not define count_left, the number of ids in later draws")
 
     def mixing_error(self) -> str | None:

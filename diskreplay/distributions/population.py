@@ -164,7 +164,7 @@ class Crossing(Protocol):
 
         The steps of the returned episodes are these starts. `ended` are the episodes that ended since the last call, or
         None if no episode did. `admitted` are the ended episodes that the filter admits, and `still_open` the open
-        episodes that it admits. With `is_fresh` this is the first call, and the first result is not None.
+        episodes that it admits. With `is_fresh`, this is the first call, and the first of the two results is not None.
         """
 
 

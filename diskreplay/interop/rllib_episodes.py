@@ -241,7 +241,7 @@ class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
         self.custom_data.update(other.custom_data)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the episode itself: RLlib's buffer copies added episodes, but only the buffer uses this one."""
+        """Return the episode itself: RLlib's buffer copies each added episode, but nothing else uses this one."""
         return self
 
     def get_state(self) -> dict[str, Any]:

@@ -336,7 +336,7 @@ def _space(record: Any) -> Any:
         from gymnasium import spaces
 
     if not isinstance(record, Record) or record.class_name not in _SPACES:
-        raise FormatError("a space is not one of gymnasium")
+        raise FormatError("the buffer has a space that is not a space of gymnasium")
     values = record.attributes
     kind = record.class_name.rpartition(".")[2]
     if kind == "Dict":

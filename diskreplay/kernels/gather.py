@@ -70,8 +70,8 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
     """Do what `_locate` does for windows from `find_windows`, if one row or all steps of each window are read.
 
-    These rows are never below the window's floor, and the steps never reach beyond its stop. So fewer values are
-    checked and kept in registers. Each row lies in one cache line.
+    These rows are never before the window's first allowed row, `FLOOR`, and the steps never go beyond its `STOP`. So
+    fewer values are checked and kept in registers. Each row lies in one cache line.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]

@@ -152,7 +152,7 @@ def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
     blocks = bounds.size // (BLOCK + 1)
     while True:
         block, at, begin, end = -1, 0, 0, blocks
-        while block < 0 or at < blocks:  # find the first block with the largest bound, then its first page with it
+        while block < 0 or at < blocks:  # find the first block that has the largest bound, then its page
             most_bits = 0
             for i in range(begin, end):  # positive floats sort like their bits, and this loop becomes vector code
                 bits = jit.bits_of(bounds[_at(i)])

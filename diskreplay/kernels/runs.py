@@ -55,8 +55,8 @@ COARSE_BITS = 4
 """The array COARSE has the value of BEFORE for each run whose number is a multiple of `1 << COARSE_BITS`."""
 
 RULE, BLOCK, COARSE, WANTED = range(4)
-"""The record of a population, see `packed`: the numbers of its `Starts`, its block of runs, every 16th number of BEFORE
-for `ids_at`, and scratch memory with a number per drawn id."""
+"""The places of the arrays in a population's record, see `packed`: the fields of its `Starts`; its block of runs; every
+16th value of BEFORE, for `ids_at`; scratch memory for a number per drawn id."""
 
 
 class Visible(NamedTuple):

@@ -241,7 +241,8 @@ class KnownSegments:
     def has_other(self, known: Mapping[int, Identity | int]) -> bool:
         """Return whether a segment exists that is not in ``known``, or differs from it.
 
-        ``known`` has the identity of each known segment's document or, if it may grow, the inode of its folder.
+        ``known`` has the `Identity` of each known segment's metadata file, or the inode of the segment's folder if the
+        segment may grow.
         """
         if self._lowest() < self.slots.origin:
             return True

@@ -89,7 +89,7 @@ class LaneMap:
         seen, slots = len(self._base), len(snapshot.lanes)
         if slots <= seen:
             return  # all its segments are known: a caller may pass an older snapshot after a newer one
-        # Counted by places, not taken from `lanes`, where a deleted segment has 0 although it keeps its places.
+        # The number of lanes of each segment. `snapshot.lanes` is 0 for a deleted one, whose lanes keep their indices.
         self._base = snapshot.lane_base
         self._counts = np.diff(np.append(snapshot.lane_base, len(snapshot.committed)))
         keys = [self.key]
@@ -363,7 +363,7 @@ class Snapshot:
         return every if shown.all() else every.select(shown)
 
     def least_ids(self, ids: Ints) -> Ints:
-        """Return the least visible id in the lane of each id; `NEVER` if its segment is gone."""
+        """Return, for each id, the smallest visible id of its lane; `NEVER` if the segment of the id is gone."""
         return self.visible.least_ids(ids)
 
     def times(self, ids: Ints) -> Ints:

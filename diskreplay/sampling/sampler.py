@@ -96,7 +96,7 @@ class Statistics:
         return self.ids
 
     def keep(self, seconds: Mapping[str, float]) -> None:
-        """Add seconds to all later results of `report`."""
+        """Report these seconds, by name, in all later results of `report`."""
         self._kept.update(seconds)
 
     def state_dict(self) -> dict[str, int]:
@@ -469,7 +469,7 @@ class Sampler(IterableDataset[Batch]):
                     steps = makers.gatherer.reader.count_steps(plan.snapshot, ids)
                 else:
                     steps = item_steps * len(ids)
-                # In the other cases, `sample` has already reported the steps to the limiter.
+                # If the number of steps was known before the draw, `sample` has already reported it to the limiter.
                 if payments.limiter is not None and (item_steps is None or not active.sized):
                     is_refused = True
                     payments.pay_for(plan, steps, planner)

@@ -412,7 +412,7 @@ def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> NDArray
 
 
 def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
-    """Remove an array's files except its document and first ``chunks`` chunks: a power loss may leave other files."""
+    """Remove an array's files but its metadata file and first ``chunks`` chunks: a power loss may leave other files."""
     known = {layout.METADATA, *map(array.chunk_key, range(chunks))}
     for name in os.listdir(info.path / array.path):
         if name not in known and name.startswith((".", "c.")):

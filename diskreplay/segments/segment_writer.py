@@ -92,8 +92,8 @@ class SegmentWriter:
     def _open_counters(self) -> None:
         lanes = len(self.info.lanes)
         self.committed = open_lane_counter(f"{self.info.path}/{layout.COMMITTED}", lanes)
-        # `late`: on a full disk, a store is delayed without an error. The newest step, shown by `committed`, then has
-        # no next observation for a while.
+        # `late`: on a full disk, a write to this counter is delayed and raises no error. The newest step, shown by
+        # `committed`, then has no next observation for a while.
         self.observed = open_lane_counter(f"{self.info.path}/{layout.OBSERVED}", lanes, late=True)
 
     def reserve(self, lane: int, row: int, stop: int = 0) -> None:

@@ -251,7 +251,7 @@ class Activity:
     def _limit(
         self, steps: int, nbytes: int, steps_per_s: float | None, bytes_per_s: float | None
     ) -> tuple[float | None, float | None]:
-        """Return the larger used share of the limits, and the seconds until the first is reached; None if unknown."""
+        """Return the used share of the limit that is used most, and the seconds until a limit is reached, if known."""
         limits, shares, seconds = self._root.limits, [], []
         for used, most, rate in (
             (steps, limits.capacity, steps_per_s),

@@ -709,7 +709,7 @@ class Store:
             The number of environments. None: one environment, whose arrays have no leading axis.
         durability : float, "episode" or "none"
             Which steps of an open writer can be lost in a power loss, or if the store is copied or moved to another
-            disk. With each of these values, appended steps are visible to all processes at once, and survive the death
+            disk. With every value, appended steps are visible to all processes at once, and survive the death
             of any process.
 
             - a number of seconds: the steps of that period, as a background thread makes older steps durable;

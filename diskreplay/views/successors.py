@@ -123,7 +123,8 @@ class Successors:
         """Return the id of the first step of each episode's continuation, or NONE if the episode has no continuation.
 
         `ids` are the last steps of the episodes, and `after` the rows of their lanes where a continuation would begin.
-        Also return whether each lane has a later row, in this or in a later segment: then the episode cannot grow.
+        Also return, for each lane, whether it has a row after the episode, in this or a later segment. If it has, the
+        episode cannot grow.
         """
         self._lanes.update(snapshot)
         lane = self._lanes.places(ids)

@@ -43,8 +43,8 @@ class CallLock:
     def acquire(self) -> bool:
         """Acquire the lock for good if it is free; else return False.
 
-        A call of the writer always releases the lock, since no signal handler can run between the deletion of `free`
-        and the block that sets it again. Here, no handler can run between the deletion and the assignment to `taken`.
+        The other methods of the writer delete `free`, and set it again in a `finally` block. No signal handler can run
+        between the deletion and the beginning of that block. Here, none can run between the two statements.
         """
         try:
             del self.free; self.taken = True  # noqa: E702  # fmt: skip  # one line, as tests raise an exception at it

@@ -157,7 +157,7 @@ def _rows_committed(segment: Path, most: int) -> int:
 
 
 def _rows_with_flags(segment: Path) -> int:
-    """Return the number of rows that a segment's files have room for: a row has one byte of flags."""
+    """Return the number of rows that a segment's files have room for, by the size of its flags: a byte a row."""
     with suppress(OSError):
         return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
     return 0

@@ -209,7 +209,7 @@ class Layout:
     schema : Schema
         The schema of the store.
     paths : dict of str to str
-        The path in the store of each kept feature. The keys are the default paths that the reader gives the features.
+        The path in the store of each kept feature, by its default path, which the reader of the format defines.
     not_kept : list of str
         Names of the features that are left out.
     unsafe : set of str

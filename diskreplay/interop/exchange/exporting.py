@@ -122,8 +122,8 @@ class Format:
     Attributes
     ----------
     not_held : mapping
-        The data that the format cannot hold, with the reasons. The keys are paths of leaves, and the names in
-        `diskreplay.interop.exchange.episode_data`.
+        The data that the format cannot hold, with the reasons. A key is the path of a leaf, or a name such as
+        `NO_FINAL_OBS` that `diskreplay.interop.exchange.episode_data` defines.
     write : callable
         ``write(plan, episodes)`` writes a data set of these episodes. If it raises, `export_from` removes the files.
         All ``episodes`` have a final observation if "no_final_obs" is in ``not_held``. They all lack a final

@@ -18,9 +18,9 @@ _MOST_IMAGES, _LONGEST_SIDE = 64, 128
 
 
 def of_rows(rows: NDArray[Any]) -> Statistics:
-    """Return minimum, maximum, mean, standard deviation and count of rows over all axes but the last, as LeRobot does.
+    """Return minimum, maximum, mean and standard deviation over all axes but the last, and the number of rows.
 
-    Rows are ``(T, *shape)``; scalars count as one column.
+    LeRobot computes the same. Rows are ``(T, *shape)``; scalars count as one column.
     """
     numbers = rows.reshape(-1, rows.shape[-1] if rows.ndim > 1 else 1)
     mean = numbers.mean(0, dtype=np.float64)

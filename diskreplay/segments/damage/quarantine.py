@@ -113,7 +113,7 @@ def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
 
 
 def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | None, rebuilt: bool) -> str:
-    """Move a file or folder from its place in the store into quarantine, with its record; return its new path."""
+    """Move a file or folder of the store into quarantine, write its record there, and return its new path."""
     segment, target = _segment_of(where), _free_place(root, where)
     now = str(target.relative_to(root))
     record = {"segment": segment, "path": where, "steps": steps, "reason": reason, "since": time.time()}

@@ -149,7 +149,7 @@ def _rows(root: Root) -> tuple[int, dict[str, Any]]:
 
 
 def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
-    """Make the missing chunk files for the first ``count`` entries, and extend the array's shape to them.
+    """Make the missing chunk files for the first ``count`` entries, and extend the array's shape to these chunks.
 
     ``entries`` is the number of existing entries.
     """
