@@ -106,7 +106,7 @@ def test_mixed_batches_hold_fixed_shares_and_updates_find_their_way(store: Any, 
         counts = [int(mixed.sample(3).action.sum()) for _ in range(200)]
         assert set(counts) == {0, 1}
         assert 0.6 < np.mean(counts) < 0.9
-        with pytest.raises(dr.InvalidIndex, match="no sampler: there are 2"):
+        with pytest.raises(dr.InvalidIndex, match="belongs to none of the 2 samplers"):
             mixed.update_priorities([2 << 58], [1.0])
 
 
