@@ -40,7 +40,7 @@ class Damage:
 
     ``parts`` maps the name of each damaged chunk file to its damaged ranges of bytes. ``lost`` maps each lane to its
     lost ranges of rows, including rows that the segment already records as lost; ``more`` has only the newly lost rows.
-    ``lost_values`` maps each lane to ranges of episode values, one for each range in ``lost``. ``flags`` maps
+    ``lost_values`` maps each lane to ranges of episode values, one range for each range in ``lost``. ``flags`` maps
     (lane, row) to the new flag of this row; the flags of all other lost rows become 0.
 
     ``steps_kept`` and ``steps_lost`` add up to all steps that the segment ever had; steps evicted by hand count as
@@ -71,8 +71,8 @@ def find_damage(
     ``rows`` has the number of rows of each lane. ``evicted`` has (position of the first step, steps) of each episode
     that was evicted by hand. A position is ``row * lanes + lane``; in a pack, which has one lane, it is a row.
 
-    ``marked`` is given only for a copied segment that may lack some rows: the number of first rows of each lane that
-    the marks prove. These rows are intact, even inside a bad block. Any later row is lost even if only its priority is
+    ``marked`` is given only for a copied segment that may lack some rows. Marks prove the first ``marked[lane]`` rows
+    of each lane. These rows are intact, even inside a bad block. Any later row is lost even if only its priority is
     damaged, because this can mean that the row was not copied.
 
     Raises FormatError if a needed chunk has no checksum, or the tables of a pack are damaged.
@@ -136,7 +136,7 @@ class _Search:
         return damage
 
     def _damaged_rows(self, damage: Damage) -> tuple[RangesByLane, RangesByLane, RangesByLane]:
-        """Return three dicts of ranges by lane: rows with a damaged field, rows with damaged flags, damaged values."""
+        """Return three dicts {lane: ranges}: of rows with a damaged field, rows with damaged flags, damaged values."""
         damaged: RangesByLane = {}
         unknown: RangesByLane = {}
         damaged_values: RangesByLane = {}
@@ -169,7 +169,7 @@ class _Search:
             damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
 
     def _split(self, tables: PackTables, first: int, stop: int) -> Iterator[Range]:
-        """Yield the parts of a range of rows of a pack, split where a lane of a merged segment begins or ends."""
+        """Split rows of a pack where a lane of a merged segment begins or ends, and yield the parts."""
         edges = np.union1d(tables.first_rows, tables.first_rows + tables.rows)
         inside = edges[(edges > first) & (edges < stop)].tolist()
         yield from pairwise([first, *inside, stop])
@@ -177,7 +177,7 @@ class _Search:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _parts(self, chunk: Chunk) -> list[Range]:
-        """Return the damaged byte ranges of a chunk file: whole blocks, without the bytes of rows that marks prove."""
+        """Return the damaged byte ranges of a chunk file: its bad blocks, minus the bytes of rows that marks prove."""
         parts = self._bad_blocks(chunk)
         return layout.subtract_ranges(parts, list(self._marked_bytes(chunk))) if parts else parts
 
@@ -200,7 +200,7 @@ class _Search:
         return layout.merge_ranges([(i * block, min((i + 1) * block, chunk.nbytes)) for i in bad])
 
     def _found(self, chunk: Chunk, block: int) -> NDArray[np.int64]:
-        """Return the actual checksums of a chunk file's blocks; -1 for a block that cannot be read."""
+        """Compute the checksum of each block of a chunk file from its bytes; -1 for a block that cannot be read."""
         found = np.full(-(-chunk.nbytes // block), -1, np.int64)
         try:
             opening = opened(f"{self._info.path}/{chunk.name}", None)
@@ -219,7 +219,10 @@ class _Search:
         return found
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
-        """Yield (lane, range) for the damaged parts of a chunk file: ranges of rows, or of values of episodes."""
+        """Yield (lane, range of rows) for the damaged ranges of bytes ``parts`` of a chunk file.
+
+        In the chunk of an episode field, a row is one episode's value.
+        """
         if parts and chunk.array.path in self._info.compressed:
             for first, stop in InnerChunks(self._info, chunk.array.path).lost_rows():
                 if first < self._rows[0]:
@@ -236,7 +239,7 @@ class _Search:
     # --- flags -------------------------------------------------------------------------------------------------------
 
     def _pieces(self, lane: int, count: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield (first row, flags) of successive parts of a lane's first ``count`` rows; unreadable flags are 0."""
+        """Yield (first row, flags) for successive parts of a lane's first ``count`` rows; unreadable flags are 0."""
         for chunk, inside, width in layout.split_range(0, count, self._per_chunk, _PIECE):
             data = self._read(chunk, lane * self._per_chunk + inside, width)
             yield chunk * self._per_chunk + inside, np.frombuffer(data.ljust(width, b"\0"), np.uint8)
@@ -253,7 +256,10 @@ class _Search:
         return data[0] if data else 0
 
     def _starts(self, lane: int, count: int, unknown: list[Range]) -> NDArray[np.int64]:
-        """Return which of a lane's first ``count`` rows begin an episode, without rows in the ``unknown`` ranges."""
+        """Return those of a lane's first ``count`` rows that begin an episode.
+
+        ``unknown`` has the ranges of rows with damaged flags. These rows are left out.
+        """
         parts = [np.flatnonzero(flags & layout.FIRST) + row for row, flags in self._pieces(lane, count)]
         starts = np.concatenate([np.zeros(0, np.int64), *parts])
         for first, stop in unknown:
@@ -261,9 +267,11 @@ class _Search:
         return starts
 
     def _discarded(self, lane: int, count: int, starts: NDArray[np.int64], unknown: list[Range]) -> Iterator[Range]:
-        """Yield the range of rows of each discarded episode whose flags are all known.
+        """Yield (first, stop) of each discarded episode in a lane: the row ``stop`` has the discard flag.
 
-        Readers hide these episodes because of a discard flag. If it were replaced, readers would show the rows again.
+        ``starts`` has the rows that begin an episode. Episodes with rows in the ranges ``unknown``, whose flags are
+        damaged, are left out. Readers hide an episode because of its discard flag. If that flag were replaced, readers
+        would show the rows again.
         """
         for row, flags in self._pieces(lane, count):
             for stop in (np.flatnonzero(flags & layout.DISCARD == layout.DISCARD) + row).tolist():
@@ -272,7 +280,7 @@ class _Search:
                     yield first, stop
 
     def _values_of(self, lane: int, holes: list[Range]) -> "_Values":
-        """Return the rows of a lane whose flags say that they have values; ``holes`` are ranges of damaged flags."""
+        """Return the rows of a lane with episode values; ``holes`` has the ranges of rows whose flags are damaged."""
         parts = [
             np.flatnonzero(flags & layout.EPISODE_VALUES) + row for row, flags in self._pieces(lane, self._rows[lane])
         ]
@@ -296,7 +304,7 @@ class _Search:
         return steps
 
     def _proven(self, lane: int, unknown: list[Range]) -> Iterator[int]:
-        """Yield the first row of each range of ``unknown`` flags that certainly begins with a new episode."""
+        """Yield the first row of each range ``unknown`` of rows with damaged flags, if it surely begins an episode."""
         for first, _ in unknown:
             if first == 0:
                 continue
@@ -310,8 +318,8 @@ class _Search:
     def _likely(self, lane: int, row: int) -> int | None:
         """Return the original value of a damaged flag if just one byte of its block was changed, else None.
 
-        The value only decides whether the episode before this row, whose rows are all intact, ends with the previous
-        row. Readers never get the value.
+        The value only decides whether the intact episode before this row ends with the previous row. Readers never get
+        the value.
         """
         chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
         block, nbytes = layout.BLOCK_ROWS, len(self._info.lanes) * self._per_chunk
@@ -330,8 +338,9 @@ class _Search:
     ) -> tuple[list[Range], list[Range]]:
         """Take an evicted or discarded episode out of the lost rows, because readers hide its rows in any case.
 
-        Returns the remaining ranges of lost rows, and a list with the episode's range if its flags are replaced, else
-        an empty list.
+        Returns the remaining ranges of lost rows. If some flags of the episode are damaged (``unknown`` has the ranges
+        of such rows), its flags are replaced. The second result is then a list with the episode's range, else an empty
+        list.
         """
         first, stop = episode
         if not any(a <= first and stop <= b for a, b in lost):
@@ -350,8 +359,9 @@ class _Values:
     """The rows of a lane that have episode values, and the position of each row's values among the lane's values.
 
     ``rows`` has the rows with intact flags. ``gone`` has (first row, number of values) of each range of rows that was
-    lost before. The rest of the ``total`` values belongs to rows with damaged flags, whose ranges are the ``holes``.
-    With several holes, it is unknown to which rows the values between the first and the last hole belong.
+    lost before. ``holes`` has the ranges of rows with damaged flags. The lane has ``total`` values; those that belong
+    neither to ``rows`` nor to ``gone`` belong to rows in holes. With several holes, it is unknown to which rows the
+    values between the first and the last hole belong.
     """
 
     def __init__(self, rows: NDArray[np.int64], gone: Sequence[Range], total: int, holes: Sequence[Range]) -> None:
@@ -359,7 +369,10 @@ class _Values:
         self._unknown = max(0, total - len(rows) - sum(count for _, count in gone)) if holes else 0
 
     def damaged_rows(self, places: Sequence[Range]) -> list[Range]:
-        """Return the rows with intact flags, but damaged or unknown values; ``places`` are ranges of damaged values."""
+        """Return the range (row, row + 1) of each row with intact flags whose values are damaged or unknown.
+
+        ``places`` has the ranges of damaged values.
+        """
         found = self._places(self._rows)
         bad = np.zeros(len(found), np.bool_)
         for first, stop in places:
@@ -369,7 +382,7 @@ class _Values:
         return [(row, row + 1) for row in self._rows[bad].tolist()]
 
     def _places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the position of each row's values: the number of values before it in the lane."""
+        """Return, for each of ``rows``, the number of episode values that are before its values in the lane."""
         found = np.searchsorted(self._rows, rows)
         for first, count in self._gone:
             found[rows > first] += count
@@ -378,11 +391,11 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return the range of values of each lost range, and the row after each rewritten episode that has values.
+        """Return the range of values of each range ``lost``, and the row after each rewritten episode that has values.
 
-        ``rewritten`` has the ranges of rows of the evicted and discarded episodes whose flags are replaced. Values
-        without a known row belong to the first lost range with damaged flags, or else to rewritten episodes. A
-        rewritten episode whose flag `EPISODE_VALUES` is known keeps this flag.
+        ``rewritten`` has the ranges of rows of the evicted and discarded episodes whose flags are replaced. If it is
+        unknown to which rows some values belong, they count for the first lost range with damaged flags. If there is
+        no such range, rewritten episodes get them. A rewritten episode whose flag `EPISODE_VALUES` is intact keeps it.
         """
         known = [self._rows[(self._rows >= first) & (self._rows < stop)] for first, stop in lost]
         counts = [
@@ -397,7 +410,7 @@ class _Values:
             counts[holds.index(True)] += self._unknown
         elif self._unknown:
             more = [stop for stop in stops if stop not in flagged][: self._unknown]
-        # Every value before a lost range belongs to a row that is not lost, or to an earlier range.
+        # Every value before a lost range belongs to a row that is not lost, or to an earlier lost range.
         kept = np.setdiff1d(self._rows, np.concatenate([self._rows[:0], *known]))
         found, before = list[Range](), 0
         for (first, _), count in zip(lost, counts, strict=True):
@@ -408,7 +421,7 @@ class _Values:
 
 
 def _by_lane(entries: Sequence[tuple[int, int]], lanes: int) -> dict[int, list[Range]]:
-    """Return ranges of rows by lane from (position, number of rows) pairs."""
+    """Convert pairs (position, number of rows) to {lane: ranges of rows}; a position is ``row * lanes + lane``."""
     found: dict[int, list[Range]] = {}
     for position, rows in sorted(entries):
         row, lane = divmod(position, lanes)
@@ -425,7 +438,10 @@ def _sum_at(fd: int, at: int, nbytes: int) -> int:
 
 
 def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
-    """Return the range of rows of all episodes that overlap ``rows``; ``starts`` has row 0 and all first rows."""
+    """Extend a range of rows of a lane so that it has all rows of each of its episodes.
+
+    ``starts`` has row 0 and the first row of each episode of the lane. ``count`` is the number of rows of the lane.
+    """
     behind = int(np.searchsorted(starts, rows[1]))
     first = int(starts[np.searchsorted(starts, rows[0], "right") - 1])
     return first, int(starts[behind]) if behind < len(starts) else count
@@ -441,10 +457,10 @@ def _byte_changes() -> NDArray[np.uint32]:
 
 
 def single_error(data: bytes, crc: int) -> tuple[int, int] | None:
-    """Return (position, new value) of the one byte whose change makes ``data`` match a checksum, or None.
+    """Return (position, right value) of the one wrong byte of ``data``; ``crc`` is the checksum of the right data.
 
-    The result is also None if several bytes qualify. If more than one byte of a block of 512 was changed, a wrong byte
-    is returned by chance once in 30,000 times.
+    None if no change of one byte gives this checksum, or several do. If more than one byte of a block of 512 is wrong,
+    a byte is returned nevertheless, by chance, once in 30,000 times.
     """
     table = _byte_changes()
     wanted = np.uint32(crc32c(data) ^ crc)

@@ -138,7 +138,7 @@ def _counters(root: Path) -> StoreCounters:
 
 
 def _free_place(root: Path, where: str) -> Path:
-    """Return a free path in quarantine for an entry, after making the folders above it; links are not followed."""
+    """Make the folders in quarantine for an entry from the path ``where``, and return a free path in them."""
     top = root / QUARANTINE
     if os.path.lexists(top) and not is_folder(top):
         move_aside(root, QUARANTINE)
@@ -185,7 +185,7 @@ def read_quarantine(root: Path) -> list[Quarantined]:
 
 
 def _entries(root: Path, folder: str, levels: int) -> tuple[list[Quarantined], bool]:
-    """Return the entries below a folder of the quarantine, and whether any of them has a record."""
+    """Return the entries at most ``levels`` deep in a quarantine folder, and whether any of them has a record."""
     base = root / QUARANTINE / folder
     if not levels or not is_folder(base):
         return [], False
@@ -247,7 +247,7 @@ def _is_segment(path: Path) -> bool:
 
 
 def remove_stale_records(root: Path) -> dict[int, int]:
-    """Remove the records of segments that have left the quarantine; return {segment: steps only in its record}.
+    """Remove the records of segments that have left the quarantine; return {segment: `Quarantined.inserted`}.
 
     A user moved these segments back or deleted them by hand, or a process died after it moved one back. The caller
     holds the store lock.
@@ -265,13 +265,13 @@ def remove_stale_records(root: Path) -> dict[int, int]:
 
 
 def quarantined_numbers(root: Path) -> list[int]:
-    """Return the segment numbers in the folder names of the quarantine: new segments must not reuse them."""
+    """Return the numbers of quarantined segments, sorted: new segments must not reuse them."""
     found = (_segment_of(f"{layout.SEGMENTS}/{name.removesuffix(RECORD)}") for name in _segment_names(root))
     return sorted({number for number in found if number is not None})
 
 
 def _segment_names(root: Path) -> list[str]:
-    """Return the file names of the segments in quarantine and of their records."""
+    """Return the names of the folders of segments in quarantine, and of their records."""
     folder = root / QUARANTINE / layout.SEGMENTS
     return os.listdir(folder) if is_folder(root / QUARANTINE) and is_folder(folder) else []
 
@@ -280,7 +280,7 @@ def _segment_names(root: Path) -> list[str]:
 
 
 def bring_back(root: Path, entry: Quarantined, members: Sequence[int]) -> None:
-    """Move a segment from quarantine back to its original place, which must be free.
+    """Move a segment from quarantine back to its original path, at which nothing else may be.
 
     The caller holds the store lock, and has verified the segment. If it is a pack, ``members`` has the numbers of the
     segments that were merged into it.
@@ -307,7 +307,7 @@ def forget(root: Path, entry: Quarantined) -> None:
 
 
 def include_number(counters: StoreCounters, number: int) -> None:
-    """Extend the counters' range of live segments to ``number``, of a segment that was brought back.
+    """Extend the range of live segment numbers in the store's counters, so that it includes ``number``.
 
     The caller holds the store lock.
     """

@@ -55,7 +55,10 @@ def fate_of(info: SegmentInfo) -> Fate:
 
 
 def _lacks_marked_files(info: SegmentInfo) -> bool:
-    """Return whether files of marked rows are missing or short: a copy may lack them, a power loss takes none."""
+    """Return whether files of marked rows are missing or short.
+
+    Only an incomplete copy can lack them: a power loss does not take files of marked rows.
+    """
     marks = read_marks(str(info.path), len(info.lanes))
     return bool(marks) and int(marks[-1].rows.max()) > rows_with_files(info)
 
@@ -65,10 +68,10 @@ def _has_folders(info: SegmentInfo) -> bool:
 
 
 def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, Ints]:
-    """Set the counters of a segment to its proven rows; return the numbers of kept and of claimed rows by lane.
+    """Set a segment's counters to its proven rows; return how many rows of each lane are kept, and how many claimed.
 
-    ``salvaged`` has the number of rows of each lane to keep even if fewer are proven. The call may be repeated after a
-    crash at any point.
+    ``salvaged`` has the number of rows of each lane to keep even if fewer are proven. For claimed rows see
+    `claimed_rows`. The call may be repeated after a crash at any point.
     """
     proven = proven_rows(info)
     rows = proven if salvaged is None else np.maximum(proven, salvaged)
@@ -80,7 +83,7 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
         sync_file(f"{folder}/{_CLAIMED}")
         sync_folder(folder)
     if read_as_sealed(info) is not None:
-        # Once the chunks are write-protected, only this document distinguishes the segment from a complete copy.
+        # Once the chunks are write-protected, only its zarr.json distinguishes the segment from a complete copy.
         write_unsealed(info)
     cut_marks(str(info.path), len(info.lanes), proven)
     for name in layout.LANE_COUNTERS:
@@ -89,7 +92,7 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
 
 
 def forget_claims(info: SegmentInfo, are_kept: bool) -> None:
-    """Remove the file with the numbers of rows that a segment had claimed, unless unproven rows are kept."""
+    """Remove the file in which `keep_proven_rows` saved the claimed rows, unless unproven rows are kept."""
     if not are_kept and not shows_live_rows(info):
         (info.path / layout.DURABLE / _CLAIMED).unlink(missing_ok=True)
 
@@ -103,10 +106,9 @@ def _restore_counter(folder: str, rows: Ints) -> None:
 
 
 def claimed_rows(info: SegmentInfo, least: Ints) -> Ints:
-    """Return the number of rows of each lane that may hold steps and have files; it is at least ``least``.
+    """Return, for each lane, how many rows may hold steps and have files: at least ``least``.
 
-    It follows from the counters, and from the flags after the counted rows: a power loss may leave a counter older than
-    the rows.
+    Counters claim rows, and so do nonzero flags: a power loss may leave a counter that is older than the rows.
     """
     lanes, folder = len(info.lanes), str(info.path)
     present = rows_with_files(info)

@@ -1,1 +1,1 @@
-"""The documents of a store: root, metadata of arrays and segments, notes, limiters, saved states, evictions."""
+"""The metadata files of a store: root, metadata of arrays and segments, notes, limiters, saved states, evictions."""

@@ -37,7 +37,7 @@ _NBYTES = 16 * ROWS
 
 
 class EvictionEntries:
-    """Reads the entries of a store, and returns each entry only once. Not thread-safe."""
+    """Reads the entries of episodes that were evicted by hand, and returns each only once. Not thread-safe."""
 
     def __init__(self, root: Root) -> None:
         self._root = root  # keeps the folder open
@@ -45,7 +45,7 @@ class EvictionEntries:
         self.count = 0
 
     def new(self, count: int) -> NDArray[np.int64]:
-        """Return the entries up to number ``count`` that were not returned before, ``(n, 2)`` int64.
+        """Return those of the first ``count`` entries that were not returned before, ``(n, 2)`` int64.
 
         Raises FormatError if one of their files is missing or damaged.
         """
@@ -100,7 +100,7 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
                 os.fdatasync(fd)
             entries = entries[count:]
         sync_folder(folder)
-    # First, because once the entries are published, the capacity counts fewer steps and would show hidden steps again.
+    # This comes first: once the entries are published, the capacity counts fewer steps, and would show hidden ones.
     keep_hidden(counters, hidden_before)
     counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()
@@ -186,7 +186,7 @@ _NAME = re.compile(PREFIX + r"[0-9]{8,9}-([0-9]{1,19})")
 
 
 def removed_path(counters_folder: Path, number: int, evicted: int) -> str:
-    """Return the new path of a removed segment; ``evicted`` is the new value of the counter of evicted steps."""
+    """Return the path to which a removed segment is moved; ``evicted`` is the new count of evicted steps."""
     return f"{counters_folder}/{PREFIX}{layout.segment_name(number)}-{evicted}"
 
 
@@ -197,9 +197,9 @@ def discarded_path(path: str) -> str:
 
 
 def evicted_by_removals(root: Root) -> int:
-    """Return the least value for the counter of evicted steps: the largest value in the names of removed segments.
+    """Return the largest count of evicted steps in the names of removed segments; the counter must be at least this.
 
-    It is 0 if no removed segments are left, or the store was deleted.
+    The result is 0 if no removed segments are left, or the store was deleted.
     """
     try:
         names = os.listdir(root.counters_folder)
@@ -213,8 +213,8 @@ def destroy(root: Root, gone: Sequence[str]) -> None:
     """Delete folders, without the store lock. Several processes may delete the same folder."""
     if not gone:
         return
-    # The renames are synced first: after a power loss, a segment must not be back in its place without some of its
-    # files. If the sync fails, the folders are deleted nevertheless: a full disk needs the room.
+    # The renames are synced first: after a power loss, a segment must not be back at its old path without some of
+    # its files. If the sync fails, the folders are deleted nevertheless: a full disk needs the room.
     with suppress(OSError):
         sync_folder(root.segments_folder)
     for path in gone:

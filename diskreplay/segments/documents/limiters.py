@@ -1,4 +1,4 @@
-"""The counts of rate limiters: steps drawn are stored in an array of slots, steps inserted are counted in segments."""
+"""The counts of rate limiters: steps drawn are the sum of an array (its slots), steps inserted come from segments."""
 
 import os
 import re
@@ -44,9 +44,10 @@ def is_name(name: object) -> bool:
 
 
 def open_slots(root: Root, name: str) -> Counters:
-    """Open a limiter's slots, (64,) int64, for writing; missing slots are created as zeros.
+    """Open a limiter's array of slots, (64,) int64, for writing; a missing array is created as zeros.
 
-    A process adds to a slot while it holds the lock at `slots_lock`; slots never decrease. Raises StorageFull if the
+    Its sum is the number of steps drawn. A process adds to a slot while it holds the lock at `slots_lock`; slots never
+    decrease. Raises StorageFull if the
     disk has no room for the slots, FormatError if the folder is not a limiter's.
     """
     folder = root.folder / layout.LIMITERS / name
@@ -89,7 +90,7 @@ def _create(root: Root, name: str) -> None:
     """Make a limiter's array; other processes see it complete or not at all."""
     target, building = root.folder / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
     document = shaped(root.array_document(), [SLOTS], [SLOTS]) | {"dimension_names": ["slot"]}
-    with held_lock(root.lock_path):  # other processes remove leftover drafts under the same lock
+    with held_lock(root.lock_path):  # other processes remove unfinished folders under this lock
         if target.exists():
             return
         with drafted(building):
@@ -104,7 +105,7 @@ def _create(root: Root, name: str) -> None:
 
 
 class Inserted(NamedTuple):
-    """The number of steps ever committed to a store, and the number that is neither deleted, evicted nor lost."""
+    """`ever`: the steps committed to a store so far. `held`: those not deleted, evicted, lost or quarantined."""
 
     ever: int
     held: int
@@ -134,7 +135,8 @@ class StepCounter:
     """Counts the steps of a store. A call reads only the rows that are new since the last one. Not thread-safe.
 
     Steps count when they are committed, even if they are hidden by a capacity, evicted by hand or lost to damage. The
-    steps of a deleted segment are in the store's own counter. The steps of a quarantined segment are in its record.
+    store's counter of evicted steps includes the steps of deleted segments. The record of a quarantined segment has the
+    number of its steps.
     """
 
     def __init__(self, root: Root) -> None:
@@ -210,7 +212,7 @@ class StepCounter:
         return self._aside
 
     def segments(self) -> dict[int, SegmentCount]:
-        """Return {number: counts} of all existing segments and packs, without the members of packs."""
+        """Return {number: counts} of the existing segments and packs, without merged segments."""
         found = {}
         for number, steps in self._sealed.items():
             members = tuple(self._packs.get(number, (number,)))
@@ -277,7 +279,7 @@ class StepCounter:
 
 
 class _Growing:
-    """An unsealed segment, and how far its flags were read."""
+    """An unsealed segment, and the number of its steps, for which the flags of each row are read once."""
 
     def __init__(self, info: SegmentInfo) -> None:
         self.info = info

@@ -1,8 +1,9 @@
 """The zarr metadata of stores and segments.
 
-A document is the content of a zarr.json file. When a store is created, zarr-python makes the documents of one segment;
-the root's attributes keep them as templates. A new segment gets copies of the templates with its shapes filled in. That
-is 15 times as fast as making documents with zarr-python, and a collecting process need not import zarr-python.
+A document is the JSON object in a zarr.json file. When a store is created, zarr-python makes the documents of one
+segment; they are kept as templates in the attributes of the root. A new segment gets copies of the templates with its
+shapes filled in. That is 15 times as fast as making documents with zarr-python, and a collecting process need not
+import zarr-python.
 """
 
 import json
@@ -122,7 +123,7 @@ class RowArray:
 
     @computed_once
     def _text(self) -> str:
-        """The array's zarr.json with placeholders for the shapes; only processes that make segments need it."""
+        """The array's zarr.json with placeholders for its shape and chunk shape; only makers of segments need it."""
         return dump(shaped(self.template, _SHAPE, _CHUNK_SHAPE)).decode()
 
     def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
@@ -134,7 +135,7 @@ class RowArray:
 
 
 class Blueprint:
-    """The groups and arrays that all segments of a store share, with placeholders for the shapes.
+    """The zarr metadata of the groups and arrays that every segment of a store has, except for the shapes.
 
     Immutable, and made once per store, because a store may have a segment for each episode. ``arrays`` has the arrays
     with rows, by path. ``values`` has the paths of episode fields, ``counters`` the paths of arrays with one number per
@@ -160,7 +161,7 @@ class Blueprint:
 
     @computed_once
     def _texts(self) -> dict[str, str]:
-        """The zarr.json, with placeholders for shapes, of each group, and of each array without rows."""
+        """The zarr.json of each group, and of each array outside `arrays`, by path, with placeholders for shapes."""
         documents = {path: self._templates[path] for path in self.paths if path not in self.arrays}
         blank = {
             path: shaped(document, _SHAPE, _CHUNK_SHAPE) for path, document in documents.items() if _is_array(document)
@@ -177,13 +178,14 @@ class Blueprint:
         return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
 
     def of(self, chunk_rows: Container[str]) -> "Blueprint":
-        """Return `with_priority` if ``chunk_rows``, of a segment's arrays, has the array ``priority``; else self."""
+        """Return `with_priority` if the array ``priority`` is one of a segment's arrays, ``chunk_rows``; else self."""
         return self.with_priority if layout.PRIORITY in chunk_rows else self
 
     def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
         """Return the blueprint of a pack.
 
-        Its two tables have ``members`` and ``runs`` lines. ``codecs`` has the codecs of compressed arrays, by path.
+        ``members`` is the number of merged segments, and ``runs`` the number of all their lanes: a pack has a table
+        with a line for each. ``codecs`` has the codecs of compressed arrays, by path.
         """
         documents = {path: {**self._templates[path], "codecs": codec} for path, codec in codecs.items()}
         tables = {}
@@ -198,7 +200,7 @@ class Blueprint:
         """Yield (path, zarr.json) of every folder below a segment, parents first.
 
         The shape of an array has ``rows`` rows, or ``values`` rows for an episode field, but at most the rows of one
-        chunk. If ``rows`` is None, it has the rows of one chunk.
+        chunk. If ``rows`` is None, every array has the rows of one chunk.
         """
         for path in self.paths:
             array = self.arrays.get(path)
@@ -211,7 +213,7 @@ class Blueprint:
                 yield path, array.document(lanes, known, most)
 
     def episode_documents(self, count: int) -> Iterator[tuple[str, bytes]]:
-        """Yield (path, zarr.json) of every folder of the table of ``count`` episodes of a sealed segment."""
+        """Yield (path, zarr.json) of each folder of a sealed segment's table of episodes, which has ``count`` lines."""
         yield layout.EPISODES, dump(self._root)
         counter = {**self._templates[layout.COMMITTED], "dimension_names": ["episode"]}
         documents = {
@@ -229,7 +231,7 @@ class Blueprint:
         return seal_document(self._root, attributes)
 
 
-# Placeholders of the two shapes in the text of a document; no text that zarr-python writes begins like this.
+# Placeholders for the shape and the chunk shape in a zarr.json; no text that zarr-python writes begins like this.
 _SHAPE, _CHUNK_SHAPE = "@shape", "@chunk_shape"
 
 
@@ -274,7 +276,7 @@ def dump(document: Document) -> bytes:
 
 
 def seal_document(document: Document, attributes: Document) -> bytes:
-    """Return a group's document with these attributes and, as the last of them, a checksum of the whole file.
+    """Return a group's zarr.json with these attributes; a checksum of the file is added as the last attribute.
 
     The checksum is the CRC-32C of the file with zeros for the checksum's eight hexadecimal digits. So other tools can
     check it without a canonical form of JSON.
@@ -285,7 +287,7 @@ def seal_document(document: Document, attributes: Document) -> bytes:
 
 
 def read_document(path: Path | str) -> bytes:
-    """Return the bytes of a document.
+    """Return the bytes of a zarr.json or another metadata file.
 
     Raises FormatError if the file is a link, not regular, or larger than `MAX_BYTES`, FileNotFoundError if it is
     missing, and OSError if it cannot be read.
@@ -309,7 +311,7 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def read_identified(path: str, lookup: Lookup) -> tuple[bytes, Identity]:
-    """Return the bytes of a document, and its identity as by `identify`; errors as for `read_document`."""
+    """Return the bytes of a metadata file, and the result of `identify` for it; errors as for `read_document`."""
     with opened(path, None, lookup=lookup) as fd:
         status = os.fstat(fd)
         if status.st_size > MAX_BYTES:
@@ -334,12 +336,12 @@ def parse_document(data: bytes, path: Path | str) -> Document:
 
 
 def read_object(path: Path | str) -> Document:
-    """Read a document and return its JSON object; errors as for `read_document` and `parse_document`."""
+    """Read a metadata file and return its JSON object; errors as for `read_document` and `parse_document`."""
     return parse_document(read_document(path), path)
 
 
 def read_verified(path: Path | str) -> Document:
-    """Return the attributes in a group's document; errors as for `read_object` and `verify_document`."""
+    """Return the attributes in a group's zarr.json; errors as for `read_object` and `verify_document`."""
     data = read_document(path)
     verify_document(data, path)
     attributes = parse_document(data, path).get("attributes")
@@ -347,13 +349,13 @@ def read_verified(path: Path | str) -> Document:
 
 
 def shaped(document: Document, shape: object, chunks: object) -> Document:
-    """Return a copy of an array's document with this shape and chunk shape."""
+    """Return a copy of an array's metadata with this shape and chunk shape."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
     return {**document, "shape": shape, "chunk_grid": grid}
 
 
 def verify_document(data: bytes, path: Path | str) -> None:
-    """Check a document's own checksum.
+    """Check the checksum that is in the attributes of a zarr.json.
 
     Raises FormatError if the checksum is missing or does not match.
     """
@@ -371,11 +373,11 @@ Check = Callable[[Any], bool]
 """Returns whether a value from JSON is valid for an attribute."""
 
 REQUIRED: Any = object()
-"""The default of an attribute that every document must have."""
+"""The default of an attribute that may not be missing."""
 
 
 class Attribute(NamedTuple):
-    """An attribute of a document: a line of the table that defines how the document is written and read.
+    """How an attribute in a zarr.json is written and read. A table of these defines all attributes of a file.
 
     ``check`` is the type of valid values, or returns whether a value from JSON is valid. ``field`` is the name of the
     attribute in memory; if empty, it is ``name``. ``make`` converts a value from JSON to the value in memory; ``write``
@@ -411,7 +413,7 @@ def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[s
 
 
 def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document:
-    """Return the attributes of a document, in the order of the table; ``read`` returns the value of a field."""
+    """Return the attributes in a table, in its order; ``read`` returns the value of a field by its name."""
     found = {}
     for name, _, default, stored, _, write, may_lack in table:
         value = read(stored or name)
@@ -455,7 +457,7 @@ def one_of(*values: object) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """Return a check that null passes, and any value that passes ``check``."""
+    """Return a check that accepts null, and every value that ``check`` accepts."""
     return lambda value: value is None or check(value)
 
 
@@ -471,11 +473,11 @@ FEATURES = (layout.PACKS, layout.ZSTD, layout.EPISODE_TABLES)
 
 
 class UnknownFeature(FormatError):
-    """Another release wrote the document. It is not damaged, but this release must not use it."""
+    """Another release wrote the zarr.json. It is not damaged, but this release must not use the data."""
 
 
 def check_requires(attributes: Document, path: Path | str) -> None:
-    """Raise UnknownFeature if a document needs a feature that this release does not know."""
+    """Raise UnknownFeature if attributes require a feature that this release does not know."""
     given = attributes.get("requires") or []
     unknown = [name for name in given if name not in FEATURES] if isinstance(given, list) else given
     if unknown:
@@ -483,6 +485,6 @@ def check_requires(attributes: Document, path: Path | str) -> None:
 
 
 def check_release(attributes: Document, path: Path | str) -> None:
-    """Raise UnknownFeature for the root of a store from before the format was released."""
+    """Raise UnknownFeature if a store was made before the format was released; ``attributes`` are its root's."""
     if attributes.get("requires") in (None, [], [layout.DISCARDS]):
         raise UnknownFeature(f"{path} {layout.BEFORE_RELEASE}")

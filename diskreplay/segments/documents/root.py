@@ -80,7 +80,7 @@ _ROOT = (
     Attribute("created", str, ""),
     Attribute("segment_metadata", dict),
 )
-"""The attributes of the root's document. The tables of a segment's document are in `segments.segment`."""
+"""The attributes in the root's zarr.json. Those in the zarr.json of a segment are in `segments.segment`."""
 
 
 @dataclass
@@ -133,15 +133,15 @@ class Root:
     def follow_limits(self) -> None:
         """Read the limits from the disk again, after another process has counted a change in the store's counters.
 
-        If the document was damaged since, the limits stay as they are: the next process that opens the store raises an
-        error.
+        If the root's zarr.json was damaged since, the limits stay as they are: the next process that opens the store
+        raises an error.
         """
         with suppress(FormatError, OSError):
             attributes = metadata.read_verified(self.folder / layout.METADATA)
             vars(self.limits).update(_read(self.path, _LIMITS, attributes))
 
     def write_limits(self, limits: Limits) -> None:
-        """Change the limits durably. The caller holds the store lock, and then increments the counter of changes.
+        """Change the limits durably. The caller holds the store lock, and adds one to the counter `CHANGES` afterwards.
 
         Raises StorageFull if the disk has no room; nothing is changed then.
         """
@@ -248,7 +248,7 @@ class Root:
 
     @property
     def has_horizon(self) -> bool:
-        """Whether steps older than the retention horizon are hidden: in a store with a capacity in steps or bytes."""
+        """Whether a capacity, in steps or in bytes, hides the steps that are older than the retention horizon."""
         return self.limits.capacity is not None or self.limits.capacity_bytes is not None
 
     @property
@@ -339,7 +339,7 @@ def check_local(path: os.PathLike[str] | str) -> None:
 
 
 def open_home(place: OpenFolder | os.PathLike[str] | str) -> OpenFolder:
-    """Return the open folder of a store, and open it first if ``place`` is a path or a closed folder.
+    """Return the open folder of a store; it is opened if ``place`` is a path or a closed folder.
 
     Raises StoreNotFound if the folder does not exist or cannot be opened, FormatError if the path is a URL.
     """

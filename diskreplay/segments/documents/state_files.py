@@ -64,15 +64,15 @@ DRAFT = "state-"
 """The prefix of draft folders of states, next to the counters; the process that writes a state locks its draft."""
 _STATE, _GROUP = "state", "group"
 
-# Keys that a state cannot have, because they have another meaning in its document.
+# Keys that a state cannot have, because they have another meaning in its zarr.json.
 _RESERVED = {ARRAY, "diskreplay_crc32c"}
 
 
-_Arrays = dict[str, tuple[bytes, NDArray[Any]]]  # by name: the document of an array, and its data
+_Arrays = dict[str, tuple[bytes, NDArray[Any]]]  # by name: the zarr.json of an array, and its data
 
 
 def write_state(root: Root, name: str, tree: Tree) -> None:
-    """Save a state under a name; concurrent readers, and readers after a crash, get the whole old or the whole new one.
+    """Save a state under a name; concurrent readers, and readers after a crash, get the old or the new one.
 
     The state is durable when this returns. Raises ValueError if the name is invalid or a value of the tree cannot be
     saved. Raises StorageFull if the disk has no room; the old state is untouched. Raises StoreNotFound if the store was
@@ -166,7 +166,7 @@ def _place(root: Root, building: Path, target: Path) -> None:
 
 
 def take_stale(root: Root) -> list[str]:
-    """Move states that are not current, left by a process that died, out of their groups; return their new paths.
+    """Move outdated states, which a process that died has left, next to the counters; return their new paths.
 
     The caller holds the store lock, and deletes the moved states after releasing the lock.
     """
@@ -200,7 +200,7 @@ def _numbers(folder: Path) -> list[int]:
 def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, arrays: _Arrays) -> Tree:
     """Return a tree with references in place of arrays, and add the arrays to ``arrays`` by name.
 
-    ``path`` has the keys above this tree in the state, for names and messages. ``template`` is the document of any
+    ``path`` has the keys above this tree in the state, for names and messages. ``template`` is the metadata of any
     array.
     """
     where = "/".join(path) or "the top"
@@ -225,7 +225,7 @@ def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, array
 
 
 def _array_name(path: tuple[str, ...], arrays: _Arrays) -> str:
-    """Return a file name that no other array has, made of the array's path in the tree."""
+    """Return a folder name for an array, made from its path in the tree; no array in ``arrays`` has this name."""
     name = re.sub("[^a-z0-9_.]+", "_", ".".join(path).lower()).strip("._")[:_LONGEST] or "state"
     if name in arrays or name == layout.METADATA:
         name += f"_{len(arrays)}"
@@ -270,7 +270,7 @@ def state_names(root: Root) -> list[str]:
 
 
 class Saved(NamedTuple):
-    """The time of a save, in seconds since 1970, and its tree with {"@array": ...} in place of each array."""
+    """When a state was saved, in seconds since 1970, and its tree, with {"@array": ...} in place of each array."""
 
     time: float
     plain: Tree
@@ -370,7 +370,10 @@ def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
 
 
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
-    """Return whether NumPy can have an array of this shape; in its limit of bytes, an empty axis counts as length 1."""
+    """Return whether NumPy can make an array of this shape.
+
+    NumPy limits the number of bytes of an array; for this limit, an axis of length 0 counts as length 1.
+    """
     return (
         isinstance(shape, list)
         and len(shape) <= _MOST_AXES
@@ -386,7 +389,7 @@ _NOTE = "note"
 
 
 def write_note(root: Root, name: str, value: Any) -> None:
-    """Save a JSON value under a name; concurrent readers, and readers after a crash, get the whole old or new value.
+    """Save a JSON value under a name; concurrent readers, and readers after a crash, get the old or the new value.
 
     The note is durable when this returns. Raises ValueError if the name is invalid or the value is not JSON. Raises
     StorageFull if the disk has no room; the old note is untouched. Raises StoreNotFound if the store was deleted or

@@ -1,7 +1,7 @@
-"""The counters that publish data: the store's words, and three numbers per lane in every segment.
+"""The counters that publish data: those of the store (its words), and three numbers per lane in every segment.
 
-Data first, commit second: a row is written in full before the counter that shows it is stored. One aligned 8-byte store
-is atomic, and x86-64 keeps the order of stores, so a reader that sees the counter sees the row. The counter is stored
+Data first, commit second: a row is written in full before the counter that shows it. One aligned write of 8 bytes is
+atomic, and x86-64 keeps the order of writes, so a reader that sees the counter sees the row. The counter is written
 through mapped memory. On a file system that does not keep reserved blocks, it is written by position, into the same
 page of the page cache.
 """
@@ -27,7 +27,7 @@ class CountersByPosition:
 
     A write may find the disk full. If the counters span several pages, it may fail after the first pages. The remaining
     counters are then owed: the next call of `store` writes them too, because the rows that they publish are already
-    written. With ``late``, counters may also be owed if none of them was written.
+    written. With ``late``, counters are also owed if none of them was written, and StorageFull is not raised.
 
     Concurrency: one process writes. The file is opened for each write, so this object need not be closed.
     """
@@ -44,15 +44,15 @@ class CountersByPosition:
         return self
 
     def copy(self) -> NDArray[np.int64]:
-        """Return the stored counters."""
+        """Return the counters that the file has now, without owed ones."""
         return self._shown.copy()
 
     def tobytes(self) -> bytes:
-        """Return the stored counters as bytes."""
+        """Return the counters that the file has now as bytes."""
         return self._shown.tobytes()
 
     def __getitem__(self, key: Any) -> Any:
-        """Return the stored counters at ``key``."""
+        """Return the counters that the file has now at ``key``."""
         return self._shown[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -60,7 +60,7 @@ class CountersByPosition:
         self.store(key, value, late=self._late)
 
     def store(self, key: Any, value: Any, *, late: bool) -> None:
-        """Set the counters at ``key`` to ``value``, and write them with any counters that are owed.
+        """Set the counters at ``key`` to ``value``, and write them together with owed counters.
 
         Raises StorageFull if the disk has no room for any of them and ``late`` is False; the counters are then as
         before.
@@ -85,7 +85,7 @@ class CountersByPosition:
             self._owed = None
 
     def store_owed(self, *, late: bool) -> None:
-        """Store owed counters, if there are any; errors as for `store`. A forked child process never stores them."""
+        """Write owed counters, if there are any; errors as for `store`. A forked child process never writes them."""
         if self._owed is not None and os.getpid() == self._pid:
             self.store([], [], late=late)
 
@@ -94,7 +94,7 @@ Counters = NDArray[np.int64] | CountersByPosition
 
 
 def open_counters(path: str, count: int, *, late: bool = False) -> Counters:
-    """Open counters for storing: through a mapping if its file system keeps reserved blocks, else by `pwrite`."""
+    """Open counters for writing: through a mapping if their file system keeps reserved blocks, else by `pwrite`."""
     if keeps_reservations(path):
         mapped: NDArray[np.int64] = map_file(path, count * 8, writable=True).array("<i8", (count,))
         return mapped
@@ -102,7 +102,7 @@ def open_counters(path: str, count: int, *, late: bool = False) -> Counters:
 
 
 class StoreCounters:
-    """The words of ``counters/``, each stored with its complement.
+    """The counters of a store, int64 words of the array ``counters/``, each with its complement.
 
     Concurrency: any process reads; only a holder of the store lock writes.
     """
@@ -123,7 +123,7 @@ class StoreCounters:
 
     @staticmethod
     def fresh() -> bytes:
-        """Return the content of the file for a store without segments."""
+        """Return the content of the file of counters for a store without segments."""
         zeros = np.zeros(layout.COUNTER_WORDS, "<i8")
         return np.concatenate([zeros, ~zeros]).tobytes()
 
@@ -138,7 +138,7 @@ class StoreCounters:
             # The word of the boot may differ from its complement: a wrong boot only leaves some segment numbers unused.
             before[layout.BOOT] = values[layout.BOOT]
             changed = np.flatnonzero(values != before)
-            # If one word differs, a process is between its two stores, or died there. The word then counts, and not the
+            # If one word differs, a process is between its two writes, or died there. The word then counts, and not the
             # complement. FIRST_LIVE is always taken from its complement: a number that is too low does no harm, and a
             # flipped bit in the word must not hide segments.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
@@ -169,9 +169,9 @@ class StoreCounters:
         return min(int(self.read()[layout.STEPS_EVICTED]) + steps, layout.MOST_COUNTED)
 
     def set(self, word: int, value: int) -> None:
-        """Store a word and its complement. The caller holds the store lock; a word never decreases.
+        """Write a word and its complement. The caller holds the store lock; a word never decreases.
 
-        Raises StorageFull if the file system copies on write and has no room; then nothing was stored.
+        Raises StorageFull if the file system copies on write and has no room; then nothing was written.
         """
         if value < self._words[word]:
             raise ValueError(f"counter {word} would go back from {int(self._words[word])} to {value}")
@@ -186,14 +186,14 @@ class StoreCounters:
         self.set(word, min(int(self.read()[word]) + 1, layout.MOST_COUNTED))
 
     def set_boot(self, value: int) -> None:
-        """Store a hash of the boot in which segment numbers are reserved. The caller holds the store lock."""
+        """Write a hash of the boot in which segment numbers are reserved. The caller holds the store lock."""
         self._words[layout.BOOT] = value
         self._words[layout.COUNTER_WORDS + layout.BOOT] = ~value
 
     def lower(self, word: int, value: int) -> None:
         """Decrease the number of the first segment, the only word that may decrease. The caller holds the store lock.
 
-        The complement is stored first: between the two stores, or if the process dies there, the complement has the
+        The complement is written first: between the two writes, or if the process dies there, the complement has the
         lower number, which `read` returns.
         """
         if word != layout.FIRST_LIVE:
@@ -206,9 +206,9 @@ class StoreCounters:
         self._words = self._words.copy()
 
     def restore_complements(self) -> None:
-        """Make complements agree again after a writer died between the two stores. The caller holds the store lock.
+        """Make complements agree again after a process died between two writes. The caller holds the store lock.
 
-        Raises FormatError if they disagree for another reason.
+        Raises FormatError if words and complements disagree for another reason.
         """
         values = self.read()
         self._words[: layout.COUNTER_WORDS] = values
@@ -222,7 +222,7 @@ def map_lane_counter(folder: str, lanes: int) -> NDArray[np.int64]:
 
 
 def open_lane_counter(folder: str, lanes: int, *, late: bool = False) -> Counters:
-    """Open a lane counter for storing, ``(lanes,)`` int64; ``folder`` is the folder of its array."""
+    """Open a lane counter for writing, ``(lanes,)`` int64; ``folder`` is the folder of its array."""
     return open_counters(os.path.join(folder, "c.0"), lanes, late=late)
 
 
