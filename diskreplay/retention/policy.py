@@ -43,8 +43,8 @@ class Ages:
     def __init__(self) -> None:
         self._this_boot: list[tuple[float, int]] = []  # a heap: (seconds of this boot at sealing, segment)
         self._others: list[tuple[float, int]] = []  # a heap: (wall time at sealing, segment)
-        self._confirmed_by: dict[int, float] = {}  # by segment: it surely was sealed before this second of this boot
-        self._old: set[int] = set()  # moved out of `_others`: too old by the wall clock, but not yet confirmed
+        self._confirmed_by: dict[int, float] = {}  # by segment: it was surely sealed before this second of this boot
+        self._old: set[int] = set()  # segments from `_others`, too old by the wall clock, with unconfirmed ages
 
     def add(self, number: int, info: SegmentInfo) -> None:
         """Add a sealed segment."""
@@ -78,7 +78,7 @@ class Ages:
 
 @dataclass(slots=True)
 class _Account:
-    """The counts of a segment. An unsealed segment may have grown since it was counted."""
+    """The numbers of steps and bytes of a segment. An unsealed segment may have grown since they were counted."""
 
     steps: int = 0
     evicted: int = 0  # steps that were evicted by hand
@@ -107,8 +107,8 @@ class RetentionPolicy:
     Only sealed, readable segments are removed, by any of these rules:
 
     - ``capacity``: the segment whose last step is oldest is due while the others hold `capacity` newer, visible steps.
-    - ``capacity_bytes``: the same segment is due while all segments and the pack in progress take more than
-      `capacity_bytes` on disk.
+    - ``capacity_bytes``: the segment whose last step is oldest is due while all segments, and the pack that is being
+      made, take more than `capacity_bytes` on disk.
     - ``max_age_s``: a segment is due when it was sealed that long ago (`Ages`).
     - eviction by hand: a segment is due when all its steps were evicted.
 
@@ -123,18 +123,18 @@ class RetentionPolicy:
 
     def _begin(self) -> None:
         """Forget all segments."""
-        self._next = 0  # all numbers below it are known
+        self._next = 0  # all segments with a smaller number were read
         self._accounts: dict[int, _Account] = {}  # by segment, lowest number first
         self._unsealed: set[int] = set()
         self._by_last: list[tuple[int, int]] = []  # a heap: (time of the last step, number) of each sealed segment
         self._by_first: list[tuple[int, int]] = []  # sorted: (time of the first step, number) of the same segments
-        self._short = -1, 0  # a segment that had to stay, and the value of `_kept` at which it is checked again
+        self._short = -1, 0  # a segment that `capacity` keeps until `_kept` has reached the second value
         self._below: dict[int, None] = {}  # segments that are older than the horizon and still exist
-        self._kept = 0  # steps that were neither evicted nor lost, in all segments that are not in `_below`
-        self._nbytes = 0  # bytes of the same segments
-        self._draft_nbytes = 0  # bytes of the pack in progress
+        self._kept = 0  # steps that were neither evicted by hand nor lost, in all segments that are not in `_below`
+        self._nbytes = 0  # bytes of all segments that are not in `_below`
+        self._draft_nbytes = 0  # bytes of the pack that is being made
         self._ages = Ages()
-        self._doomed: set[int] = set()  # too old, or wholly evicted by hand
+        self._doomed: set[int] = set()  # segments that are too old, or whose steps are all evicted or lost
         self._entries = EvictionEntries(self._root)
         self._by_hand: dict[int, int] = {}  # steps evicted by hand, by segment
         self._packs: dict[int, list[int]] = {}  # the segments in each pack
@@ -151,7 +151,7 @@ class RetentionPolicy:
         return not self._root.limits.are_set and not self._counters.peek(layout.EVICTION_ENTRIES)
 
     def sync_packs(self) -> None:
-        """Make the names of packs durable if `due` still found segments that were merged into them.
+        """Make the names of packs durable, if the last `due` found merged segments that still exist.
 
         The process that made a pack may have died before it did this. The caller does not hold the store lock, so that
         other processes need not wait for the disk. Any thread may call it.
@@ -174,9 +174,9 @@ class RetentionPolicy:
 
         At most ``most`` segments are yielded; `has_more` tells whether more are due.
 
-        The retention horizon is moved first. ``again``: known segments that were not sealed are read again. Without
-        this, their step counts may be too small, which only delays the horizon. A segment whose rows are in a pack is
-        due after `sync_packs`.
+        The retention horizon is moved first. ``again``: segments that were unsealed when they were last read are read
+        again. Without this, their step counts may be too small, which only delays the horizon. A segment whose rows are
+        in a pack is due after `sync_packs`.
         """
         words = self._counters.read()
         end = self._look(words, again=again)
@@ -199,7 +199,7 @@ class RetentionPolicy:
         self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
 
     def _look(self, words: NDArray[np.int64], *, again: bool, pace: Callable[[], None] = lambda: None) -> int:
-        """Read new segments; return the number of the next one."""
+        """Read new segments, and with ``again`` all unsealed ones; return the number that the next one will get."""
         if words[layout.CHANGES] != self._changes:  # a segment was quarantined, brought back or replaced
             self._changes = int(words[layout.CHANGES])
             self._begin()  # a segment may have been replaced by its readable part
@@ -227,7 +227,7 @@ class RetentionPolicy:
     # --- the horizon -------------------------------------------------------------------------------------------------
 
     def _move_horizon(self, horizon: int) -> None:
-        """Move the horizon past the segments that exceed the limits, the oldest first."""
+        """Move the retention horizon past each segment that exceeds a capacity, oldest segment first."""
         if not self._root.has_horizon:
             return
         before = horizon
@@ -280,7 +280,7 @@ class RetentionPolicy:
         return newer >= capacity
 
     def _older_steps(self, number: int, last: int) -> int:
-        """Return an upper bound of the steps of a segment that came at or before the time ``last``."""
+        """Return an upper bound of the number of a segment's steps at or before the time ``last``."""
         account = self._accounts[number]
         if account.info is None or not account.kept:
             return account.kept  # damaged: its steps cannot be counted
@@ -357,7 +357,7 @@ class RetentionPolicy:
 
     @contextmanager
     def _changing(self, number: int, account: _Account) -> Iterator[None]:
-        """Update the sums of steps and bytes after a `with` block that changes the account of a segment."""
+        """Update the sums over all segments after a `with` block that changes a segment's counts, ``account``."""
         kept, nbytes = account.kept, account.nbytes
         yield
         if number not in self._below:
@@ -393,7 +393,7 @@ class RetentionPolicy:
 
 
 def _discards_earlier_parts(info: SegmentInfo) -> bool:
-    """Return whether a sealed segment has a row without a step that discards parts of an episode before it."""
+    """Return whether a row of a sealed segment has the flags `DISCARD_BEFORE`: it hides earlier parts of an episode."""
     try:
         return bool((read_sealed(info)[1].flags == DISCARD_BEFORE).any())
     except (FormatError, OSError):

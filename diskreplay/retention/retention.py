@@ -1,4 +1,4 @@
-"""Places new segments and moves old ones away under the store lock; files are deleted after releasing the lock."""
+"""Makes new segments and moves old ones away under the store lock; files are deleted after releasing the lock."""
 
 import os
 import shutil
@@ -64,12 +64,12 @@ _NEIGHBOURS = 16
 # The maximum number of segments that one call seals or removes. Each segment of a dead writer that waits to be sealed
 # holds a descriptor, and each rename delays other processes that wait for the store lock.
 _AT_ONCE = 64
-# This limit is lower for merged segments, because a process that needs room also deletes the folders that other
-# processes are deleting.
+# The same maximum for merged segments. It is smaller, because a process that needs room also deletes the folders that
+# other processes are deleting.
 _MERGED_AT_ONCE = 8
 # At most this many segments exist that no counter includes: the processes that made them died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
-# Seconds to wait for the store lock, to count newly sealed segments. Readers also find these without the count.
+# Seconds to wait for the store lock before counting newly sealed segments. Readers also find them without the count.
 _HINT_TIMEOUT_S = 1.0
 
 
@@ -83,7 +83,7 @@ class Retention:
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._policy = RetentionPolicy(root, counters)
-        self._tried: set[int] = set()  # segments of dead writers that were returned for sealing
+        self._tried: set[int] = set()  # segments that `dead_segments` has returned
         self._sealed: set[int] = set()  # sealed segments; these never change again
         self._packs = KnownPacks(root)
         self._clock: Clock | None = None
@@ -118,7 +118,7 @@ class Retention:
             # With one segment per episode, many segments wait to be sealed. They are read again after sealing, not now.
             again = self._root.segment_steps != "episode"
             if self._remove_some(again=again):
-                self._remove_some(again=again)  # the first call may have found packs that have to be synced
+                self._remove_some(again=again)  # the first call may have found packs whose names are not durable
         with self._locked():
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
@@ -151,10 +151,11 @@ class Retention:
         return self._clock
 
     def place(self, draft: SegmentInfo) -> SegmentInfo:
-        """Make a draft the next segment; segments that are due are removed later, when the previous one is sealed.
+        """Move a draft into the store as the next segment.
 
-        Raises StorageFull, FileNotFoundError, StoreLocked or StoreNotFound if it could not be placed. The draft is
-        unusable then.
+        Segments that are due are removed later, when the writer's previous segment is sealed.
+
+        Raises StorageFull, FileNotFoundError, StoreLocked or StoreNotFound if this fails. The draft is unusable then.
         """
         with self._locked():
             return self._place(draft, next_number(self._root, self._counters))
@@ -164,7 +165,7 @@ class Retention:
         try:
             self._counters.set(layout.NEXT_SEGMENT, number + 1)
         except BaseException:
-            # The segment has no rows yet. It is not renamed back: a full disk may refuse the old name.
+            # The segment has no rows yet. It is deleted, and not renamed back: a full disk may refuse the old name.
             shutil.rmtree(info.path, ignore_errors=True)
             raise
         return info
@@ -214,8 +215,8 @@ class Retention:
         """Make a complete, durable pack the next segment, and delete the segments whose rows it has.
 
         Readers ignore those segments as soon as the pack is visible; if this process dies, the next process that opens
-        the store deletes them. ``pace`` is called after every few deletions. Raises SegmentGone if a segment changed
-        since it was read: the pack is useless then.
+        the store deletes them. ``pace`` is called after every few deletions. Raises SegmentGone if one of ``sources``
+        changed since it was read: the pack is useless then.
         """
         made = KnownPack.of(draft)._replace(document=identify(draft.path / layout.METADATA))
         for source in sources:
@@ -315,7 +316,7 @@ class Retention:
         """Lock and return at most `_AT_ONCE` unsealed segments whose writer is gone and that this machine may seal.
 
         A segment of an earlier boot without a durable row is quarantined: its files may be empty. ``evicts``: if a
-        segment was moved back into the store, remove others that then exceed the limits.
+        segment was moved back into the store, remove the segments that are then due.
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
         self._note_sealed()
@@ -409,11 +410,11 @@ class Retention:
         gone += state_files.take_stale(self._root)
 
     def _find_returned(self, gone: list[str]) -> bool:
-        """Make the counters include existing segments that they leave out; return whether an older segment is back.
+        """Make the counters include all existing segments; return whether an older segment is back in the store.
 
-        A user moved such a segment back by hand, the process that made it died before counting it, or a power loss
-        undid its removal. Segments that retention had removed are removed again: the same limits still hold. The caller
-        holds the store lock.
+        Counters leave out a segment that a user moved back by hand, whose maker died before counting it, or whose
+        removal a power loss undid. Segments that retention had removed are removed again: the same limits still hold.
+        The caller holds the store lock.
         """
         from_quarantine = remove_stale_records(self._root.folder)
         for number, steps in from_quarantine.items():
@@ -460,7 +461,7 @@ class Retention:
             move_aside(self._root.folder, layout.segment_folder(number), reason)
 
     def _note_sealed(self) -> None:
-        """Record which segments are sealed, without the store lock: reading thousands of documents takes long."""
+        """Update `_sealed` and `_packs` without the store lock: reading files of thousands of segments takes long."""
         words = self._counters.read()
         self._sealed = {number for number in self._sealed if number >= words[layout.FIRST_LIVE]}
         # Also packs that no counter includes: `_find_returned` counts them.
@@ -475,7 +476,7 @@ class Retention:
                         self._sealed.add(number)
 
     def _live(self) -> list[SegmentInfo]:
-        """Return every readable segment that is not known to be sealed, lowest number first.
+        """Return every readable segment that is not in `_sealed`, lowest number first.
 
         Segments whose metadata a power loss left unwritten are quarantined.
         """
@@ -498,7 +499,7 @@ class Retention:
             return self._remove_old(gone, again=again)
 
     def _remove_old(self, gone: list[str], *, again: bool) -> bool:
-        """Move at most `_AT_ONCE` due segments away, add their new paths to ``gone``; return whether more are due."""
+        """Move at most `_AT_ONCE` due segments away, and add the new paths to ``gone``; return whether more are due."""
         gone += _finish_removals(self._root, self._counters)
         for number, steps in self._policy.due(_AT_ONCE, again=again):
             gone.append(_take_out(self._root, self._counters, number, steps))
@@ -551,7 +552,7 @@ def _take_draft(path: str) -> list[str]:
 
 
 def _take_dead_draft(path: str, lock_path: str) -> list[str]:
-    """Rename an unfinished folder as `_take_draft` does, if the process that held the lock inside is gone.
+    """Rename an unfinished folder as `_take_draft` does, if its maker is gone: no process holds the lock inside.
 
     The caller holds the store lock.
     """

@@ -39,18 +39,18 @@ from diskreplay.writing.limiter import RateLimiter
 Progress = Callable[[int, int], None]
 
 NEWEST = 100
-"""The number of newest episodes whose total rewards are averaged."""
+"""How many of the newest episodes are averaged for the mean total reward."""
 
-# From this number of lanes in unsealed segments on, compiled code finds their new rows: plain Python takes 70 us per
-# lane. For a single look, loading or compiling that code would take longer.
+# If unsealed segments have this many lanes, compiled code finds their new rows: plain Python takes 70 us per lane. The
+# first look uses plain Python, because loading or compiling the code takes longer.
 _MANY_LANES = 256
 
 # Seconds over which changes of the numbers of steps and of bytes are measured, and the minimum for bytes. The number of
 # bytes grows by whole reserved blocks, so its growth in less than a minute does not predict the growth in an hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
-# From this share of `capacity_bytes` on, a store counts as full. It is rarely completely full, since each segment that
-# is deleted has up to a sixteenth of `capacity_bytes`.
+# A store that takes at least this part of `capacity_bytes` counts as full. It is rarely completely full, since each
+# segment that is deleted has up to a sixteenth of `capacity_bytes`.
 _FULL = 7 / 8
 
 
@@ -242,7 +242,7 @@ class Activity:
         )
 
     def _is_full(self, steps: int, nbytes: int) -> bool:
-        """Return whether the store is at a limit: it does not grow then, as old segments are deleted for new ones."""
+        """Return whether the store has reached a limit: it grows no more, as old segments are deleted for new ones."""
         capacity, capacity_bytes = self._root.limits.capacity, self._root.limits.capacity_bytes
         if capacity is not None and steps >= capacity:
             return True
@@ -251,7 +251,7 @@ class Activity:
     def _limit(
         self, steps: int, nbytes: int, steps_per_s: float | None, bytes_per_s: float | None
     ) -> tuple[float | None, float | None]:
-        """Return the used share of the limit that is used most, and the seconds until a limit is reached, if known."""
+        """Return the larger used part of the two capacities, and the seconds until one is reached; None if unknown."""
         limits, shares, seconds = self._root.limits, [], []
         for used, most, rate in (
             (steps, limits.capacity, steps_per_s),
@@ -294,7 +294,7 @@ def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: fl
 
 
 def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
-    """Return the age in seconds of the oldest visible step of the oldest segment with visible steps, else None."""
+    """Return the age in seconds of the oldest visible step in the first segment that has one; None if there is none."""
     for slot in np.flatnonzero(snapshot.lanes).tolist():
         lanes, base = int(snapshot.lanes[slot]), int(snapshot.lane_base[slot])
         oldest, committed = snapshot.oldest[base : base + lanes], snapshot.committed[base : base + lanes]
@@ -317,7 +317,7 @@ class DiskUse:
     """The bytes that a store takes on disk. Not thread-safe.
 
     A segment is measured at each look while it may grow, and at the next two looks, as sealing releases its reserved
-    blocks. After that its size does not change.
+    blocks. Its size does not change later.
     """
 
     def __init__(self, root: Root) -> None:
@@ -349,7 +349,7 @@ class DiskUse:
 
 # --- newest episodes -------------------------------------------------------------------------------------------------
 
-# The newest episodes are searched among at most this many episodes: reading the times of millions would take long.
+# At most this many episodes are candidates for the newest ones: reading the times of millions would take long.
 _CANDIDATES = 8192
 
 
@@ -374,13 +374,13 @@ class NewestEpisodes:
         self.newest: list[Ended] = []
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Add the episodes that ended since the snapshot of the last call."""
+        """Add the episodes that ended after the snapshot of the last call."""
         log, is_first = snapshot.log, self._generation < 0
         if snapshot.generation == self._generation:
             new = log.select(slice(self._read, None)).without_discarded()
             self.seen += len(new)
             self._take(snapshot, new)
-        else:  # the positions in the log have changed, so new episodes are found by their times
+        else:  # the positions of episodes in the log have changed, so new episodes are found by their times
             count = self._take(snapshot, log.without_discarded(), self.newest[-1].time if self.newest else 0)
             self.seen += 0 if is_first else count
         self._generation, self._read = snapshot.generation, len(log)
@@ -416,9 +416,9 @@ def count_ended(snapshot: Snapshot) -> int:
 
 
 def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
-    """Return a part of ``ended`` that includes the newest ``most`` episodes, without reading times.
+    """Return episodes of ``ended`` among which the newest ``most`` are likely to be, without reading times.
 
-    The part has the episodes of the newest segments. If these are too many, it has the episodes in the last rows only.
+    They are the episodes of the newest segments. Of more than `_CANDIDATES` episodes, those in the last rows remain.
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())

@@ -35,7 +35,7 @@ def hidden_before(follower: Follower) -> int:
 
 
 def chosen_episodes(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dict[int, int]:
-    """Return the episodes that `evict` would evict, in order, as {id of the first step: number of steps}."""
+    """Return the episodes that `evict` would evict, as {id of the first step: number of steps}."""
     episodes, chosen = snapshot.episodes, {}
     for position in np.flatnonzero(snapshot.sealed[(episodes.first >> POSITION_BITS) - snapshot.origin]).tolist():
         try:

@@ -34,7 +34,7 @@ _ROWS_AT_ONCE = 1 << 22
 
 
 def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[str, NDArray[Any]]:
-    """Return the episodes of a snapshot as columns, oldest first, except episodes of segments evicted meanwhile."""
+    """Return the episodes of a snapshot as columns, oldest first; episodes whose segment is gone are left out."""
     total_rewards, gone = sum_rewards(snapshot, progress)
     table = _columns(snapshot, total_rewards)
     return {name: column[~gone] for name, column in table.items()} if gone.any() else table
@@ -63,7 +63,8 @@ def _columns(snapshot: Snapshot, total_rewards: NDArray[np.float64] | None) -> d
 def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the total reward of every episode, and a mask of the episodes whose segment is gone.
 
-    Segments store the sums of their ended episodes. For other episodes, each lane's rows are read once, in order.
+    Segments store the sums of their ended episodes. For all other episodes, the rewards of each lane are read
+    once, in ascending order of rows.
     """
     episodes = snapshot.episodes
     position = episodes.first & layout.POSITION_MASK
@@ -93,9 +94,10 @@ def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[N
 def _sum_lane(
     snapshot: Snapshot, group: NDArray[np.int64], start: NDArray[np.int64], total_rewards: NDArray[np.float64]
 ) -> Iterator[NDArray[np.int64]]:
-    """Store the total rewards of the episodes ``group``, successive ones of one lane, in ``total_rewards``.
+    """Sum the rewards of successive episodes of a lane, and write the sums to ``total_rewards``.
 
-    Rows are read in parts of about `_ROWS_AT_ONCE`. After each part, the episodes that it completed are yielded.
+    ``group`` has the indices of these episodes in ``snapshot.episodes``, and ``start`` the first row of every episode.
+    Rows are read in parts of about `_ROWS_AT_ONCE`. After each part, the indices of its episodes are yielded.
     """
     episodes = snapshot.episodes
     stop = start[group] + episodes.steps[group]
@@ -132,7 +134,7 @@ def store_info(
     progress: Progress | None,
     total_reward: bool = True,
 ) -> dict[str, Any]:
-    """Return the dictionary of `Store.info` for a new snapshot of the follower."""
+    """Take a new snapshot, and return the dictionary of `Store.info` for it."""
     counter = StepCounter(root)
     snapshot, account = read_account(follower, counter)
     table = episode_table(snapshot, progress) if total_reward else _columns(snapshot, None)
@@ -181,9 +183,9 @@ def store_info(
 def _segments(
     root: Root, account: StepAccount, damaged: Collection[int]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[int]]:
-    """Return descriptions of the segments, lowest number first, and of the segments that were merged into packs.
+    """Return descriptions of the segments and packs, lowest number first, and of all segments merged into packs.
 
-    Also return the numbers of segments that are gone by now.
+    The third result has the numbers of segments that were deleted after ``account`` was read.
     """
     found, members, gone = list[dict[str, Any]](), list[dict[str, Any]](), list[int]()
     for number, steps in sorted(account.segments.items()):
@@ -200,7 +202,7 @@ def _segments(
 
 
 def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any], list[list[int]]]:
-    """Return the description of a segment, and a row of `read_members` for each segment that was merged into it.
+    """Return the description of a segment or pack, and the line of `read_members` for each segment merged into it.
 
     A damaged segment is described as far as possible. Raises FileNotFoundError if the segment is gone.
     """
@@ -232,7 +234,7 @@ def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any],
 
 
 def _unproven(info: SegmentInfo, state: str) -> int:
-    """Return an upper bound of a segment's unproven steps, which readers do not show."""
+    """Return an upper bound of the number of a segment's unproven steps, which readers do not show."""
     if info.sealed or state not in ("dead", "foreign") or shows_live_rows(info):
         return info.unproven_steps
     proven = map_trusted(info)[1]

@@ -30,7 +30,8 @@ class Rate:
     Parameters
     ----------
     window_s : float
-        The length of the window in seconds. If nothing was added during this time, the rate is since the last number.
+        The length of the window in seconds. If only one number was added during this time, the rate is the change
+        since the number before it.
     least_s : float
         The minimum time in seconds between the first and the last number of a rate.
     """
@@ -72,7 +73,7 @@ class WriterActivity:
 
 
 class Writers:
-    """The writers with unsealed segments or new steps at any look so far. Not thread-safe."""
+    """The writers that had unsealed segments or new steps at one of the looks so far. Not thread-safe."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -80,7 +81,7 @@ class Writers:
         self._new: dict[int, int] = {}
         self._steps: dict[int, int] = {}
         self._rates: dict[int, Rate] = {}
-        self._appended: dict[int, int] = {}  # time of each writer's newest row, in nanoseconds since the epoch
+        self._appended: dict[int, int] = {}  # by writer: the time of its newest row, in nanoseconds since the epoch
 
     def read(self, now: float, snapshot: Snapshot, counter: StepCounter) -> list[WriterActivity]:
         """Return the activity of each writer, dead writers first; ``counter`` has just counted the steps."""
@@ -112,7 +113,7 @@ class Writers:
     def _describe(
         self, writer: int, own: Sequence[SegmentInfo], now: float, rate: float | None, snapshot: Snapshot
     ) -> WriterActivity:
-        # A segment may have been sealed since the count.
+        # A segment may have been sealed since the steps were counted.
         unsealed = {info.number: state for info in own if (state := _state(info)) != "sealed"}
         states = set(unsealed.values())
         # If the segments of a writer have several states, one that is "writing" decides.
@@ -137,7 +138,7 @@ class Writers:
 
 
 def _state(info: SegmentInfo) -> str:
-    """Return the state of a segment that was unsealed a moment ago; if it is gone now, it was sealed."""
+    """Return the state of a segment that was unsealed a moment ago; "sealed" also if the segment is gone now."""
     try:
         return segment_state(info)
     except FileNotFoundError:
@@ -180,7 +181,7 @@ def _times(
 class SavedSampler:
     """The state of a sampler when it last saved.
 
-    `batches_per_second` is the rate between the last two saves that the looks have found, or None before there are two.
+    `batches_per_second` is the rate between the last two saves that looks have found; None: fewer than two were found.
     """
 
     name: str

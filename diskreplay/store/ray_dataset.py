@@ -26,7 +26,7 @@ from diskreplay.store.tables import column_name, hidden_column, joined
 
 Where = Callable[[Episode], bool]
 
-# Bytes of a block: small enough to have several in flight, and large compared with Ray's cost per block.
+# Bytes of a block of Ray: small enough for several blocks at once, and so large that Ray's cost per block is small.
 BLOCK_BYTES = 32 << 20
 NEXT_OBS = "next_obs"
 _EVERY = "..."
@@ -145,9 +145,9 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
 
 
 def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
-    """Return indices that divide episodes, sorted by segment, into about ``parts`` parts of about equal steps.
+    """Return indices that divide episodes, sorted by segment, into about ``parts`` parts of about equally many steps.
 
-    The parts end where a segment ends. Segments that are larger than a part are divided, too.
+    A part ends where a segment ends, unless the segment is larger than a part: it is then divided.
     """
     count, ends = len(steps), np.cumsum(steps)
     if not count:
@@ -185,7 +185,7 @@ class ReadSteps:
     columns: tuple[Column, ...]
 
     def __call__(self) -> Iterator[Any]:
-        """Yield blocks of up to `BLOCK_BYTES` bytes with the steps of the episodes, in order."""
+        """Yield Ray's blocks, of up to `BLOCK_BYTES` bytes each, with the steps of one episode after the other."""
         snapshot = _follower(self.path, self.uuid).refresh()[0]
         most = max(1, BLOCK_BYTES // max(1, sum(column.row_bytes for column in self.columns)))
         pieces: list[list[NDArray[Any]]] = []
@@ -234,7 +234,7 @@ class ReadSteps:
 
 
 def _block(columns: tuple[Column, ...], pieces: list[list[NDArray[Any]]]) -> Any:
-    """Return a block of Ray with the rows of all pieces; a piece has an array for each column."""
+    """Return a block of Ray with the concatenated rows of ``pieces``; each piece is an array for each column."""
     rows = sum(len(piece[0]) for piece in pieces)
     found = zip(columns, zip(*pieces, strict=True), strict=True)
     return BlockAccessor.batch_to_block(

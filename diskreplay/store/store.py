@@ -116,13 +116,13 @@ class Store:
         _alive.add(self)
 
     def _reset_after_fork(self) -> None:
-        """In a forked child, replace the objects that a thread of the parent may have been using during the fork."""
+        """Replace the objects that a thread of the parent process may have been using during the fork."""
         self._begin_maintenance()
         if self._follower is not None:
             self._follower.reset_after_fork()
 
     def _begin_maintenance(self) -> None:
-        """Make the objects that seal, mark, merge and evict, if the store is open for writing."""
+        """Make the objects that seal, mark, merge and evict segments, if the store is open for writing."""
         if self._mode == "r":
             return
         self._retention = Retention(self._root, self._counters)
@@ -762,7 +762,7 @@ class Store:
             background = [self._sealer.drain, self._compaction.stop]
         errors = self._finish([writer.close for writer in list(self._writers)])
         # If a writer closes later, a signal handler has called this method during a call of that writer, which may hold
-        # locks. The writer closes when that call ends, and the next `close` of the store does the rest.
+        # locks. The writer closes when that call ends, and the next `close` of the store completes the closing.
         if not any(writer.closes_later for writer in self._writers):
             errors += self._finish([seal_dropped, *background])
             self._counters.close()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Column = NDArray[Any]
 
-# A vector of at most this many elements has a column for each; a larger field is one column of arrays.
+# A vector of at most this many elements has a column for each element; a larger field is one column of arrays.
 WIDEST = 64
 
 HIDDEN = "hidden"
@@ -28,7 +28,7 @@ HIDDEN = "hidden"
 
 
 def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the columns of all steps, and under "episodes" the columns of episodes; see `Store.to_numpy`."""
+    """Return the columns of all steps; the key "episodes" has the columns of all episodes. See `Store.to_numpy`."""
     schema, (properties, leaves) = snapshot.schema, step_columns(snapshot)
     nested = {part: schema.unflatten(part, leaves) for part in ("obs", "action", "reward")}
     extra = _free_names("extra", schema.unflatten("extra", leaves), {*properties, "episodes"}) if schema.extra else {}
@@ -84,7 +84,7 @@ def to_xarray(snapshot: Snapshot) -> "xarray.Dataset":
 
 
 def step_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Return the properties of all steps by name, (steps,), and their field values by path, (steps, *shape).
+    """Return two dicts: properties of all steps by name, (steps,), and their fields by path, (steps, *shape).
 
     Steps are in the order of their episodes, oldest episode first.
     """
@@ -119,7 +119,7 @@ def _rows(snapshot: Snapshot, path: str) -> Iterator[Column]:
 
 
 def joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]) -> Column:
-    """Return an array of this shape and dtype with the rows of all parts, in order."""
+    """Return an array of this shape and dtype with the concatenated ``parts``."""
     out, at = np.empty(shape, dtype), 0
     for part in parts:
         out[at : at + len(part)] = part
@@ -128,10 +128,10 @@ def joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]
 
 
 def episode_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Return properties of the episodes by name, (episodes,), and masked values by path, (episodes, *shape).
+    """Return two dicts: properties of all episodes by name, (episodes,), and values by path, (episodes, *shape).
 
-    The values are the final observations, by the paths of observations, and the episode fields. A value that an episode
-    lacks is masked.
+    The values are the leaves of final observations, and the episode fields. They are masked arrays: a value that an
+    episode lacks is masked.
     """
     episodes, every = snapshot.episodes, list(EpisodeList(snapshot))
     properties = {
@@ -176,7 +176,7 @@ def _below(tree: Any, keys: list[str]) -> Any:
 
 
 def _missing(column: Column) -> NDArray[np.bool_]:
-    """Return which values of a masked array are missing, (n,)."""
+    """Return whether each value of a masked array is masked, (n,) bool."""
     return np.asarray(np.ma.getmaskarray(column).any(axis=tuple(range(1, column.ndim))))
 
 

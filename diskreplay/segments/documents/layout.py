@@ -69,7 +69,7 @@ VALUES = "episode"  # the group of the episode fields: their arrays have one row
 PACKS, ZSTD = "packs", "zstd"  # names of features, in `requires` of segments
 EPISODE_TABLES = "episode-tables"  # a feature that the root requires
 DISCARDS = "discards"  # a feature that roots required before the format was released
-# Explains, after the root's path, why a root that does not require EPISODE_TABLES is refused.
+# The end of a message that begins with the path of the store: why a root without EPISODE_TABLES is refused.
 BEFORE_RELEASE = (
     "was written before the format was released, and this release does not read it: export it with the version that "
     "wrote it, and import the export here"
@@ -160,15 +160,16 @@ def ceil_power_of_two(n: int) -> int:
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges, as (first, stop), in order; ranges that touch or overlap are joined."""
+    """Return ranges (first, stop) in ascending order; those that touch or overlap are joined."""
     ordered = np.array(sorted(ranges), np.int64).reshape(-1, 2)
     return join_ranges(ordered[:, 0], np.maximum.accumulate(ordered[:, 1]))
 
 
 def join_ranges(firsts: Ints, stops: Ints) -> list[tuple[int, int]]:
-    """Return ranges in order, joined if they touch or overlap; ``firsts`` and ``stops`` are each in ascending order.
+    """Return the ranges (first, stop) in ascending order; those that touch or overlap are joined.
 
-    Empty ranges are left out. The arguments are arrays, because one call may have thousands of lanes.
+    ``firsts`` and ``stops`` are each in ascending order. Empty ranges are left out. The arguments
+    are arrays, because one call may have thousands of lanes.
     """
     is_some = firsts < stops
     firsts, stops = firsts[is_some], stops[is_some]
@@ -187,7 +188,7 @@ def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[in
 
 
 def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
-    """Split a range at the multiples of a length: rows of a lane into chunks, or rows of a chunk into lanes.
+    """Split a range at the multiples of ``length``, such as rows of a lane where a chunk begins.
 
     Yields parts as (block, start, count): the number of the block of ``length`` items, the start inside this block, and
     the number of items, at most ``most``.
@@ -212,7 +213,7 @@ def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, lea
 def value_chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> int:
     """Return the number of rows of each lane in a chunk file of an episode field: few, to take little room on disk.
 
-    With several lanes, the number is smaller still: lanes that end few episodes leave their parts of a chunk empty.
+    With several lanes, the number is even smaller: a lane with few ended episodes leaves its part of a chunk empty.
     """
     row_of_lanes = max(1, lanes * row_bytes)
     rows = min(floor_power_of_two(min(chunk_bytes, VALUE_CHUNK_BYTES) // row_of_lanes), max(1, most_rows))
@@ -229,7 +230,7 @@ def is_of_episodes(leaf: str) -> bool:
 def target_rows(
     lanes: int, step_bytes: int, capacity: int | None, capacity_bytes: int | None, segment_steps: int | str | None
 ) -> int:
-    """Return the number of rows, of all lanes together, at which a writer begins its next segment."""
+    """Return the number of rows, summed over all lanes, after which a writer begins its next segment."""
     most = most_lane_rows(lanes) * lanes
     if isinstance(segment_steps, int):
         return min(segment_steps, most)
@@ -244,6 +245,6 @@ def target_rows(
 def most_lane_rows(lanes: int) -> int:
     """Return the number of rows of one lane at which a segment is full, even if its other lanes have fewer rows.
 
-    It is a 64th of the largest possible number: a position must fit its bits even if the lane gets many more rows.
+    It is a 64th of the largest number whose positions fit into ids: the lane may get many more rows than this.
     """
     return max(1, (POSITION_MASK // lanes) // 64)

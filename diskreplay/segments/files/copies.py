@@ -32,8 +32,8 @@ _SECOND_NS = 1_000_000_000
 def note_changed(file: str | int, *, for_good: bool = False) -> None:
     """Set the modification time of a file that was written through mapped memory, or overwritten in place, to now.
 
-    ``for_good``: the file is final. Its time is then set to a later second than before: rsync compares seconds, and
-    would never copy a change that it misses now.
+    ``for_good``: the file will not change again. Its new time is in a later second than its old one: rsync compares
+    seconds, and would never copy this change if the second were the same.
     """
     now = time.time_ns()
     if for_good:
@@ -59,9 +59,9 @@ def open_protected(path: str) -> descriptor:
 def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]) -> bool:
     """Return whether all chunks of a copied sealed segment were copied after the sealing.
 
-    Write-protected chunks were copied after the sealing, so they are not read: other code finds damage in them. Other
-    code also finds a missing chunk if the copy has no marks. In a copy with marks, the missing chunk may have been
-    created after the copying tool listed the files.
+    Write-protected chunks were copied after the sealing, so they are not read here: other code finds damage in them.
+    If all chunks are write-protected and the copy has no marks, other code also finds missing chunks. In a copy with
+    marks, a missing chunk may have been created after the copying tool listed the files.
     """
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
     unprotected, missing = list[tuple[str, os.stat_result]](), False
@@ -204,7 +204,7 @@ def _opened(source: str) -> opened:
 
 
 def _may_succeed_later(error: OSError) -> bool:
-    """Return whether another file may be cloned or linked after this error; raise it if the disk has no space."""
+    """Return whether cloning or linking may succeed for other files; if the disk has no space, raise the error."""
     if error.errno in _NO_SPACE:
         raise error
     return error.errno not in _NEVER
@@ -220,7 +220,7 @@ def _finish(fd: int, status: os.stat_result) -> None:
 
 
 def copy_ranges(source: int, target: int, ranges: list[tuple[int, int]]) -> None:
-    """Copy ranges of bytes to the same places of another file; holes of the source are left out.
+    """Copy ranges of bytes to the same offsets of another file; holes of the source are left out.
 
     Raises Unreadable if the source cannot be read, and OSError if the target cannot be written.
     """

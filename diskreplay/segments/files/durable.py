@@ -22,7 +22,7 @@ _MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
 
 class descriptor:
-    """Open a file or folder when constructed, and close it after the block: ``with descriptor(path, flags) as fd``."""
+    """An open file or folder, which a `with` block closes at its end: ``with descriptor(path, flags) as fd``."""
 
     __slots__ = ("_fd",)
 
@@ -96,7 +96,7 @@ def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
-    """Replace ``path`` by ``data``, so that every reader sees either the whole old file or the whole new one.
+    """Replace ``path`` by ``data``, so that every reader sees either the old file or the new one.
 
     ``synced``: this also holds after a power loss, which otherwise may leave an empty file. Raises StorageFull if the
     disk has no room for the new file; the old one is untouched.
@@ -115,8 +115,8 @@ def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
 def overwrite(path: Path, data: bytes) -> bool:
     """Overwrite a small file of the same length as ``data``; return False, and write nothing, if its length differs.
 
-    Readers may see a part of the change. ``data`` must fit one sector of a disk: then the file has its old or its new
-    content after a power loss, without the sync that `write_atomic` needs. Raises StorageFull if the file system copies
+    Readers may see a part of the change. ``data`` must fit one sector of a disk: then a power loss leaves the old or
+    the new content, without the sync that `write_atomic` needs. Raises StorageFull if the file system copies
     on write and has no room; nothing was written.
     """
     try:
@@ -131,7 +131,7 @@ def overwrite(path: Path, data: bytes) -> bool:
 
 
 def storage_error(error: OSError, path: os.PathLike[str] | str, message: str | None = None) -> Exception:
-    """Return StorageFull for the errors that mean "no space", the error itself for all others; both name the path.
+    """Return StorageFull if an error means "no space", else the error itself; either names the path.
 
     ``message`` replaces the usual message of StorageFull.
     """
@@ -158,7 +158,7 @@ def storage_errors(path: os.PathLike[str] | str, message: str | None = None) -> 
 
 @contextmanager
 def drafted(folder: os.PathLike[str] | str) -> Iterator[None]:
-    """Let a `with` block make a folder from scratch; if the block raises, the folder is removed.
+    """Remove the folder before a `with` block that makes it, and also after the block if that raises.
 
     Raises StorageFull if the disk has no room.
     """
@@ -212,7 +212,7 @@ def writing_back() -> Iterator[None]:
 
 
 def sync_file_system(path: os.PathLike[str] | str) -> None:
-    """Sync the whole file system that holds ``path``: one wait for any number of files."""
+    """Sync all files of the file system that holds ``path`` in one call."""
     with descriptor(path, os.O_RDONLY) as fd:
         _syncfs(fd, path)
 
@@ -246,7 +246,7 @@ def _syncfs(fd: int, path: os.PathLike[str] | str) -> None:
 
 
 def check_written(path: os.PathLike[str] | str) -> None:
-    """Raise the write-back error of this file, if it has one: `sync_file_system` reports it to one caller only."""
+    """Raise the write-back error of a file, if it has one; `sync_file_system` raises it in only one of its callers."""
     with descriptor(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         if _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WAIT_BEFORE) != 0:
             code = ctypes.get_errno()
@@ -316,10 +316,10 @@ _NETWORK = {
     0x786F4256: "vboxsf",
     0xBACBACBC: "vmhgfs",
 }
-# These write a reserved block in place. All others may need a new block for each write: to copy on write, after a
-# snapshot, to compress, or because another machine or an underlying file system decides.
+# These file systems write a reserved block in place. All others may need a new block for each write: to copy on write,
+# after a snapshot, to compress, or because another machine or an underlying file system decides.
 _WRITE_IN_PLACE = {"ext4", "xfs", "tmpfs", "ramfs"}
-# The inode number of a file on these may differ from call to call.
+# On these file systems, the inode number of a file may differ from call to call.
 _UNSTABLE_INODES = {"fuse", "9p", "smb", "cifs", "smb2", "vboxsf", "vmhgfs", "overlay"}
 _warned: set[str] = set()
 

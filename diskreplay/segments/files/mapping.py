@@ -44,7 +44,7 @@ def count_mappings() -> int:
 
 
 def relieved_by(release: Callable[[], bool]) -> None:
-    """Register a function that frees mappings; it is called if the system refuses a new one.
+    """Register a function that frees mappings; it is called if the system refuses a new mapping.
 
     ``release`` returns whether it has freed any mapping. If it has, the new mapping is tried again.
     """
@@ -74,7 +74,7 @@ def _refused(error: OSError) -> MappingRefused:
 
 
 class Mapping:
-    """A shared mapping of one whole file; unmapped when the last reference to it, or to an array over it, is gone.
+    """A shared mapping of one file; it is unmapped when nothing refers to it, or to an array over it, any more.
 
     Any thread may read it; the owner decides who may write where. Raises MappingRefused if the system allows this
     process no more mappings or memory.
@@ -114,7 +114,7 @@ class Mapping:
         Raises OSError ENOSPC if a write to them would find the disk full. On Linux before 5.14, which lacks the system
         call, this does nothing: those versions have no large pages in the page cache, which make the call necessary.
         """
-        # In parts: during the call no thread can map or unmap memory, as malloc does.
+        # In parts, because no thread can map or unmap memory, as malloc does, during the call.
         for first in range(start, stop, _POPULATED_AT_ONCE):
             part = min(stop - first, _POPULATED_AT_ONCE)
             failed = _libc.madvise(self.address + first, part, _MADV_POPULATE_WRITE) != 0
@@ -149,7 +149,7 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup
 
 
 class opened(descriptor):
-    """Open a regular file when constructed, as `open_regular` does, and close it after the `with` block."""
+    """A regular file, opened as by `open_regular`, which a `with` block closes at its end."""
 
     __slots__ = ()
 

@@ -52,7 +52,7 @@ def next_number(root: Root, counters: StoreCounters) -> int:
 
 @lru_cache(maxsize=4)
 def _hashed(text: str) -> int:
-    """Return a number that fits a counter, and that no other boot is likely to have."""
+    """Return a hash of a boot's id that fits a counter."""
     data = text.encode()
     return 1 + (crc32c(data) << 29 | crc32c(data[::-1]) >> 3)
 
@@ -60,8 +60,8 @@ def _hashed(text: str) -> int:
 def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
     """Return the numbers from ``start`` up to, not including, ``end`` that may have a segment.
 
-    In a short range, these are all numbers; in a long one, the numbers of existing segments. So time and memory are
-    bounded by the number of existing segments, whatever the store's counters say.
+    These are all numbers of a short range, but only the numbers of existing segments in a long range. So time and
+    memory are bounded by the number of existing segments, whatever the store's counters say.
     """
     if end - start <= _FEW:
         return range(start, end)
@@ -69,12 +69,12 @@ def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
 
 
 def live_numbers(root: Root, words: NDArray[np.int64]) -> Sequence[int]:
-    """Return the numbers that the store's counters include and that may have a segment; see `segment_numbers`."""
+    """Return the numbers in the range given by the store's counters that may have a segment; see `segment_numbers`."""
     return segment_numbers(root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
 
 
 def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
-    """Return the ``numbers`` that have a segment, or the numbers of all existing segments if ``numbers`` is long."""
+    """Return the ``numbers`` that have a segment, or the numbers of all segments if ``numbers`` is long."""
     if len(numbers) > _FEW:
         return listed_numbers(root)
     return [number for number in numbers if os.path.exists(root.segment_path(number))]

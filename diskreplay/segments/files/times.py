@@ -24,11 +24,11 @@ _ROWS_AT_ONCE = 1 << 17
 def time_bounds(
     folder: str, per_chunk: int, rows: NDArray[np.int64], lost: Lost, begins: Sequence[int] = (0,)
 ) -> tuple[int, int] | None:
-    """Return the least and the greatest time of a segment's rows, or None if it has no rows.
+    """Return the smallest and the largest time of a segment's rows, or None if it has no rows.
 
-    ``folder`` is the segment's folder, ``rows`` has the number of rows of each lane. ``begins`` has the first rows of
-    parts in which times never decrease, so only the first and the last time of each part are read. Lost rows do not
-    count.
+    ``folder`` is the segment's folder, ``rows`` has the number of rows of each lane. ``begins`` has the rows at which
+    times may decrease, and row 0. Times never decrease between two of these rows, so only the first and the last time
+    of each part are read. Lost rows do not count.
     """
     gone: dict[int, list[tuple[int, int]]] = {}
     for position, count in lost.ranges:
@@ -44,7 +44,7 @@ def time_bounds(
     with _Column(folder, per_chunk, len(rows)) as column:
         least = min(column.at(lane, first) for lane, first, _ in parts)
         greatest = max(column.at(lane, stop - 1) for lane, _, stop in parts)
-    # Clipped: readers refuse a document with larger numbers, and its rows may be intact.
+    # Clipped: readers refuse a zarr.json with larger numbers, although the segment's rows may be intact.
     return min(max(least, 0), MOST_NS), min(max(greatest, 0), MOST_NS)
 
 
@@ -53,7 +53,7 @@ def _parts(begins: Sequence[int], count: int) -> list[tuple[int, int]]:
 
 
 class _Column:
-    """The times of a segment's rows, read one by one by `pread`: a read error is then an OSError, and not a signal."""
+    """Reads single times of a segment's rows by `pread`: a read error is then an OSError, and not a signal."""
 
     def __init__(self, folder: str, per_chunk: int, lanes: int) -> None:
         self._folder, self._per_chunk, self._nbytes = f"{folder}/{layout.TIME}", per_chunk, lanes * per_chunk * _ITEM
@@ -116,7 +116,7 @@ def count_until(info: SegmentInfo, time: int) -> int:
 
 
 def _count_in_pack(info: SegmentInfo, rows: int, time: int) -> int:
-    """Return the number of rows of a pack at or before ``time``; times may decrease where a merged lane begins."""
+    """Count the rows of a pack at or before ``time`` by reading all: times may decrease where a merged lane begins."""
     tables, found = read_tables(info), 0
     begins = np.zeros(rows + 1, np.int8)  # +1 where a lane begins, -1 after its end: rows between lanes do not count
     np.add.at(begins, tables.first_rows, 1)
@@ -140,8 +140,9 @@ def repeat_times(
 ) -> None:
     """Give zeroed rows of a chunk the time of the row before them, so that times never decrease in a lane.
 
-    ``skipped`` has the byte ranges of these rows, in order. Earlier chunks are complete. Zeroed rows at the beginning
-    of a lane get the time ``least``. ``begins`` has the first rows of lanes, in order; in a pack, of all merged lanes.
+    ``skipped`` has the byte ranges of these rows, in ascending order. All times in earlier chunks are valid. Zeroed
+    rows at the beginning of a lane get the time ``least``. ``begins`` has the first row of each lane, or of each merged
+    lane of a pack, in ascending order.
     """
     lanes = len(rows)
     with opened(f"{folder}/{layout.TIME}/{layout.chunk_key(chunk, 0)}", None, os.O_RDWR) as fd:
