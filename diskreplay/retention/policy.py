@@ -118,7 +118,7 @@ class RetentionPolicy:
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._changes = 0
-        self.pack_nbytes = 0  # bytes to keep free for the pack that this process makes
+        self.pack_nbytes = 0  # bytes that count as used for the pack that this process makes
         self._begin()
 
     def _begin(self) -> None:

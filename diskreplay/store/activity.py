@@ -45,8 +45,8 @@ NEWEST = 100
 # first look uses plain Python, because loading or compiling the code takes longer.
 _MANY_LANES = 256
 
-# Seconds over which changes of the numbers of steps and of bytes are measured, and the minimum for bytes. The number of
-# bytes grows by whole reserved blocks, so its growth in less than a minute does not predict the growth in an hour.
+# In seconds: the period over which the growth in steps is measured, the period for bytes, and the minimum period for
+# bytes. A store grows by whole reserved blocks, so its growth in less than a minute does not predict that in an hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
 # A store that takes at least this part of `capacity_bytes` counts as full. It is rarely completely full, since each

@@ -287,7 +287,7 @@ class Limiters:
 
 
 def _bounds(limiter: RateLimiter | None, inserted: Inserted, drawn: int) -> tuple[int | None, int | None, str | None]:
-    """Return the last three attributes of `LimiterCounts`."""
+    """Return `samples_until_held`, `inserts_until_held` and `held` of `LimiterCounts`."""
     if limiter is None:
         return None, None, None
     lead = inserted.ever * limiter.samples_per_insert - drawn

@@ -70,7 +70,7 @@ class Column:
 
 
 def chosen_columns(schema: Schema, fields: Sequence[str] | None) -> tuple[Column, ...]:
-    """Return the columns that ``fields`` names (None: the usual columns); SchemaError if one does not exist."""
+    """Return the columns that ``fields`` names (None: all without "next_obs"); SchemaError if one does not exist."""
     if isinstance(fields, str):  # each letter would be taken as a name
         raise ValueError(f'fields must be a sequence of columns, such as ("obs",), not {fields!r}')
     properties = {**_PROPERTIES, hidden_column(schema): np.dtype(np.bool_)}

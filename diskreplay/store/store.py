@@ -188,7 +188,7 @@ class Store:
     @property
     def snapshot(self) -> Snapshot:
         """The current frozen state of the store; all methods that read use it."""
-        # Read from the attribute for speed, as in `newest_snapshot`.
+        # The attribute is read first, as this is called often and a call of `_open_follower` takes time.
         return (self._follower or self._open_follower()).snapshot
 
     def __len__(self) -> int:
@@ -215,7 +215,7 @@ class Store:
 
     def newest_snapshot(self) -> Snapshot:
         """Take a new snapshot and return it."""
-        # Read from the attribute: samplers call this for every batch.
+        # As in `snapshot`: samplers call this for every batch.
         return (self._follower or self._open_follower()).refresh()[0]
 
     def follow_compiled(self, also: Sequence[str] = ()) -> None:
@@ -316,7 +316,7 @@ class Store:
         ``deep``, it also compares every sealed chunk with its checksum. Writers may append meanwhile. See
         docs/repair.md.
         """
-        from diskreplay.integrity.verify.verify import verify  # as above
+        from diskreplay.integrity.verify.verify import verify  # few processes need it
 
         return verify(self._root.home, deep=deep, progress=progress)
 
@@ -361,7 +361,7 @@ class Store:
             The store was deleted or replaced since it was opened.
         """
         self._open_follower()
-        from diskreplay.integrity.backup.backup import back_up  # as above
+        from diskreplay.integrity.backup.backup import back_up  # few processes need it
 
         return back_up(self._root, path, link=link, progress=progress)
 
@@ -419,7 +419,7 @@ class Store:
         follower = self._open_follower()
         if not dry_run:
             self._check_writable("compact")
-        from diskreplay.writing.merging.compaction import Compaction  # as above
+        from diskreplay.writing.merging.compaction import Compaction  # few processes need it
 
         level = self._root.compression if compression is None else compression_level(compression)
         retention = Retention(self._root, self._counters) if dry_run else self._retention

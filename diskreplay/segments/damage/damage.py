@@ -452,7 +452,7 @@ def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
 
 @cache
 def _byte_changes() -> NDArray[np.uint32]:
-    """Return, for each value from 0 to 255, the change of a checksum if a string's last byte is XORed with it."""
+    """Return, for each v from 0 to 255, how a checksum changes (by XOR) if the data's last byte is XORed with v."""
     return np.array([crc32c(bytes([i])) ^ crc32c(b"\0") for i in range(256)], np.uint32)
 
 

@@ -84,8 +84,8 @@ def move_aside(
     """Move a file or folder of a store into quarantine; return its new path. The caller holds the store lock.
 
     ``where`` is the path to move, relative to the store. ``steps`` is the number of steps in it that are nowhere else
-    in the store; None: they are counted from the files of a segment. ``rebuilt`` tells whether a new segment, rebuilt
-    from the intact rows, takes the place of the moved one.
+    in the store; None: if it is a segment, they are counted from its files. ``rebuilt`` tells whether a new segment,
+    rebuilt from the intact rows, takes the place of the moved one.
     """
     if where == QUARANTINE:  # a link or a file has the name of the quarantine's folder
         there = _free((root / where).with_name(".quarantine"))
@@ -97,7 +97,7 @@ def move_aside(
 
 
 def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
-    """Copy a segment unchanged into quarantine, unless a copy with this reason is there; return the copy's path.
+    """Copy a segment into quarantine, unless it has a copy with this reason there already; return the copy's path.
 
     ``steps`` is the number of steps that the segment itself is about to lose; None: unknown. The caller holds the store
     lock.
@@ -180,7 +180,7 @@ def _segment_of(where: str) -> int | None:
 
 
 def read_quarantine(root: Path) -> list[Quarantined]:
-    """Return the entries of the quarantine, by path; links are not followed."""
+    """Return the entries of the quarantine, sorted by path; links are not followed."""
     return _entries(root, "", _DEEPEST)[0]
 
 

@@ -140,7 +140,7 @@ def rows_with_files(info: SegmentInfo) -> int:
                 chunk += 1
         (values if array.is_of_episodes else rows).append(chunk * info.chunk_rows[leaf])
     least = min(rows)
-    # Flags are read only if an episode field has files for fewer values than rows: most rows have no values.
+    # Flags tell which rows have values. Most have none, so flags are read only if there are fewer values than rows.
     return rows_with_values(info, least, min(values)) if min(values, default=least) < least else least
 
 

@@ -92,7 +92,7 @@ COUNTER_WORDS = 16
 RESERVED_AT_ONCE = 64
 MOST_COUNTED = 1 << 62
 
-# In an array's document, spaces before the number of rows fill this width, so that it can be overwritten in place.
+# In an array's zarr.json, spaces before the number of rows fill this width, so that it can be overwritten in place.
 ROWS_WIDTH = 12
 
 # --- ids -------------------------------------------------------------------------------------------------------------

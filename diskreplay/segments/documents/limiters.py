@@ -31,8 +31,8 @@ from diskreplay.segments.segment import SegmentInfo
 SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-# If the count has decreased, or a segment was deleted meanwhile, counting is repeated: at most this many times, with
-# this pause in between.
+# If the count has decreased, or a segment was deleted during the count, all is counted again: at most this many times,
+# with this pause in between.
 _ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
@@ -62,12 +62,12 @@ def open_slots(root: Root, name: str) -> Counters:
 
 
 def limiter_names(root: Root) -> list[str]:
-    """Return the names of the limiters that have counted in a store, sorted."""
+    """Return the names of the limiters with counts in a store, sorted."""
     return named_folders(root.folder / layout.LIMITERS)
 
 
 def named_folders(folder: Path) -> list[str]:
-    """Return the names of the limiters, or of saved states, that have a folder in ``folder``, sorted."""
+    """Return the names of a store's limiters, or of its saved states, from their folders in ``folder``, sorted."""
     if not is_folder(folder):
         return []
     return sorted(name for name in os.listdir(folder) if is_name(name) and is_folder(folder / name))
@@ -161,7 +161,7 @@ class StepCounter:
     def read(self, look: Callable[[], RowsOf] = lambda: _all_rows) -> Inserted:
         """Count the new steps, and return the totals.
 
-        ``look`` returns a function that tells which rows count. ``look`` is called again if segments were made or
+        ``look`` returns a `RowsOf`, which tells which rows count. ``look`` is called again if segments were made or
         deleted meanwhile: a snapshot from before a merge lacks the rows of the pack, and the merged segments are gone.
         """
         for _ in range(_ATTEMPTS):
@@ -279,7 +279,7 @@ class StepCounter:
 
 
 class _Growing:
-    """An unsealed segment, and the number of its steps, for which the flags of each row are read once."""
+    """An unsealed segment, and the number of its steps. The flags of each row are read only once."""
 
     def __init__(self, info: SegmentInfo) -> None:
         self.info = info

@@ -257,7 +257,7 @@ def read_blueprint(templates: object, schema: Schema) -> Blueprint:
             raise FormatError(f"the root's segment_metadata has no array {path!r}; restore the root's zarr.json")
     usable = {path: document for path, document in templates.items() if _is_safe(path) and isinstance(document, dict)}
     try:
-        dump(usable)  # without this check, only the next writer would fail
+        dump(usable)  # without this check, the error would appear only when a segment is made
         return Blueprint(usable, array_leaves(schema))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the root's segment_metadata is unusable ({error}); restore the root's zarr.json") from None

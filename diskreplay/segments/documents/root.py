@@ -131,7 +131,7 @@ class Root:
         return self.home.path
 
     def follow_limits(self) -> None:
-        """Read the limits from the disk again, after another process has counted a change in the store's counters.
+        """Read the limits from the disk again, because another process may have changed them.
 
         If the root's zarr.json was damaged since, the limits stay as they are: the next process that opens the store
         raises an error.
@@ -195,7 +195,7 @@ class Root:
             )
 
     def check_owns(self, path: Path, store: str) -> None:
-        """Raise FormatError if the segment at ``path`` has the uuid of another store: ``store``."""
+        """Raise FormatError if ``store``, the store's uuid in the segment at ``path``, is not this store's uuid."""
         if store != self.uuid:
             owner = f"another store ({store!r:.80})"
             raise FormatError(f"{path} is a segment of {owner} and not of this one ({self.uuid}); move it away")

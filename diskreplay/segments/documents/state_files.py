@@ -98,7 +98,7 @@ def _write(root: Root, name: str, plain: Tree, arrays: _Arrays) -> None:
     lock: Lock | None = None
     try:
         with storage_errors(target):
-            with held_lock(root.lock_path):  # other processes remove drafts whose lock is free, under this lock
+            with held_lock(root.lock_path):  # under this lock, other processes remove drafts that are not locked
                 building.mkdir()
                 lock = try_lock(building / layout.LOCK)
             _write_group(root, building / _STATE, plain, arrays)
@@ -190,7 +190,7 @@ def _group(root: Root) -> Document:
 
 
 def _numbers(folder: Path) -> list[int]:
-    """Return the numbers of all states in the folder of a name, current or not."""
+    """Return the numbers of all states in a folder `samplers/<name>`, current or not."""
     try:
         return [int(name) for name in os.listdir(folder) if len(name) <= _DIGITS and re.fullmatch("[1-9][0-9]*", name)]
     except FileNotFoundError:
@@ -315,7 +315,7 @@ def _read(root: Root, name: str, complete: Callable[[Tree, Path], _T]) -> _T:
 
 
 def _current(folder: Path) -> int:
-    """Return the number of the current state in the folder of a name."""
+    """Return the number of the current state in a folder `samplers/<name>`."""
     try:
         number = read_verified(folder / layout.METADATA).get("current")
     except FileNotFoundError:

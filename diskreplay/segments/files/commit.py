@@ -118,7 +118,7 @@ class StoreCounters:
             self._words = map_file(path, self.nbytes).array("<i8", (2 * layout.COUNTER_WORDS,))
 
     def sync(self) -> None:
-        """Make the words durable."""
+        """Make the counters durable."""
         sync_file(self._file)
 
     @staticmethod
@@ -165,7 +165,7 @@ class StoreCounters:
         return int(self._words[word])
 
     def evicted_after(self, steps: int) -> int:
-        """Return the number of evicted steps plus ``steps``, but at most the maximum of a word."""
+        """Return the number of evicted steps plus ``steps``, but at most the maximum of a counter."""
         return min(int(self.read()[layout.STEPS_EVICTED]) + steps, layout.MOST_COUNTED)
 
     def set(self, word: int, value: int) -> None:

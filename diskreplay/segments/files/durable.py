@@ -158,7 +158,7 @@ def storage_errors(path: os.PathLike[str] | str, message: str | None = None) -> 
 
 @contextmanager
 def drafted(folder: os.PathLike[str] | str) -> Iterator[None]:
-    """Remove the folder before a `with` block that makes it, and also after the block if that raises.
+    """Remove a folder before the `with` block that makes it, and again if the block raises.
 
     Raises StorageFull if the disk has no room.
     """
@@ -218,7 +218,7 @@ def sync_file_system(path: os.PathLike[str] | str) -> None:
 
 
 class FileSystemSync:
-    """Syncs a file system repeatedly, and raises every write-back error since this object was made.
+    """Syncs a file system repeatedly, and raises every write-back error that occurs after this object was made.
 
     The system reports an error once to each open file. A file that is opened for each sync would miss errors that were
     reported to another process before. This object keeps one file open until it is garbage collected.
@@ -271,8 +271,8 @@ def punch_hole(fd: int, start: int, stop: int) -> None:
 # --- guarantees of file systems ---------------------------------------------------------------------------------------
 
 
-# The numbers of linux/magic.h and of file systems outside the kernel. All FUSE file systems have the same number,
-# virtiofs included.
+# The numbers by which statfs names file systems: those of linux/magic.h, and of file systems outside the kernel. All
+# FUSE file systems have the same number, virtiofs included.
 _LOCAL = {
     0xEF53: "ext4",
     0x58465342: "xfs",

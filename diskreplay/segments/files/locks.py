@@ -3,9 +3,9 @@
 The library filelock is used for the cache of compiled kernels, but not here, for four reasons. Its `FileLock` creates a
 file that other users may be able to read, and any of them could then hold the lock forever. It opens the file for
 reading and writing, which a process that only checks for a living writer may not be allowed to do. Its
-`lock_descriptor` takes exclusive locks only. That check needs a shared lock, so that two simultaneous checks do not
-take each other for the writer. And importing filelock takes 5 MB, where a process that only writes should stay below
-40 MB.
+`lock_descriptor` takes exclusive locks only. A check for a living writer needs a shared lock, so that two simultaneous
+checks do not take each other for the writer. And importing filelock takes 5 MB; a process that only writes should stay
+below 40 MB.
 """
 
 import errno

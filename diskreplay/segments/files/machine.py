@@ -69,7 +69,7 @@ def clock_ns() -> int:
 
 
 class Clock(NamedTuple):
-    """Converts the times of rows to wall time: ``boot`` is their boot, ``wall`` its time, in ns since the epoch."""
+    """Converts times since a boot to wall time: ``boot`` is the boot's id, ``wall`` its time in ns since the epoch."""
 
     boot: str
     wall: int
@@ -119,7 +119,7 @@ class Volume(NamedTuple):
 
     ``device`` and ``fsid`` are the system's numbers of the file system. On btrfs they identify the subvolume; a
     snapshot has other numbers. ``disk`` is the sequence number that the disk got when it was attached, counted since
-    the boot (0: unknown). Another image that is attached under the same device number has a different one.
+    the boot (0: unknown). Another image that is attached under the same device number has a different ``disk``.
     """
 
     device: int
@@ -127,7 +127,7 @@ class Volume(NamedTuple):
     disk: int
 
     def may_be(self, other: "Volume") -> bool:
-        """Return whether both can be the same volume in one boot."""
+        """Return whether ``other``, read in the same boot, can be the same volume."""
         same_disk = self.disk == other.disk or not (self.disk and other.disk)
         return self.device == other.device and self.fsid == other.fsid and same_disk
 

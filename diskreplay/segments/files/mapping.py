@@ -76,8 +76,8 @@ def _refused(error: OSError) -> MappingRefused:
 class Mapping:
     """A shared mapping of one file; it is unmapped when nothing refers to it, or to an array over it, any more.
 
-    Any thread may read it; the owner decides who may write where. Raises MappingRefused if the system allows this
-    process no more mappings or memory.
+    Any thread may read it; the code that made it decides which thread may write where. Raises MappingRefused if the
+    system allows this process no more mappings or memory.
     """
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool) -> None:

@@ -68,7 +68,6 @@ class _Column:
         self._files.clear()
 
     def at(self, lane: int, row: int) -> int:
-        """Return the time of a row."""
         chunk, inside = divmod(row, self._per_chunk)
         fd = self._files.get(chunk)
         if fd is None:
