@@ -61,8 +61,8 @@ from diskreplay.segments.segment import (
 LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
 # This many of the newest segments are searched for the clock of this boot, because some may be damaged or gone.
 _NEIGHBOURS = 16
-# The maximum number of segments that one call seals or removes. The lock of each segment that waits to be
-# sealed takes a descriptor, and each rename delays other processes that wait for the store lock.
+# The maximum number of segments that one call seals or removes. The lock of each segment that waits to be sealed takes
+# a descriptor, and each rename delays other processes that wait for the store lock.
 _AT_ONCE = 64
 # The same maximum for merged segments. It is smaller, because a process that needs room also deletes the folders that
 # other processes are deleting.
@@ -263,7 +263,7 @@ class Retention:
         self.enforce()
 
     def count_sealed(self) -> None:
-        """Notify readers that segments were sealed. If the lock stays taken, readers find out without this call."""
+        """Tell readers that segments were sealed, unless the lock stays taken: readers then find out by themselves."""
         lock_path = self._root.lock_path
         with suppress(StoreLocked), self._root.still_there(), held_lock(lock_path, timeout_s=_HINT_TIMEOUT_S):
             self._counters.restore_complements()

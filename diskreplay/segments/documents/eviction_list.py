@@ -47,7 +47,8 @@ class EvictionEntries:
     def new(self, count: int) -> NDArray[np.int64]:
         """Return those of the first ``count`` entries that were not returned before, ``(n, 2)`` int64.
 
-        Raises FormatError if one of their files is missing or damaged.
+        An entry is the id of an episode's first step, and the number of its steps. Raises FormatError if one of
+        their files is missing or damaged.
         """
         parts = [np.zeros((0, 2), np.int64)]
         for chunk, inside, rows in layout.split_range(self.count, count, ROWS):
