@@ -63,7 +63,7 @@ def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
 def frame_stack_depths(
     frame_stack: int | Mapping[str, int], observations: Mapping[tuple[str, ...], str]
 ) -> dict[tuple[str, ...], int]:
-    """Return stack depths by path: of all leaves in `observations` if `frame_stack` is an int, else of its keys."""
+    """Return stack depths by path: for all leaves in `observations`, or for those that a dict `frame_stack` names."""
     if isinstance(frame_stack, int):
         return dict.fromkeys(observations, frame_stack)
     known = {"/".join(path[1:]): path for path in observations}
@@ -106,7 +106,7 @@ def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any]
 
 
 def weighed(columns: Sequence[NDArray[Any]], weights: Sequence[np.float64]) -> Floats:
-    """Return the rewards of steps in float64: the weighted sum of the columns."""
+    """Return the rewards of steps in float64: each column holds one field's values, and is multiplied by its weight."""
     total = np.zeros(columns[0].shape)
     for column, weight in zip(columns, weights, strict=True):
         total += column.astype(np.float64) * weight
@@ -129,5 +129,5 @@ def described(view: Any, always: Sequence[str]) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return the name of a function, or the repr of another value: a method's repr would contain its object's repr."""
+    """Return the name of a function, or the repr of another value; a method's repr would contain its object's repr."""
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)

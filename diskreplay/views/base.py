@@ -82,7 +82,7 @@ def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
 
 
 class Pages(NamedTuple):
-    """Disjoint ranges of whole memory pages, in order: their start addresses, and their sizes in bytes.
+    """Disjoint ranges of memory pages, sorted by address: their start addresses, and their sizes in bytes.
 
     The addresses are valid while `held` is referenced.
     """
@@ -107,7 +107,7 @@ NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 PART = 512 << 10
-"""The smallest part that another thread copies, in bytes: a thread takes a tenth of a millisecond to wake up."""
+"""The smallest number of bytes that another thread copies: a thread takes a tenth of a millisecond to wake up."""
 
 MOST_THREADS = 4
 """The largest number of threads that copy one batch: more threads would exceed the memory bandwidth of most machines.
@@ -117,7 +117,7 @@ On a server with 16 processors, one thread copies 8 GB/s, two threads 13 GB/s, f
 
 
 class CopyThreads:
-    """`count` threads that copy parts of a batch next to the calling thread. The first copy starts the threads.
+    """`count` threads that copy parts of a batch, as the calling thread does. The first copy starts the threads.
 
     Callers use them for batches of at least `least` bytes. Between calls, `jobs` is empty, unless an interrupt ended
     `copy` early. Only one thread may call the methods.
@@ -129,7 +129,7 @@ class CopyThreads:
         self.jobs: list[Job[int]] = []
 
     def parts(self, nbytes: int) -> int:
-        """Return the number of parts for a copy of `nbytes` bytes: 1 if fewer than `least`, at most `count` + 1."""
+        """Return into how many parts to divide `nbytes` bytes: 1 for fewer than `least` bytes, at most `count` + 1."""
         return max(1, min(self.count + 1, nbytes // PART))
 
     def copy(self, count: int, size: int, work: Callable[[int, int], int]) -> int:
@@ -195,10 +195,10 @@ class Reader:
     """
 
     leaves: Sequence[Leaf]  # the arrays to gather, for items of one step if the shapes depend on the ids
-    paths: Sequence[Path]  # the fields of a batch, in order
-    shows_leaves = True  # whether the fields are the leaves; else `present` makes the fields
+    paths: Sequence[Path]  # the paths of a batch's fields, in the order of the batch
+    shows_leaves = True  # whether the leaves are the fields; if not, `present` makes the fields of the leaves
     depends_on_ids = False  # whether `leaves_for` must be called for each batch
-    fill_checks = False  # whether `fill` refuses the same ids as `check`, except evicted ones
+    fill_checks = False  # whether `fill` refuses all ids that `check` refuses, except evicted ids
     threads: CopyThreads | None = None  # the threads that copy parts of large batches, if any
     # The user's value function: from observations, nested arrays (n, ...), to their values, (n,) or (n, 1).
     evaluate: Callable[[Any], Any] | None = None
@@ -218,7 +218,7 @@ class Reader:
     def seed(self, entropy: int | None) -> None:
         """Seed the random draws of the next call of `fill`; later calls draw nothing unless `seed` is called again.
 
-        None: the next call draws nothing, too.
+        With `entropy` None, the next call draws nothing either.
         """
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
@@ -262,7 +262,7 @@ class View(Protocol):
     @property
     @abstractmethod
     def starts(self) -> Starts:
-        """The rule that selects the steps of an episode that start samples: the ids of these steps can be drawn."""
+        """The rule that says at which steps of an episode a sample can start: the ids of these steps can be drawn."""
 
     @property
     def prefetchable(self) -> bool:
@@ -275,14 +275,14 @@ class View(Protocol):
         return False
 
     def own_distribution(self, episode_filter: "EpisodeFilter") -> "Distribution | None":
-        """Return a new object of the only distribution that can draw the view's ids; None: any distribution can.
+        """Return a new distribution if only this kind of distribution can draw the view's ids, else None.
 
         `episode_filter` admits the episodes to draw from.
         """
         return None
 
     def crossing(self) -> "Crossing | None":
-        """Return the finder of samples that cross the ends of episodes; None: samples stay in one episode."""
+        """Return an object that finds where samples across several episodes start; None: a sample has one episode."""
         return None
 
     @abstractmethod
@@ -326,7 +326,7 @@ def select(
 
 
 def tuple_fields(names: Iterable[str], schema: Schema) -> dict[str, Tree]:
-    """Return a dict with the schema's tree of each batch field in `names` that contains a tuple."""
+    """Return the schema's tree of each batch field in `names`, by name, except fields without a tuple in their tree."""
     parts = {"obs": schema.obs, "action": schema.action, "episode": schema.episode, **schema.extra}
     trees = {name: parts.get(name.removeprefix("next_")) for name in names}
     return {name: tree for name, tree in trees.items() if _has_tuple(tree)}

@@ -1,4 +1,4 @@
-"""Windows that cross the ends of episodes within a lane: the steps that start them, and their reader."""
+"""Windows that cross the ends of episodes within a lane: where they start, and their reader."""
 
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -35,19 +35,19 @@ Bytes = NDArray[np.uint8]
 
 ENDS = TERMINATED | TRUNCATED
 
-# The names of three gather plans. They copy the rows of steps, of next observations, and of the first steps of items.
+# Names of gather plans, by what they copy: all steps of windows, the next observations, or only the first steps.
 _STEPS, _NEXT, _FIRST = "steps", "next", "first"
 
 
 class CrossingStarts:
-    """Counts the steps of each episode that start a window of `length` steps in their lane. Not thread-safe.
+    """Counts at how many steps of each episode a window of `length` steps of a lane starts. Not thread-safe.
 
     A window continues in the lane's next episode that is still in the store, if the sampler's filter admits that
     episode. A lane continues across the segments of its writer.
 
     An ended episode is done when later steps cannot add windows that start in it. This is the case if enough steps of
-    ended episodes follow it, or if the next ended episode is not admitted. Any other ended episode is waiting. Open
-    episodes that follow do not count, because an open episode may be admitted now and refused when it ends.
+    ended episodes follow it, or if the next ended episode is not admitted. Any other ended episode is waiting. The
+    steps of open episodes do not count here, because an open episode may be admitted now and refused when it ends.
     """
 
     def __init__(self, length: int) -> None:
@@ -66,12 +66,12 @@ class CrossingStarts:
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return the newly done episodes, and the episodes that may get more windows.
+        """Return the episodes that are done since the last call, and the episodes that may get more windows.
 
-        Both tables are shortened to the steps that start windows. The first result is None if there are no newly done
-        episodes, unless `is_fresh` is True. `ended` are the episodes that ended since the last call, or
-        None; with `is_fresh`, they are all ended episodes, and earlier calls are forgotten. `admitted` are the admitted
-        episodes among `ended`, and `still_open` the admitted open episodes.
+        In both tables an episode has only the steps at which windows start. The first result is None instead of an
+        empty table, unless `is_fresh` is True. `ended` are the episodes that ended since the last call, or None. With
+        `is_fresh`, they are all ended episodes, and earlier calls are forgotten. `admitted` are the admitted episodes
+        among `ended`, and `still_open` the admitted open episodes.
         """
         if is_fresh:
             self._clear()
@@ -86,7 +86,7 @@ class CrossingStarts:
         self._waiting, self._counts = lanes.episodes.select(waits), lanes.counts[waits]
         starting = np.where(lanes.counts, np.minimum(lanes.steps + behind - self._behind, lanes.steps), 0)
         first, stride, _, _, _, time = lanes.episodes.lines.T
-        # Marked as terminated, because any step of a terminated episode can start a sample.
+        # With the flag TERMINATED, because a sample can start at any step of a terminated episode.
         found = EpisodeTable.of(first, stride, starting, starting, TERMINATED, time)
         whole, rest = found.select(leaves & (starting > 0)), found.select(~leaves & (starting > 0))
         by_lane = np.argsort(lane_keys(rest.first, snapshot.origin, snapshot.lanes))
@@ -102,10 +102,10 @@ class CrossingStarts:
 
 
 class _Lanes:
-    """Episodes in the order of writer, lane and id.
+    """Episodes, sorted by writer, then lane, then id.
 
     `counts`, `steps` and `runs_on` have a value for each episode. `counts` is True for admitted episodes. `steps` is
-    the number of steps that windows can hold. `runs_on` is True if windows continue from the episode into the next one.
+    the number of the episode's steps that windows can hold. `runs_on` is True if windows continue in the next episode.
     """
 
     def __init__(self, episodes: EpisodeTable, counts: Bools, key: Ints) -> None:
@@ -120,22 +120,23 @@ class _Lanes:
         self.runs_on = self._has_next & _following(counts)
 
     def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
-        """Return how many steps after each episode its windows can reach, and the place of the last episode they reach.
+        """Return how many steps after each episode its windows can reach, and the index of the last episode they reach.
 
-        The last episode is the first one, at or after the given episode, with False in `runs_on`.
+        `runs_on` tells which episodes windows can leave. The last episode is the first one from the given episode on
+        that they cannot leave.
         """
         places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
         last = np.minimum.accumulate(places[::-1])[::-1]
         return self._before[last] + self.steps[last] - self._before - self.steps, last
 
     def done(self, behind: int) -> Bools:
-        """Return a mask of the done episodes, see `CrossingStarts`; windows have `behind` steps after their first."""
+        """Return a mask of the done episodes, see `CrossingStarts`. A window has 1 + `behind` steps."""
         next_open = _following(self.is_open)
         for_good, last = self.steps_behind(self.runs_on & ~next_open)
         is_broken = (self._has_next & ~self.runs_on & ~next_open)[last]
         done = ~self.is_open & (~self.counts | is_broken | (for_good >= behind))
-        # An open episode can be in an earlier segment of the lane. Episodes less than `behind` steps after it are not
-        # done: when the open episode ends, windows that start in it need their steps.
+        # An open episode can precede ended episodes, which are in later segments of the lane. Those with less than
+        # `behind` steps between are not done: when the open episode ends, windows that start in it need their steps.
         opened = np.append(-1, np.maximum.accumulate(np.where(self.is_open, np.arange(len(done)), -1)))[: len(done)]
         distance = self._before - self._before[opened] - self.steps[opened]
         is_near = (opened >= 0) & (self._key[opened] == self._key) & (distance < behind)
@@ -144,7 +145,7 @@ class _Lanes:
 
 
 def _following(values: NDArray[Any]) -> NDArray[Any]:
-    """Return `values` moved forward by one place; the last value is repeated."""
+    """Return, for each value, the value after it; for the last one, the last one again."""
     return np.append(values[1:], values[-1:])
 
 
@@ -152,8 +153,8 @@ class _Steps(NamedTuple):
     """The steps of windows: `ids` and `windows` are flat, (items * length,), the other arrays (items, length).
 
     `ends` is TERMINATED or TRUNCATED for the last step of an episode, else 0. `has_obs` is True if the next row has the
-    step's next observation. `is_known`, (items,), is True if later rows cannot change these two values of the item's
-    last step.
+    step's next observation. `is_known`, (items,), is True if rows that are appended later cannot change `ends` and
+    `has_obs` of the item's last step.
     """
 
     ids: Ints
@@ -182,7 +183,8 @@ class LaneWalk:
         at = self._successors.find(snapshot, ids, refused)
         self._lanes.update(snapshot)
         places = np.zeros((3, len(ids), self._length), np.int64)  # slot (segment index in the snapshot), lane, row
-        # Four values per step: its flags, `ends`, whether it has a next observation, and whether these are final.
+        # Four values per step: its flags, `ends`, whether it has a next observation, and whether it has or never gets a
+        # next row.
         step_flags = np.zeros((4, len(ids), self._length), np.uint8)
         items, filled = np.arange(len(ids)), np.zeros(len(ids), np.int64)
         while len(items):
@@ -209,10 +211,11 @@ class LaneWalk:
         return _Steps(step_ids, windows, flags, ends, has_obs != 0, is_known)
 
     def _read(self, snapshot: Snapshot, at: Windows) -> tuple[Ints, Bytes, Bools, Bools]:
-        """Read the flags of several rows from each window's `row` on; return four arrays (windows, rows).
+        """Read the flags of the `_width` rows from each window's `row` on.
 
-        They are the rows, their flags, whether each row exists, and whether it is a step. The last row never counts as
-        a step, because the next row's flags are needed to tell whether a step ends its episode.
+        Returns four arrays (windows, rows): the numbers of the rows, their flags, whether each row exists, and whether
+        it is a step. The last row never counts as a step, because the next row's flags are needed to tell whether a
+        step ends its episode.
         """
         seen, further = self._flags.rows(snapshot, at)[0], np.arange(self._width)
         row = at.row[:, None] + further
@@ -224,7 +227,7 @@ class LaneWalk:
         return row, seen, inside, is_step
 
     def _windows(self, snapshot: Snapshot, places: Ints) -> Windows:
-        """Return one-row windows of the steps at these slots, lanes and rows; `floor` limits stacks of frames."""
+        """Return one-row windows of the steps at these slots, lanes and rows, with the `floor` of frame stacks."""
         windows = Windows(places.shape[1])
         windows.slot[:], windows.lane[:], windows.row[:] = places
         windows.floor[:], windows.after[:] = windows.row, windows.row + 1
@@ -233,7 +236,7 @@ class LaneWalk:
         return windows
 
     def _next_lanes(self, snapshot: Snapshot, places: Ints) -> Ints:
-        """Return the place (see `LaneMap`) of each lane in the next segment that exists and has rows of it, or NONE."""
+        """Return each lane's place (see `LaneMap`) in the next segment that exists and has rows of it, or NONE."""
         found = self._lanes.next_rows(snapshot, places)
         while True:
             some = np.flatnonzero(found != NONE)
@@ -247,7 +250,8 @@ class LaneWalk:
     ) -> tuple[Ints, Windows]:
         """Return the items that lack steps and have more rows, and windows of their next rows.
 
-        The next rows are in the same segment, or in the writer's next one, where the lane has the place `following`.
+        The next rows are in the same segment, or in the writer's next one, where the lane is at the place `following`
+        (see `LaneMap`).
         """
         behind = at.row + self._width - 1
         inside = behind < at.after
@@ -373,7 +377,7 @@ class CrossingReader(Reader):
         return walk.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _windows(self, steps: _Steps) -> dict[str, Windows]:
-        """Return the rows that each gather plan copies, by the plan's name."""
+        """Return the windows whose rows each gather plan copies, by the plan's name."""
         windows = steps.windows
         found = {_STEPS: windows}
         if _FIRST in self._plans:

@@ -1,4 +1,4 @@
-"""A gather plan lists the rows and leaves of a batch. One kernel executes the plans of all views."""
+"""A gather plan lists which rows of which leaves a batch needs. One kernel executes the plans of all views."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +38,8 @@ class EarlierParts:
     """Completes frame stacks at the start of an episode that continues an episode cut for its length.
 
     Both episodes are parts of one stream of frames, and the earlier part may be in an earlier segment. The kernel reads
-    only one segment for each window, and repeats the first frame of the newest part instead. `copies` are the copies
-    that read observations before a window. Not thread-safe.
+    only one segment for each window: in place of frames of an earlier segment, it repeats the first frame of the newest
+    part. `copies` are the copies that read observations before a window. Not thread-safe.
     """
 
     def __init__(self, copies: Sequence[Copy]) -> None:
@@ -48,7 +48,7 @@ class EarlierParts:
         self._lanes = LaneMap()
 
     def fill(self, snapshot: Snapshot, windows: Windows, block: Block) -> None:
-        """Replace repeated frames in the stacks of a block by frames of earlier parts that the store still has."""
+        """In the stacks of a block, replace repeated frames by frames of earlier parts, if the store still has them."""
         # Only a part that begins in the first row of its lane can continue a part in an earlier segment.
         for item in np.flatnonzero((windows.floor == 0) & (windows.row < self._depth)).tolist():
             slot, lane, row = windows.table[:3, item].tolist()
@@ -69,9 +69,9 @@ class EarlierParts:
                 frames[: len(back)] = table.values(*places[:, np.minimum(back, places.shape[1]) - 1])
 
     def _rows_before(self, snapshot: Snapshot, slot: int, lane: int, count: int) -> Ints:
-        """Return slot, lane and row, (3, n), of up to `count` steps before the first row of a lane, newest first.
+        """Return slots, lanes and rows, (3, n), of up to `count` steps before the first row of a lane, newest first.
 
-        The steps are from earlier parts of the episode that begins in this row; n is 0 if there are no earlier parts.
+        The steps are from earlier parts of the episode that begins in this row; n is 0 if it has no earlier parts.
         """
         found = [np.zeros((3, 0), np.int64)]
         done = snapshot.leaf("done")
@@ -98,9 +98,9 @@ class EarlierParts:
         return np.concatenate(found, axis=1)
 
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
-        """Return the place (see `LaneMap`) of the same lane in the writer's previous segment with rows of it, or -1.
+        """Return the lane's place (see `LaneMap`) in its writer's previous segment that has rows of the lane, or -1.
 
-        -1 means that no such segment was found, or that a segment in between is gone, which may have been the writer's.
+        -1 means that there is no such segment, or that a segment after it is gone, which may have been the writer's.
         """
         self._lanes.update(snapshot)
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
@@ -118,15 +118,16 @@ class EarlierParts:
 class GatherPlan:
     """Gathers the leaves of a batch, and sums rewards over windows, in one kernel call. Not thread-safe.
 
-    Rows of `TIME_SOURCE` become seconds since the epoch in arrays of float64. The record, the kernel's array of numbers
-    and addresses, is made once and changed in place; the plan keeps alive the arrays at these addresses. A change is
-    marked as complete by its last assignment, so that the next call repeats a change that was interrupted.
+    Rows of `TIME_SOURCE` become seconds since the epoch in arrays of float64. `_record`, the array of numbers and
+    addresses that the kernel reads (see `kernels.gathering`), is made once and changed in place. The plan keeps alive
+    the arrays at these addresses. Only the last assignment of a change shows that the change is complete, so that the
+    next call repeats an interrupted change.
 
     `view` is named in error messages. `bounds` selects the windows that `gather` finds; None for a plan that only
     copies rows of given windows. `summands` are path, dtype and weight of the scalar fields whose weighted sum is the
-    reward. The reward is summed over each window, discounted by `gamma` per step, times the step's value of the scalar
-    field `discount` if it is given. `computed` maps names in `gathering.COMPUTED` to numbers of arrays in a block; the
-    batch does not have fields with the number -1 or without a number.
+    reward. Rewards are summed over each window. A step discounts all later rewards by `gamma`, times its value of the
+    scalar field `discount`, if given. `computed` maps names in `gathering.COMPUTED` to numbers of arrays in a block.
+    Fields with the number -1, or without a number, are not in the batch.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class GatherPlan:
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
         self._seen: list[TableLine] = []
-        self._held: Callable[[], MappingGuard | None] = no_reference  # returns the guard of `_seen` while it exists
+        self._held: Callable[[], MappingGuard | None] = no_reference  # returns the guard of `_seen`, if alive
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Find the windows of these ids, and copy and sum them into the arrays of a block.
@@ -212,11 +213,11 @@ class GatherPlan:
         return wide_pages(snapshot, windows, self._reached(self._given))
 
     def _reached(self, copies: Sequence[Copy]) -> Sequence[Copy]:
-        """Return copies that cover all rows that `copies` may read; overridden if `gather` may shorten windows."""
+        """Return copies that include all rows that `copies` may read; a plan that shortens windows overrides this."""
         return copies
 
     def _to_seconds(self, snapshot: Snapshot, times: NDArray[np.float64]) -> None:
-        """Convert rows of `TIME_SOURCE`, (n,) or (n, length), in place to seconds since the epoch; padding stays 0."""
+        """Convert values of `TIME_SOURCE`, (n,) or (n, length), in place to seconds since the epoch; padding is 0."""
         raw = times.view(np.int64)
         wall = snapshot.clocks[self.windows.slot].reshape(-1, *[1] * (times.ndim - 1))
         times[...] = np.where(raw == 0, 0.0, (raw + wall) / 1e9)
@@ -240,7 +241,10 @@ class GatherPlan:
         return [array[: windows.size] for array in self._scratch.arrays]
 
     def set_lengths(self, lengths: int | Sequence[int]) -> None:
-        """Set the number of rows per window of all copies, or of each copy; not for a plan with summands."""
+        """Set how many rows are copied for each window: one number for all copies, or one number for each copy.
+
+        Not for a plan with summands.
+        """
         every = [lengths] * len(self._copies) if isinstance(lengths, int) else lengths
         if every != self._lengths:
             self._lengths = self._scratch = None
@@ -249,7 +253,7 @@ class GatherPlan:
             self._lengths = every
 
     def _resize(self, block: Block) -> None:
-        """Prepare windows, scratch memory and record for blocks of this size."""
+        """Prepare the windows, the scratch memory and `_record` for blocks of this size."""
         before, self._size = self._size, -1
         if self._bounds is not None and block.size != before:
             self._use(Windows(block.size))
@@ -266,7 +270,7 @@ class GatherPlan:
         self._kernel, self.windows = get_kernel("gather"), windows
 
     def _bind_tables(self, snapshot: Snapshot) -> MappingGuard:
-        """Write the addresses of a snapshot's chunk tables to the record; return the object that keeps rows mapped."""
+        """Write the addresses of a snapshot's chunk tables to `_record`; return the guard that keeps chunks mapped."""
         places = {leaf: [cols.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
         for number, copy in enumerate(self._copies):
             places[copy.leaf].append(cols.HEAD + number * cols.COLUMNS)
@@ -279,7 +283,7 @@ class GatherPlan:
         return held
 
     def _map(self, snapshot: Snapshot, ids: Ints) -> MappingGuard:
-        """Map all rows of the windows of these ids; return the object that keeps all of them mapped."""
+        """Map all rows that the windows of these ids need; return the guard that keeps these rows mapped."""
         with snapshot.tables.lock:  # keeps other threads from unmapping chunks to make room
             since = chunk_budget.now()
             if self._bounds is not None:
@@ -292,7 +296,7 @@ class GatherPlan:
             return self._bind_tables(snapshot)
 
     def _missing(self, snapshot: Snapshot, bad: int) -> FormatError:
-        """Return the error that names the leaf and the row of item `bad` that could not be mapped."""
+        """Return the error for the row that the kernel could not copy to item `bad`; it names the leaf and the row."""
         failed = int(self._record[cols.FAILED])
         copy = self._copies[failed] if failed >= 0 else Copy("done", cols.ROW, cols.AFTER, 0, 1, -1)
         row = self.windows.table[copy.begin, bad]
@@ -305,7 +309,7 @@ def row_plan(leaves: Sequence[str], begin: int = cols.ROW, stop: int = cols.AFTE
 
 
 class RandomSteps(GatherPlan):
-    """A gather plan whose windows have `least` to `bounds.n` steps; all these numbers have the same probability.
+    """A gather plan that draws each window's number of steps from `least` to `bounds.n`, with equal probabilities.
 
     The plan finds every window with `bounds.n` steps and then shortens it to the drawn number. `gather` draws only
     after a call of `seed`; otherwise windows have `bounds.n` steps. For the other arguments see `GatherPlan`.
@@ -342,7 +346,7 @@ class RandomSteps(GatherPlan):
         super().gather(snapshot, ids, block, threads)
 
     def _reached(self, copies: Sequence[Copy]) -> list[Copy]:
-        """Return copies that cover the rows after a window, for every length that the window may have."""
+        """Return copies that include the rows after a window, for every length that the window may get."""
         found = []
         for copy in copies:
             if copy.begin == cols.AFTER:

@@ -232,7 +232,7 @@ class HindsightReader(Reader):
         items = np.flatnonzero(chance < self._hindsight.ratio)
         windows = self._find(snapshot, ids[items], looks_back=self._hindsight.strategy == "episode")
         k = self._plain.windows.k[items]
-        last = windows.after - (windows.obs_stop == 0)  # the last row of each episode that has an observation
+        last = windows.after - (windows.obs_stop == 0)  # each episode's last row with an observation
         known = np.flatnonzero(windows.row + k <= last)
         if len(known) < len(items):
             items, k, last, windows = items[known], k[known], last[known], windows.select(known)
@@ -254,7 +254,7 @@ class HindsightReader(Reader):
     def _find(self, snapshot: Snapshot, ids: Ints, looks_back: bool = False) -> Windows:
         """Return the windows from these steps to the ends of their episodes.
 
-        With `looks_back`, `floor` is the row of the episode's first step.
+        With `looks_back`, the `floor` of each window is the row of its episode's first step.
         """
         return windows_of(snapshot, ids, Bounds(TO_THE_END, LONGEST if looks_back else 1), self._view)
 
@@ -270,8 +270,8 @@ class HindsightReader(Reader):
     ) -> None:
         """Replace the goals of these items of the block, and the fields that depend on the goals.
 
-        `windows` reach from each item's first step to the end of its episode, and `k` is its number of steps. `last` is
-        the episode's last row with an observation. `choice`, in [0, 1), selects the goal.
+        `windows` reach from each item's first step to the end of its episode, and `k` is the item's number of steps.
+        `last` is the episode's last row with an observation. `choice`, in [0, 1), selects the goal.
         """
         strategy = self._hindsight.strategy
         # A goal comes from the observation after a step, which is in the row after the step's row.
@@ -328,7 +328,7 @@ class HindsightReader(Reader):
 
 
 def _check_goals(schema: Schema) -> None:
-    """Raise ValueError, which names the missing part, if observations are not goal-conditioned."""
+    """Raise ValueError, with the reason, if observations are not goal-conditioned."""
     wanted = 'relabel needs observations that are a dict with "observation", "achieved_goal" and "desired_goal"'
     names = [leaf.split("/")[1:] for leaf in schema.leaves if leaf.split("/")[0] == "obs"]
     if [] in names:

@@ -24,7 +24,7 @@ from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, step
 _Dtypes = Mapping[str, np.dtype[Any]]
 FLOAT64 = np.dtype("float64")
 
-# The largest number of steps of an episode whose rewards are read in one call.
+# The largest number of steps of one episode for which rewards are read in one call.
 _AT_ONCE = 1024
 
 # Fields on request: in `_OF_STEPS` with a value for each step, in `_OF_ITEMS` with a value for each item.
@@ -65,8 +65,8 @@ _PAIRS_AT_ONCE = 1 << 18
 class _ByTime(NamedTuple):
     """Episodes sorted by `begin`; `begin` and `end` are the times of their first and last steps in ns since the epoch.
 
-    `latest` is the latest `end` of an episode and all episodes before it in the table. `from_here` is the number of
-    steps of an episode and all episodes after it in the table, followed by a 0.
+    `first` is the id of the first step, and `stride` the difference between the ids of successive steps. `latest[i]` is
+    the largest number in `end[: i + 1]`. `from_here[i]` is the sum of `steps[i:]`; its last number is 0.
     """
 
     first: Ints
@@ -147,7 +147,7 @@ class Ages:
         return _ByTime(first, stride, steps, begin, end, np.maximum.accumulate(end), from_here)
 
     def _times_of(self, snapshot: Snapshot, ids: Ints) -> Ints:
-        """Return each step's time of publication in ns since the epoch, as `Snapshot.times`, but in one kernel call."""
+        """Return each step's time of publication in ns since the epoch, like `Snapshot.times`, in one kernel call."""
         if not len(ids):
             return np.zeros(0, np.int64)
         windows = place(snapshot, ids)
@@ -190,8 +190,8 @@ class Requested:
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block, real: Ints | None = None) -> None:
         """Write the fields of the items that start at these ids to the block.
 
-        `real` is the number of real steps of each window; the values of its other steps are 0. None: all steps are
-        real.
+        `real` is the number of steps of each window that are not padding; the values of padding are 0. None: windows
+        have no padding.
         """
         arrays = {name: block.arrays[at] for name, at in self._at.items()}
         episodes = self._finder.find(snapshot, ids)
@@ -240,7 +240,7 @@ class Requested:
     def _read_numbers(self, snapshot: Snapshot, steps: Windows, count: int) -> tuple[Floats, Floats]:
         """Return rewards, (count, items), and discounts, (count, items) or (count,), of `count` steps of each item.
 
-        The first step is in the item's row `own`. Rewards from row `after` on are 0.
+        An item's first step is in the row `own` of its window. Rewards from the row `after` on are 0.
         """
         # The number of rows is rounded up to a power of two, so that scratch memory is reused.
         self._numbers.set_lengths(min(_AT_ONCE, 1 << (count - 1).bit_length()))
@@ -253,9 +253,9 @@ class Requested:
     def _read_values(
         self, snapshot: Snapshot, episodes: EpisodeTable, block: Block, known: NDArray[np.bool_] | None
     ) -> None:
-        """Write the episode fields of each item to the block, and to `known` whether its episode has values.
+        """Write the episode fields of each item to the block, and to `known` whether the item's episode has values.
 
-        If the episode has none, its episode fields are zeros.
+        If the episode has no values, the episode fields are zeros.
         """
         # `Snapshot.episode_values` does the same, but segment by segment: too slow for every batch.
         last = place(snapshot, episodes.first)
@@ -295,9 +295,10 @@ FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 
 
 class ShownField(NamedTuple):
-    """A field of a batch: leaf number `leaf` itself (`stack` 0), or the observations in that leaf's run of frames.
+    """How the field `path` of a batch is made from leaf number `leaf`.
 
-    `offset` is 0 for `obs` and 1 for `next_obs`, which begins one frame later.
+    With `stack` 0 the field is the leaf itself. Otherwise the leaf has successive frames, and the field is stacks of
+    `stack` of them. The field begins with frame number `offset`: 0 for `obs`, and 1 for `next_obs`.
     """
 
     path: Path
@@ -322,7 +323,7 @@ class WindowLeaf(NamedTuple):
     value: Leaf  # The path, dtype and shape of one value.
     source: str | None = None  # The leaf of the store that is copied, if any.
     each_step: bool = True  # Whether each step has a value; False: each item has one.
-    stack: int = 0  # The depth of stacks that share frames, else 0.
+    stack: int = 0  # The depth of the stacks if successive steps share frames, else 0.
     frames: int = 1  # The number of frames in one value.
 
     def leaf(self, length: int) -> Leaf:
@@ -366,12 +367,11 @@ def window_layout(
 
 
 def _no_observations(steps: Mapping[str, Sequence[StepField]]) -> list[StepField]:
-    """Return the fields of steps except observations."""
     return [field for name, fields in steps.items() if name != "obs" for field in fields]
 
 
 def _shown(kinds: Sequence[WindowLeaf], sharing: Sequence[StepField]) -> dict[Path, ShownField]:
-    """Return the fields by path; observations in `sharing` and their next observations use the same leaves."""
+    """Return all fields by path. Observations in `sharing`, and their next observations, are made from one leaf."""
     shown = {kind.value.path: ShownField(kind.value.path, at, kind.stack) for at, kind in enumerate(kinds)}
     for field in sharing:
         if field.path in shown:

@@ -1,4 +1,4 @@
-"""The distribution of `Rollouts`: a cursor that draws each step of a lane once, in order."""
+"""The distribution of `Rollouts`: a cursor that draws each step of a lane once, oldest first."""
 
 import json
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ _NO_LANES: Ints = np.zeros(0, np.int64)
 
 
 class Positions:
-    """The position of each lane: all ids of the lane below `after` were drawn. Immutable.
+    """Up to which id the steps of each lane were drawn. Immutable.
 
-    `keys` are the sorted keys of lanes; see `LaneMap`. `after` has the lowest id of each lane that may be drawn next. A
-    lane without a key here is at its start.
+    `keys` are the sorted keys of lanes; see `LaneMap`. `after` has the position of each of these lanes: its ids below
+    this number were drawn. No id was drawn of a lane whose key is not in `keys`.
     """
 
     def __init__(self, keys: Any = (), after: Any = ()) -> None:
@@ -48,7 +48,7 @@ class Positions:
 
 
 class LaneEpisodes(NamedTuple):
-    """Episodes, and the key of each episode's lane. Functions of this module expect the order of (lane, id)."""
+    """Episodes, and the key (see `LaneMap`) of each one's lane. Most functions need them sorted by lane, then id."""
 
     key: Ints
     episodes: EpisodeTable
@@ -58,12 +58,12 @@ class LaneEpisodes(NamedTuple):
         return LaneEpisodes(self.key[which], self.episodes.select(which))
 
     def with_others(self, others: "LaneEpisodes") -> "LaneEpisodes":
-        """Return these episodes followed by the others, not sorted."""
+        """Return these episodes, then `others`, without sorting them."""
         episodes = EpisodeTable.concatenate([self.episodes, others.episodes])
         return LaneEpisodes(np.append(self.key, others.key), episodes)
 
     def in_order(self) -> "LaneEpisodes":
-        """Return the episodes in the order of (lane, id)."""
+        """Return the episodes sorted by lane, then id."""
         return self.select(np.lexsort((self.episodes.first, self.key)))
 
 
@@ -106,7 +106,7 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
 
 
 class Grid(NamedTuple):
-    """The next steps to draw: `ids` is (num_steps, columns), and `keys` has the key of each column's lane.
+    """The next steps to draw: `ids` is (num_steps, columns), and `keys` has the key (see `LaneMap`) of a column's lane.
 
     `short` has the keys of growing lanes (lanes of open writers) with too few steps, and `counts` the number of steps
     of each of these lanes.
@@ -119,16 +119,16 @@ class Grid(NamedTuple):
 
 
 def unseen_steps(lanes: LaneEpisodes, usable: Ints, positions: Positions, least: Ints) -> IdRuns:
-    """Return the usable steps of each episode from its lane's position on, without ids below `least`."""
+    """Return the first `usable` steps of each episode, without ids that were drawn before or are below `least`."""
     runs = IdRuns(lanes.episodes.first, lanes.episodes.stride, usable)
     return without_hidden(runs, np.maximum(positions.of(lanes.key), least))
 
 
 def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, least: Ints, num_steps: int) -> Grid:
-    """Return the oldest `num_steps` steps, from its position on, of every lane that has enough steps.
+    """Return the oldest `num_steps` steps that were not drawn before, of every lane with enough such steps.
 
-    `usable` is the number of usable steps of each episode, and `least` the lowest visible id in its lane and segment.
-    `growing` has the keys of growing lanes.
+    `usable` is the number of steps of each episode that may be drawn (see `usable_steps`), and `least` the lowest
+    visible id in the episode's lane and segment. `growing` has the keys of growing lanes.
     """
     first, stride, count = unseen_steps(lanes, usable, positions, least)
     begin = np.flatnonzero(np.append(True, lanes.key[1:] != lanes.key[:-1])[: len(lanes.key)])
@@ -148,9 +148,9 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
 
 
 class _SnapshotLanes(NamedTuple):
-    """The lanes of a rank's share in one snapshot, and in `by_lane` their episodes in the order of (lane, id).
+    """The lanes of a rank's share in one snapshot, and in `by_lane` their episodes, sorted by lane, then id.
 
-    `lanes` has the keys of all these lanes, and `growing` the keys of growing lanes.
+    `lanes` has the keys (see `LaneMap`) of these lanes, and `growing` the keys of those whose writers are open.
     """
 
     snapshot: Snapshot
@@ -181,7 +181,7 @@ class RolloutCursor(Owned):
         self._share = EVERY_ID
         self._lanes = LaneMap()
         self._planned = self._seen = Positions()
-        # The keys of lanes with too few steps that have already caused a refresh.
+        # The keys of lanes that had too few steps, and have caused a refresh for this reason.
         self._ended_lanes = _NO_LANES
         self._forget()
 
@@ -250,7 +250,7 @@ class RolloutCursor(Owned):
         return positions.advanced(keys[known], last[known] + 1)
 
     def state_dict(self) -> dict[str, Ints]:
-        """Return `lanes`, the keys of lanes, and `next_ids`, the lowest id that each may draw next; both (lanes,)."""
+        """Return `lanes`, the keys of lanes, and `next_ids`, the lowest id of each lane to draw; both (lanes,)."""
         return {"lanes": self._seen.keys.copy(), "next_ids": self._seen.after.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Rollouts: the view, its reader, and advantages of columns of steps.
 
-A batch is a grid of ids, (num_steps, columns), flattened row by row. The reader copies the leaves, follows each
-column's chain of successive steps, bootstraps where the chain stops, and sums backwards.
+A batch is a grid of ids, (num_steps, columns), flattened row by row. The reader copies the leaves, and finds the steps
+whose column does not continue with their successor. It bootstraps at these steps, and sums rewards backwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -197,12 +197,12 @@ class StepRuns:
         width = np.append(snapshot.lanes, 0)[slot]
         first = np.ones(grid.shape, np.bool_)
         np.not_equal(grid[1:] - grid[:-1], width, out=first[1:])
-        # Ids do not show the runs if segments differ in their numbers of lanes: then each step is a run of its own.
+        # If segments have different numbers of lanes, ids may not show where runs begin: then each step is a run.
         if not self._take(grid, first, find):
             self._take(grid, np.ones(grid.shape, np.bool_), find)
 
     def _take(self, grid: Ints, first: Bools, find: Callable[[Ints], Windows]) -> bool:
-        """Store the runs that begin where `first` is True; return False if a run is not successive rows of a lane."""
+        """Set the runs to begin where `first` is True; return False if a run is not successive rows of one lane."""
         self.last = np.ones(grid.shape, np.bool_)
         self.last[:-1] = first[1:]
         # The runs are listed column by column, because the rows of successive columns are near each other.
@@ -363,7 +363,7 @@ class RolloutsReader(Reader):
         return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _copied(self, runs: StepRuns, block: Block) -> dict[str, NDArray[Any]]:
-        """Copy the leaves with one row per step to the block; return their arrays, and rewards and values, by leaf."""
+        """Copy the leaves in `_rows` to the block; return their arrays, and the arrays of `_numbers`, by leaf."""
         found = dict[str, NDArray[Any]]()
         for copy in self._rows:
             array = found[copy.leaf] = block.arrays[copy.target]
@@ -383,10 +383,11 @@ class RolloutsReader(Reader):
         values: Floats,
         next_values: Floats | None = None,
     ) -> Floats:
-        """Return V of each step's next observation; arbitrary for a terminated step.
+        """Return V of each step's next observation; for a terminated step, any number.
 
-        `following` and `chained` describe the steps at `places`. The successor of any other step is the next step of
-        its column.
+        `values` are the stored V of all steps, and `next_values` those of the field `next_value`, if named. `places`
+        are the positions of steps that may not be followed by their successor in their column. `following` and
+        `chained` have the successors of these steps, and whether they do follow them.
         """
         columns = len(ids) // self._view.num_steps
         found = np.append(values[columns:], np.full(columns, np.nan)) if next_values is None else next_values
@@ -428,7 +429,7 @@ class RolloutsReader(Reader):
 
 
 def _leaves(steps: Mapping[str, Sequence[StepField]]) -> list[Leaf]:
-    """Return all leaves of a batch in order; `steps` has the step fields by name."""
+    """Return all leaves of a batch in their order; `steps` has the leaves of each copied field, by name."""
     by_name = {name: [field.leaf for field in below] for name, below in steps.items()}
     made = {"reward": FLOAT32, "terminated": BOOL, "truncated": BOOL, "advantage": FLOAT32, "ret": FLOAT32}
     by_name |= {name: [Leaf((name,), dtype)] for name, dtype in {**made, "index": INT64}.items()}
@@ -456,7 +457,7 @@ def estimates(
     ends: NDArray[np.uint8],
     discounts: Floats = NO_DISCOUNTS,
 ) -> tuple[Floats32, Floats32]:
-    """Return advantages and returns, both (steps, columns), of columns of steps.
+    """Return the advantage and the return of each step, both (steps, columns).
 
     `following` is the bootstrap value of each step. For `ends` and `discounts` see `kernels.returns.gae`.
     """

@@ -26,7 +26,7 @@ from diskreplay.views.windows import TO_THE_END, Bounds, Copy, Windows, refuse_e
 # The default number of steps that windows share (Kapturowski et al. 2019, section 2.3).
 OVERLAP = 40
 
-# The largest number of layouts that a reader keeps: batches of whole episodes have many lengths.
+# The largest number of window lengths for which a reader keeps its leaves: batches of `Episodes` have many lengths.
 KEPT_LAYOUTS = 64
 
 
@@ -169,20 +169,20 @@ class Sequences(View):
 
     @property
     def starts(self) -> Starts:
-        """The rule that selects the first steps of windows.
+        """The rule that says at which steps of an episode windows start.
 
-        A window of an open episode is full, and the observation after it is known.
+        In an open episode, windows start only where they are full and the observation after them is known.
         """
         step = self.length - (self.overlap or 0) if self.stride is None else self.stride
         if self.cross_episodes:
-            return Starts(step=step)  # among the steps that `crossing` counts
+            return Starts(step=step)  # of the steps that the object of `crossing` finds
         if self.align == "end":
             return Starts(self.length, step, DROPPED if self.pad == "drop" else MOVED_BACK, from_end=True)
         last = DROPPED if self.pad == "drop" else PADDED if self.pad else MOVED_BACK
         return Starts(self.length, step, last, open_rows=self.length + 1)
 
     def crossing(self) -> CrossingStarts | None:
-        """Return the counter of steps that start windows across the ends of episodes; None without `cross_episodes`."""
+        """Return an object that finds where windows across several episodes start; None without `cross_episodes`."""
         return CrossingStarts(self.length) if self.cross_episodes else None
 
     def reader(self, schema: Schema, fields: Sequence[str] | None = None) -> Reader:
@@ -320,7 +320,7 @@ class _StepsReader(Reader):
         return [shown.of(tensors[shown.leaf]) for shown in self._shown]
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the steps from each id on, up to the length of the block's leaves."""
+        """Gather the steps from each id on, as many as the leaves of the block hold."""
         length = self._length_of(block.leaves)
         if length != self._length:
             self._length = -1

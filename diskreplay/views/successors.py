@@ -1,7 +1,7 @@
 """Find the successors, the next observations and the episodes of single steps.
 
 The successor of a step is the next step of its episode. If an episode was cut for its length, the successor of its last
-step is the first step of the continuation, which may be in the writer's next segment. A chain is a run of successors.
+step is the first step of the continuation, which may be in the writer's next segment.
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ NONE = -1
 class Following(NamedTuple):
     """The successors of steps: arrays of one length.
 
-    `successor` is the id of the next step in the chain, or NONE if the chain ends or does not continue yet. `truncated`
-    is also True for the last step of an episode that was cut and is not continued. `has_obs` tells whether the next
-    observation exists; see `observations`.
+    `successor` is the id of each step's successor, or NONE if the store has none, or none yet. `truncated` is True for
+    the last step of an episode that was truncated, or was cut and is not continued. `has_obs` tells whether the step's
+    next observation exists; see `observations`.
     """
 
     steps: Windows
@@ -51,7 +51,7 @@ class Following(NamedTuple):
     elsewhere: Bools  # whether the next observation is the `obs` of a successor in a continuation
 
     def observations(self, snapshot: Snapshot, which: Ints) -> Windows:
-        """Return one-row windows of the next observations of the steps at positions `which`; these must all exist."""
+        """Return one-row windows of the next observations of the steps at positions `which`, which must have them."""
         obs = self.steps.select(which)
         obs.row += 1
         moved = np.flatnonzero(self.elsewhere[which])
@@ -87,7 +87,7 @@ class Successors:
         return steps
 
     def set_floor(self, snapshot: Snapshot, steps: Windows) -> None:
-        """Set `floor` to the oldest row that a stack may show: `stack` - 1 rows back, but not before the episode."""
+        """Set `floor` to the oldest row that a stack may show: `stack` - 1 rows back, or its episode's first row."""
         steps.floor[:] = np.maximum(steps.row - self._stack + 1, 0)
         flags = self._flags_before.rows(snapshot, steps)[0]
         newest_first = flags[:, ::-1] & FIRST != 0
@@ -122,9 +122,9 @@ class Successors:
     def _continuations(self, snapshot: Snapshot, ids: Ints, after: Ints) -> tuple[Ints, Bools]:
         """Return the id of the first step of each episode's continuation, or NONE if the episode has no continuation.
 
-        `ids` are the last steps of the episodes, and `after` the rows of their lanes where a continuation would begin.
-        Also return, for each lane, whether it has a row after the episode, in this or a later segment. If it has, the
-        episode cannot grow.
+        `ids` are the last steps of the episodes, and `after` the rows where a continuation in the same segment begins.
+        Also return whether the episode's lane has a row after the episode, in this or a later segment: an episode with
+        such a row cannot grow.
         """
         self._lanes.update(snapshot)
         lane = self._lanes.places(ids)

@@ -240,7 +240,7 @@ def _steps_argument(name: str, value: Any) -> int | tuple[int, int] | None:
 
 
 def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Leaf]]:
-    """Return the copy for each leaf that is read from the store, by path, and all leaves of a batch in order."""
+    """Return the `Copy` of each leaf that is read from the store, by path; and all leaves of a batch in their order."""
     fields = step_fields(schema, view.frame_stack)
     unknown = [name for name in view.next_fields if name not in fields]
     if unknown:
@@ -486,7 +486,7 @@ def _checked(steps: Iterable[Any]) -> Iterator[_Step]:
 
 
 def _of_episode(episode: Episode) -> Iterator[tuple[Any, ...]]:
-    """Yield the steps of an episode, as `_checked` takes them; of an open episode, only steps with a next obs."""
+    """Yield the steps of an episode for `_checked`; for an open episode, only the steps with a next observation."""
     obs, action, reward = episode.obs, episode.action, episode.reward
     steps, is_open = len(episode), episode.ended == "open"
     frames = _rows(obs)

@@ -1,4 +1,4 @@
-"""Windows of steps: all readers find the windows of a batch's ids here, and map the rows that they copy."""
+"""Windows of steps: functions that find the windows of a batch's ids, and map the rows to copy into memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,23 +17,24 @@ from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import frame_stack_depths
 from diskreplay.views.base import NO_PAGES, Leaf, Pages, Path
 
-# The number of attempts to map chunks and then use them. Between the two, another thread may unmap these chunks to make
-# room for its own, or because the system refuses more mappings.
+# The number of attempts to map chunks into memory and use them. Before they are used, another thread may unmap them: to
+# make room for its own chunks, or because the system refuses more mappings.
 ATTEMPTS = 8
 
 
-# The field on request with the time of publication of each step, and the leaf of the store that it is computed from.
+# `TIME` is the field on request with each step's time of publication, computed from the store's leaf `TIME_SOURCE`.
 TIME, TIME_SOURCE = Leaf(("time",), np.dtype("float64")), "time"
 
 
 TO_THE_END = -1
-"""A number of steps that means: to the end of the episode."""
+"""A number of steps that means all steps to the end of the episode."""
 
 
 class Bounds(NamedTuple):
-    """The arguments of `kernels.gathering.find_windows`: `n` steps, or TO_THE_END, and stacks of `stack` frames.
+    """Arguments of `kernels.gathering.find_windows`: windows have `n` steps, or TO_THE_END, and stacks `stack` frames.
 
-    `whole`: a window of an open episode must be followed by a step, not only by an observation.
+    With `whole`, a window of an open episode must be followed by a step. Without it, an observation after the window is
+    enough.
     """
 
     n: int
@@ -42,10 +43,11 @@ class Bounds(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A copy of rows of a leaf: `length` rows from row `begin` + `offset` of each window on; zeros from `stop` on.
+    """The rows of a leaf to copy for each window: `length` successive rows of the window's lane.
 
-    `begin` and `stop` are row numbers of `Windows.table`, such as `gathering.ROW`: the entry there is the row of the
-    lane. `target` is the number of the array in a block.
+    `begin` and `stop` name two entries of `Windows.table`, such as `gathering.ROW`, which are rows of the lane. The
+    first copied row is `offset` rows after the row in `begin`. Rows from the one in `stop` on are copied as zeros.
+    `target` is the number of the array in a `Block` that receives the rows.
     """
 
     leaf: str
@@ -57,7 +59,7 @@ class Copy(NamedTuple):
 
 
 class StepField(NamedTuple):
-    """A leaf of the store that a batch shows, with `stack` frames per step."""
+    """A field of a batch with `stack` frames for each step: its path there, and the leaf of the store, `source`."""
 
     path: Path
     source: str
@@ -67,16 +69,16 @@ class StepField(NamedTuple):
 
     @property
     def leaf(self) -> Leaf:
-        """The leaf of a batch: (stack, *shape) per step if there is more than one frame."""
+        """The leaf of a batch, whose value for a step is (stack, *shape), or only `shape` if `stack` is 1."""
         return Leaf(self.path, self.dtype, (self.stack, *self.shape) if self.stack > 1 else self.shape)
 
     def copy(self, target: int) -> Copy:
-        """Return the copy for windows of one step."""
+        """Return the `Copy` of the field for windows of one step, to the array with the number `target`."""
         return Copy(self.source, cols.ROW, cols.AFTER, 1 - self.stack, self.stack, target)
 
 
 def step_fields(schema: Schema, frame_stack: int | Mapping[str, int] = 1) -> dict[str, list[StepField]]:
-    """Return the step fields of a batch: a dict from the name of each field to its leaves.
+    """Return the fields of a batch that have a value for each step: the leaves of each field, by the field's name.
 
     Raises ValueError if a name in `frame_stack` is not a leaf of the observations.
     """
@@ -84,7 +86,7 @@ def step_fields(schema: Schema, frame_stack: int | Mapping[str, int] = 1) -> dic
     for source in schema.leaves:
         part = tuple(source.split("/"))
         if part[0] != "episode":
-            # Extra fields have names of their own in a batch: "value", not "extra/value".
+            # A batch has extra fields at its root: "value", not "extra/value".
             path = part[1:] if part[0] == "extra" else part
             paths.setdefault(path[0], {})[path] = source
     depths = frame_stack_depths(frame_stack, paths["obs"])
@@ -111,7 +113,7 @@ class Windows:
         ) = self.table[: cols.FOLDER]  # fmt: skip
 
     def find(self, snapshot: Snapshot, ids: Ints, n: int, stack: int, whole: bool) -> int:
-        """Find the window of each id; return the place of the first id without a window, or -1."""
+        """Find the window of each id; return the position in `ids` of the first id without a window, or -1."""
         find = get_kernel("find_windows")
         for _ in range(1 + ATTEMPTS):
             _held, ((done, _arrays),) = snapshot.tables.lines(["done"])
@@ -122,7 +124,7 @@ class Windows:
         return bad
 
     def find_steps(self, snapshot: Snapshot, ids: Ints) -> int:
-        """Find the one-row window of each step; return the place of the first id that is not a step's, or -1.
+        """Find the one-row window of each id; return the position in `ids` of the first id that is not a step's, or -1.
 
         `ends` gets the flags of the row, and `own_stop` the number of rows of the lane. `behind` gets the flags of the
         next row, or 0 if the lane has no next row.
@@ -136,7 +138,10 @@ class Windows:
         return kept
 
     def rows(self, copy: Copy) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the slots, lanes, first and last rows that `copy` reads; windows without such rows are left out."""
+        """Return slot, lane, first row and last row that `copy` reads for each window, except if it reads no row there.
+
+        The slot is the index of the segment in the snapshot.
+        """
         begin, stop = self.table[copy.begin] + copy.offset, self.table[copy.stop]
         first = np.maximum(begin, self.floor)
         last = np.minimum(np.maximum(first, begin + copy.length - 1), stop - 1)
@@ -145,7 +150,7 @@ class Windows:
 
 
 def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
-    """Map the flags that the windows of these ids may need; return False if the snapshot does not have an id."""
+    """Map the flags of all rows that the windows of these ids may reach; False if the snapshot does not have an id."""
     known, slot, _, lane, row = locate(ids, snapshot.origin, snapshot.lanes)
     if not known.all():
         return False
@@ -163,7 +168,7 @@ def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since
     Chunks that were used at `since` (see `chunk_budget.now`) or later are not unmapped to make room.
     """
     reached: dict[str, list[tuple[Ints, ...]]] = {}
-    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # most leaves have the same rows
+    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # by `where`: most copies read the same rows
     for copy in copies:
         where = copy[1:-1]
         if where not in found:
@@ -175,7 +180,7 @@ def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since
 
 
 def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Windows:
-    """Return the windows of these ids; raises InvalidIndex with the reason for the first id without one."""
+    """Return the windows of these ids. Raises InvalidIndex, with the reason, if an id has no window."""
     windows = Windows(len(ids))
     bad = windows.find(snapshot, ids, *bounds)
     if bad >= 0:
@@ -184,7 +189,7 @@ def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Wind
 
 
 def missing_chunk(snapshot: Snapshot, leaf: str, slot: int, lane: int, row: int) -> FormatError:
-    """Return the error that names the leaf and the row that could not be mapped."""
+    """Return the error for a row whose chunk of a leaf is missing."""
     return FormatError(
         f"segment {slot + snapshot.origin} has no chunk of {leaf} for row {row} of lane {lane}; "
         "run `diskreplay verify` on the store"
@@ -221,9 +226,9 @@ def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
 def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> Pages:
     """Map the rows that `copies` read from wide leaves, and return their memory pages.
 
-    A leaf is wide if its rows have at least `WIDE_ROW` bytes.
-    Narrow leaves are left out: the system reads ahead around each page fault, so they are soon in memory as a whole.
-    Decompressed chunks are left out, too: they are always in memory.
+    A leaf is wide if its rows have at least `WIDE_ROW` bytes. Narrow leaves are left out: the system reads ahead around
+    each page fault, so that all their pages are soon in memory. Decompressed chunks are always in memory, and are left
+    out, too.
     """
     wide = [copy for copy in copies if snapshot.leaf(copy.leaf).wide]
     if not wide:
@@ -234,7 +239,7 @@ def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> 
 
 
 def merged_pages(found: Sequence[Pages]) -> Pages:
-    """Return the whole pages of all these ranges of bytes, without duplicates."""
+    """Return the memory pages that contain these ranges of bytes, each page once."""
     if not found:
         return NO_PAGES
     starts, sizes = (np.concatenate(arrays) for arrays in ([p.starts for p in found], [p.sizes for p in found]))
@@ -242,12 +247,12 @@ def merged_pages(found: Sequence[Pages]) -> Pages:
 
 
 def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, last: Ints) -> Pages:
-    """Return the ranges of bytes of rows `first` to `last` of each window, one per chunk that the rows reach.
+    """Return the ranges of memory that hold rows `first` to `last` of a leaf for each window.
 
-    The caller holds the lock of all tables.
+    Rows in several chunks have a range in each chunk. The caller holds `snapshot.tables.lock`.
     """
     table = snapshot.leaf(leaf)
-    # This holder keeps only mappings of this array alive: chunks that other arrays release must be unmapped at once.
+    # `holder` keeps only chunks of this leaf mapped. Chunks that are released by other leaves must be unmapped at once.
     held, first_chunk, bases = table.holder, table.first_chunk, table.bases
     folder, line, before = snapshot.tables.find(slot, lane)
     shift, first, last = table.shift[folder], before + first, before + last
@@ -258,7 +263,7 @@ def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, 
         inside = begin & ((1 << shift) - 1)
         place = first_chunk[folder] + np.minimum(chunk, last >> shift)
         starts.append(bases[place] + ((line << shift) + inside) * table.row_bytes)
-        # Size 0 for windows that end in an earlier chunk, and for chunks that another thread has released.
+        # The size is 0 if the window ends in an earlier chunk, or if another thread has released the chunk.
         is_mapped = (bases[place] != 0) & (table.how[place] != DECOMPRESSED)
         sizes.append(np.where(is_mapped, np.maximum(end - begin, 0), 0) * table.row_bytes)
     return Pages(np.concatenate(starts or [first]), np.concatenate(sizes or [first]), (held,))
