@@ -300,7 +300,7 @@ _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"
 _set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
 _tensor, _array = torch.from_numpy, np.ndarray
 _NODES = frozenset([dict, TupleRecord])
-# torch neither fills nor pickles unsigned integers wider than a byte. These dtypes have the same zeros.
+# torch neither fills nor pickles unsigned integers wider than a byte. In these signed dtypes, zero has the same bytes.
 _SAME_BYTES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -325,10 +325,10 @@ class Windows(NamedTuple):
 
 
 def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
-    """Return the places of the sequences' first steps, (n,), and the sequences' numbers of steps, (n,).
+    """Return where each sequence of a rollout begins, (n,), and its number of steps, (n,).
 
     `ends`, (steps, columns), is True at the last step of an episode: a sequence ends there. No sequence has more than
-    `length` steps. Places count column by column: column * steps + step.
+    `length` steps. A sequence that begins at a step of a column has the number column * steps + step.
     """
     first = np.ones(ends.shape, np.bool_)
     first[1:] = ends[:-1]
@@ -403,7 +403,7 @@ def _has_arrays(tree: Tree) -> bool:
 def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
     """Return a tree with `function(leaf)` in place of each leaf.
 
-    For several trees of the same structure, `function` gets the leaves of all trees at the same place.
+    For several trees of the same structure, `function` gets one leaf of each tree, all with the same path.
     """
     if isinstance(trees[0], dict):
         return {name: map_tree(function, *(tree[name] for tree in trees)) for name in trees[0]}

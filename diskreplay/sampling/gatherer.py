@@ -50,7 +50,7 @@ def ordinary_memory(nbytes: int) -> Memory:
 
 
 class Slot:
-    """One piece of memory and the block laid out in it.
+    """Memory for one batch, and the `Block` of arrays in this memory.
 
     ``fields`` has the arrays of the block by name, or by path if the path has several parts.
     """
@@ -66,7 +66,7 @@ class Slot:
 
     @property
     def free(self) -> bool:
-        """Whether no tensor of the last batch is alive, and no copy from the memory is running."""
+        """Whether no tensor of the last batch is alive, and no copy of the batch to a device is running."""
         if sum(map(sys.getrefcount, self.block.arrays)) != self._references_when_free:
             return False
         if self.event is not None and self.event.query():
@@ -75,7 +75,7 @@ class Slot:
 
 
 class BufferPool:
-    """Slots for batches: one for each batch that is alive, and some spare ones. Any thread may take a slot.
+    """The memory of batches: a `Slot` for each batch that is alive, and some spare ones. Any thread may take a slot.
 
     A slot's arrays are made once, and each batch's tensors are made of them. A tensor holds a reference to its array.
     So does every view of the tensor, through the tensor's storage, and every array made of a view. Once the arrays'
@@ -119,7 +119,7 @@ class BufferPool:
             return slot, slot.fields.copy()
 
     def _free_slot(self, leaves: Sequence[Leaf], size: int) -> Slot:
-        """Return a slot that is free, or new if no free slot fits, and drop free slots beyond `spare`."""
+        """Return a free slot, or a new one if no free slot fits; drop all but `spare` of the other free slots."""
         free = [slot for slot in self._slots if slot.free]
         if self._debug:
             _poison(free)
@@ -132,7 +132,7 @@ class BufferPool:
         return chosen
 
     def _lay_out(self, free: list[Slot], leaves: Sequence[Leaf], size: int) -> Slot:
-        """Return a new slot, in the memory of a slot in `free` if its size is one to two times the needed size."""
+        """Return a new slot. It takes over the memory of a slot in `free` if that has one to two times the size."""
         _, nbytes = offsets(leaves, size)
         for place, slot in enumerate(self._slots):
             if nbytes <= len(slot.memory) <= 2 * nbytes and slot in free:
@@ -167,7 +167,7 @@ def pinned_memory(nbytes: int) -> Memory:
 
 
 class Sent(NamedTuple):
-    """A batch that is being copied: its memory on the device, which is complete after `event`."""
+    """A batch that is being copied to a device: its memory there, which is complete after `event`."""
 
     buffer: torch.Tensor
     event: torch.cuda.Event
@@ -185,7 +185,7 @@ class DeviceCopy:
         self._stream = torch.cuda.Stream(device)
 
     def send(self, slot: Slot) -> Sent:
-        """Start to copy a slot's whole block; the slot is not free before the copy ends."""
+        """Start to copy a slot's block to the device; the slot is not free before the copy ends."""
         nbytes = slot.block.nbytes
         with torch.cuda.stream(self._stream):
             buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
@@ -246,7 +246,7 @@ class HostCopy:
         return copy
 
 
-# After this number of batches without a read from disk, rows are not requested ahead until a batch reads from disk.
+# After this number of batches without a read from disk, rows are not requested until a batch reads from disk again.
 WARM_BATCHES = 32
 
 
@@ -267,7 +267,7 @@ class Readahead:
 
     @property
     def cold(self) -> bool:
-        """Whether one of the last `WARM_BATCHES` batches has read from disk, or fewer batches were made so far."""
+        """Whether one of the last `WARM_BATCHES` batches has read from disk, or fewer were made. Needs wide rows."""
         return self.wide and self._asks > 0
 
     def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:
@@ -305,7 +305,7 @@ class Readahead:
             self._asks = max(self._asks - 1, 0)
 
     def _count(self, before: int) -> bool:
-        """Return whether this thread has read from disk since `blocks_read()` returned `before`; if so, set `cold`."""
+        """Return whether this thread has read from disk since `blocks_read()` returned `before`; if so, set `_asks`."""
         if blocks_read() == before:
             return False
         self._asks = WARM_BATCHES
@@ -322,8 +322,8 @@ Gathered = tuple[Slot, Fields, Sent | None]
 class Destination:
     """The device of batches, and the pool of memory to gather them in; see `BufferPool`.
 
-    `device_copy` copies batches to a CUDA device; it is None for other devices. To other devices except the CPU, a
-    batch is copied when it becomes a `Batch`.
+    `device_copy` copies batches to a CUDA device; it is None for other devices. If the device is neither
+    the CPU nor a CUDA device, a batch is copied when it becomes a `Batch`.
     """
 
     def __init__(self, device: torch.device, spare: int = 2, debug: bool = False) -> None:
@@ -383,8 +383,8 @@ class Gatherer:
     ) -> Gathered:
         """Gather the items of these ids into a free slot, and start its copy to a CUDA device; all weights are 1.
 
-        `entropy` seeds the view's own draws. `draw_info` has the values of `draw_fields`. `pages` are the pages
-        already requested from disk, or None.
+        `entropy` seeds the random numbers of the view. `draw_info` has the values of `draw_fields`. `pages` are the
+        pages already requested from disk, or None.
 
         Raises
         ------
@@ -494,8 +494,8 @@ class ItemErrors:
     def initial(self, snapshot: Snapshot, ids: Ints, eta: float) -> Floats:
         """Return the initial |td| of items, (n,), from the initial priorities of their steps.
 
-        For a window it is eta · max + (1 - eta) · mean, over the steps in the loss mask with an initial priority. It is
-        NaN if no step has one, or the segment was evicted since the snapshot.
+        For a window it is eta · max + (1 - eta) · mean of the initial priorities of its steps in the loss mask. It is
+        NaN if none of them has an initial priority, or the segment was evicted since the snapshot.
         """
         blocks = []
         for at in range(0, len(ids), _AT_ONCE):

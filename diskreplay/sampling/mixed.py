@@ -69,7 +69,8 @@ class MixedSampler(IterableDataset[Batch]):
         self._shares = shares / shares.sum()
         self._batch_size = int_argument("batch_size", batch_size)
         self._rng = np.random.default_rng(seed)
-        # Each sampler's number of items in the next batches, and the drawn parts of the next batch if a call failed.
+        # Each sampler's number of items in the next batches. After a failed call, the parts of the next batch that were
+        # drawn, by sampler number.
         self._planned: deque[list[int]] = deque()
         self._drawn: dict[int, Batch] = {}
         for sampler, share in zip(self._samplers, self._shares, strict=True):
@@ -285,7 +286,7 @@ def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
 
 
 def _nested(plain: Any) -> Tree:
-    """Return a tree that was saved with lists in place of tuples."""
+    """Return the tree of tensors that was saved as `plain`, in which lists take the place of tuples."""
     if isinstance(plain, list):
         return TupleRecord(map(_nested, plain))
     if isinstance(plain, Mapping):
@@ -299,7 +300,7 @@ def _length(batch: Batch) -> int:
 
 
 def _form(batch: Batch) -> Any:
-    """Return, by field, the properties that all batches must share: of the shape, all axes but the first two."""
+    """Return what batches must have in common: of each field, dtype, ndim, shape after the second axis, and device."""
     return {
         name: map_tree(lambda tensor: (tensor.dtype, tensor.ndim, tensor.shape[2:], tensor.device), batch[name])
         for name in batch

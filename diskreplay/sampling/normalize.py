@@ -29,8 +29,8 @@ RETURN = "return"
 """The name of the moments of returns; moments of leaves have their paths as names."""
 # The number of bytes of rows to read at once.
 PIECE_BYTES = 8 << 20
-# An outlier is farther from the mean of the other values than this factor times max(1, their standard deviation). It
-# makes the deviation of all values useless.
+# An outlier is farther from the mean of the other values than this factor times max(1, their standard deviation). Such
+# an outlier makes the standard deviation of all values useless.
 _FAR = 1e6
 # Values within this factor of an outlier are outliers, too.
 _ALIKE = 1e3
@@ -68,10 +68,10 @@ class Moments(NamedTuple):
 
 
 class _Runs(NamedTuple):
-    """Runs of successive new steps within episodes, in the order of lanes and steps.
+    """Runs of successive new steps within episodes, sorted by lane, then by step.
 
-    `place` is the lane's place among all lanes. `before` is the return at the last counted step of the same episode, or
-    0 if no step before the run was counted.
+    `place` is the index of a run's lane among all lanes of the snapshot. `before` is the return at the step before the
+    run, or 0 if the run begins its episode, or the step before it was not counted.
     """
 
     place: Ints
@@ -123,7 +123,7 @@ class StoreMoments:
         self.moments = {leaf: Moments.none(field.shape) for leaf, field in fields.items()}
         if self._weights:
             self.moments[RETURN] = Moments.none(())
-        # By lane: the id of the newest counted step, or -1, and the return at that step.
+        # For each lane, the id of the newest counted step, or -1, and the return at that step.
         self._newest, self._returns = np.zeros(0, np.int64), np.zeros(0)
         self.not_finite = 0
         self._warned: set[str] = set()
@@ -163,13 +163,13 @@ class StoreMoments:
         self._snapshot, self._read = snapshot, len(snapshot.log)
 
     def _is_older(self, snapshot: Snapshot) -> bool:
-        """Return whether a snapshot is older than the last followed snapshot: its lanes may have other places."""
+        """Return whether a snapshot is older than the last followed one: its lanes may have other indices."""
         if self._snapshot is None:
             return False
         return (snapshot.generation, len(snapshot.oldest)) < (self._snapshot.generation, len(self._newest))
 
     def _list_lanes(self, snapshot: Snapshot) -> None:
-        """Move the newest steps and returns of all lanes to the lanes' places in a snapshot of another generation."""
+        """Reorder `_newest` and `_returns` by the indices that lanes have in a snapshot of another generation."""
         known = self._newest >= 0
         newest, returns = self._newest[known], self._returns[known]
         at = snapshot.visible.places(newest)
@@ -189,7 +189,7 @@ class StoreMoments:
         is_continued = (counted > 0) & (skipped == counted)
         before = np.where(is_continued, self._returns[lane], 0.0)
         runs = _Runs(lane, first + skipped * stride, stride, steps - skipped, before)
-        # Sorted by segment, lane and row, not by place: places depend on the order of the segments' discovery.
+        # Sorted by segment, lane and row, because a lane's index depends on the order in which segments were found.
         order = np.argsort(lane_keys(first, snapshot.origin, snapshot.lanes), kind="stable")
         order = order[(runs.steps[order] > 0) & (lane[order] >= 0)]
         return runs.select(order)
@@ -307,7 +307,7 @@ def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | No
 
 
 def loaded(state: Mapping[str, Any]) -> Moments:
-    """Return moments from count, mean and var by name. Raises ValueError if they are invalid."""
+    """Return moments from the `count`, `mean` and `var` in a state. Raises ValueError if they are invalid."""
     count, mean, var = float(state["count"]), np.array(state["mean"], np.float64), np.array(state["var"], np.float64)
     if not (np.isfinite(count) and count >= 0) or mean.shape != var.shape or (var < 0).any():
         raise ValueError(f"count is {count}, mean {mean.shape} and var {var.shape}, at least {var.min(initial=0)}")

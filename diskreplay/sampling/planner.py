@@ -28,7 +28,8 @@ from diskreplay.views.base import View
 
 _NONE: Ints = np.zeros(0, np.int64)
 
-# Attempts to read from a snapshot; one fails if a segment is evicted in the few microseconds after a refresh.
+# The number of attempts to read from a snapshot. An attempt fails if a segment is evicted in the few microseconds
+# between a refresh and the read.
 ATTEMPTS = 100
 
 
@@ -80,7 +81,7 @@ class Limits(NamedTuple):
         return distribution if self.indices is None else Bounded(distribution, self.indices.of(kind))
 
     def loaded(self, saved: PlannerState) -> "Limits":
-        """Return these limits with the saved counts and indices."""
+        """Return these limits with the counts and the ids of a saved state."""
         return Limits(
             None if self.times is None else TimesSampled.loaded(self.times.most, saved.times),
             None if self.indices is None else self.indices.loaded(saved.indices),
@@ -91,8 +92,9 @@ class Limits(NamedTuple):
 class Target:
     """A view, the population of its ids, and the distribution that draws batches of them.
 
-    `distribution` is the sampler's argument; a view may have its `own` distribution, which draws instead. `bounded`
-    draws within `max_size`, and `active` within all limits. `errors` computes the errors of items from errors of steps.
+    `distribution` is the sampler's argument. `own` is a distribution that the view made, to draw instead, or None.
+    `bounded` draws within `max_size`, and `active` within all limits. `errors` computes the errors of items from errors
+    of steps.
     `random` is whether batches depend on random numbers in addition to their ids.
     """
 
@@ -187,7 +189,7 @@ class Planner:
             self._where = lambda snapshot, first_id: where(Episode(snapshot, snapshot.find(first_id)))
         self._share, self.draw_fields, self._transforms_random = share, draw_fields, random
         self.queue: deque[Plan] = deque()
-        # Undelivered plans of other batch sizes than the plans in the queue, by size.
+        # Undelivered plans that `draw_other_size` drew, by the size of their batches.
         self._other_sizes: dict[int, Plan] = {}
         self._returned = _NONE  # undelivered ids to draw again, if the distribution gives each id once
         self._priorities: Prioritized | None = None
@@ -196,7 +198,7 @@ class Planner:
             None if max_size is None else Indices(max_size, remover, int(self.rng.integers(1 << 62))),
         )
         self._check_target(view, distribution, limits)
-        self._cursors: dict[str, Any] = {}  # states of earlier views' own distributions, by key
+        self._cursors: dict[str, Any] = {}  # states of `Target.own` for earlier views, by key
         self.target = self._target_of(view, self._claim(distribution), {}, limits)
 
     def set_target(self, view: View, distribution: Distribution) -> None:
@@ -223,7 +225,7 @@ class Planner:
             before.active.forget(before.population, plan.draw)
 
     def _once(self, draws: Iterable[Draw]) -> Ints:
-        """Return `_returned` and the ids of these draws, to draw them again; empty if the distribution repeats ids."""
+        """Return the ids in `_returned` and in these draws, to draw them again; none if draws may repeat ids."""
         once = self.target.active.gives_once and self.target.own is None
         return np.concatenate([self._returned, *(draw.ids for draw in draws)]) if once else _NONE
 
@@ -233,12 +235,12 @@ class Planner:
         limits.check(view, distribution)
 
     def _every_cursor(self) -> dict[str, Any]:
-        """Return the states of views' own distributions, by key."""
+        """Return the states of `Target.own` for this view and for earlier views, by key."""
         own = self.target.own
         return self._cursors if own is None else {**self._cursors, own.key: own.state_dict()}
 
     def _target_of(self, view: View, distribution: Distribution, cursors: Mapping[str, Any], limits: Limits) -> Target:
-        """Return a new target; `cursors` has the states of views' own distributions, by key."""
+        """Return a new target; `cursors` has the states that `_every_cursor` returns."""
         episode_filter = EpisodeFilter(self._where)
         own, errors = view.own_distribution(episode_filter), ItemErrors(view, self._store.schema)
         if own is not None and own.key in cursors:
@@ -279,7 +281,7 @@ class Planner:
         return self.queue[0]
 
     def _draw_kept(self, size: int, refresh: bool, is_other_size: bool = False, instead: Plan | None = None) -> Plan:
-        """Draw a batch and keep its plan: in the queue, in `_other_sizes`, or in place of the lost plan `instead`.
+        """Draw a batch, and put its plan in the queue, in `_other_sizes`, or in the place of the lost plan `instead`.
 
         The empty plan at the end of all draws is kept only if the queue is empty. An interrupt before the plan is kept
         leaves the distribution as it was.
@@ -357,7 +359,7 @@ class Planner:
         return len(self.queue) + -(-(returned + active.count_left(population)) // size)
 
     def draw_other_size(self, size: int, refresh: bool) -> Plan:
-        """Return the undelivered plan of a batch of this size, which the queue does not have; if missing, draw it."""
+        """Return the undelivered plan in `_other_sizes` of a batch of this size; if there is none, draw it."""
         if size not in self._other_sizes:
             self._draw_kept(size, refresh, is_other_size=True)
         return self._other_sizes[size]
@@ -370,7 +372,7 @@ class Planner:
     def delivered(self, plan: Plan) -> None:
         """Record that the batch of a plan is delivered.
 
-        After an interrupt, repeat the call; without this, the batch is delivered again.
+        If an interrupt ends the call, repeat it. Otherwise the batch is delivered again.
         """
         if self.target.active.gives_once:
             self.target.active.delivered(plan.draw)
@@ -403,7 +405,7 @@ class Planner:
     def rewind(self) -> bool:
         """Drop all undelivered plans, so that their ids are drawn again, if each draw depends on earlier draws.
 
-        Return True if each draw depends on earlier draws, as for rollouts.
+        Return whether each draw depends on earlier draws, as for rollouts.
         """
         if not self.target.active.rewind():
             return False
@@ -457,7 +459,7 @@ class Planner:
     def loaded(self, state: Mapping[str, Any], refresh: bool) -> "Planner":
         """Return a planner that continues from a state.
 
-        It shares the distribution with this planner, which does not change otherwise.
+        The new planner has the distribution of this planner. Nothing else of this planner changes.
 
         Raises
         ------
@@ -489,7 +491,7 @@ class Planner:
         return new
 
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
-        """Return the saved plans before the first one that lost an id; for the ids of later plans see `_once`."""
+        """Return the plans before the first plan that lost an id; for the ids of the other plans see `_once`."""
         queue, target = deque[Plan](), self.target
         for plan in plans:
             if (plan.entropy is None) == target.random or not target.active.accept(target.population, plan.draw):

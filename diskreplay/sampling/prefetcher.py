@@ -53,11 +53,11 @@ class Prefetcher:
                 if disk.cold:
                     asked = self._asking.begin(Job(partial(disk.ask, plan.snapshot, plan.draw.ids)))
                 make = partial(_make, self._gathering, self.gatherer, plan, asked)
-                # Assigned last: after an interrupt before it, the job still runs, and a later call starts another one.
+                # If an interrupt comes before this assignment, the job still runs, and a later call starts another.
                 plan.gathered = self._making.begin(Job(make))
 
     def wait(self, gathered: Job[Gathered | Batch]) -> Gathered | Batch:
-        """Return the result of a started plan, a `Batch` after transforms, or raise the thread's exception."""
+        """Return the result of a job of `begin`, a `Batch` if the job applied transforms; or raise its exception."""
         started = perf_counter()
         found = gathered.result()
         self.seconds_waiting += perf_counter() - started
@@ -129,7 +129,7 @@ class Makers:
         raise SegmentGone("segments were evicted faster than they could be read")
 
     def prepare(self, plans: Iterable[Plan]) -> None:
-        """Store the transforms' present statistics in the plans, in the order of the draws."""
+        """Set `prepared` of the plans, in the order of their draws, to the statistics that the transforms have now."""
         for plan in plans:
             if plan.prepared is None:
                 plan.prepared = self._pipeline.prepare(plan.snapshot)

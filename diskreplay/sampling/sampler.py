@@ -96,7 +96,7 @@ class Statistics:
         return self.ids
 
     def keep(self, seconds: Mapping[str, float]) -> None:
-        """Report these seconds, by name, in all later results of `report`."""
+        """Add these seconds, by name, to those of all later calls of `report`."""
         self._kept.update(seconds)
 
     def state_dict(self) -> dict[str, int]:
@@ -140,7 +140,7 @@ class Payments:
     def pay_for(self, plan: Plan, steps: int, planner: Planner) -> None:
         """Report the steps of a drawn batch to the limiter, and wait until it allows them.
 
-        If the limiter refuses the batch, it stays the next batch of its size. A batch that would wait for ever is
+        If the limiter refuses the batch, the batch stays the next one of its size. A batch that would wait for ever is
         dropped.
         """
         limiter, due = self.limiter, steps - self.paid
@@ -483,7 +483,7 @@ class Sampler(IterableDataset[Batch]):
                     gathered = makers.gatherer.gather(plan.snapshot, ids, plan.entropy, plan.draw_info)
                 elif makers.prefetcher is not None:
                     gathered = makers.prefetcher.wait(gathered)
-                    plan.gathered = None  # after an interrupt, gather it again: the code below may change the batch
+                    plan.gathered = None  # a batch that an interrupt leaves half changed below must be gathered again
                 if not self._transforms:
                     batch = makers.gatherer.to_batch(gathered, weights)
                 else:
@@ -708,7 +708,7 @@ class Sampler(IterableDataset[Batch]):
 
         - `batches` and `steps`: delivered batches, and delivered steps of the environment (a window of 20 is 20 steps)
         - `steps_per_second`: delivered steps a second, since the first batch was requested
-        - `replay_ratio`: delivered steps per step in the store, now or when `close` closed it
+        - `replay_ratio`: delivered steps per step in the store; if `close` has closed the store, per step at that time
         - `seconds_planning`: drawing ids, and waiting for a limiter
         - `seconds_waiting`: waiting for batches that are made ahead
         - `seconds_elsewhere`: between the calls, in the trainer

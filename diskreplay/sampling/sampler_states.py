@@ -43,7 +43,7 @@ class PlannerState(NamedTuple):
     generator : PCG64
         A new generator in the saved state.
     cursors : dict
-        The states of views' own distributions, by key.
+        The states of distributions that views made (`View.own_distribution`), by key.
     times : mapping
         The counts for `max_times_sampled`; empty without this limit.
     indices : mapping

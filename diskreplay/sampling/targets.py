@@ -245,7 +245,7 @@ class _Steps(NamedTuple):
     """A batch of windows in float64, (batch, length), with 0 at padded steps.
 
     `discount` is the discount after a step, and `following` the value of the next observation; both are 0 if the step
-    terminated. `continues` is whether sums continue with the next step, and `real` whether a step is not padded.
+    terminated. `continues` is whether sums continue with the next step, and `real` whether a step is no padding.
     `dtype` is the dtype of the targets.
     """
 

@@ -17,8 +17,8 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import View
 from diskreplay.writing.writer import Writer
 
-# The trial's episode has this number of steps more than an item, so that items at its start, in its middle and at its
-# end are drawn.
+# The episode in the trial store has this number of steps more than an item, so that items at its start, in its middle
+# and at its end are drawn.
 _MORE = 8
 
 
@@ -76,7 +76,7 @@ def warmup(
             steps = (view.item_steps or 1) + _MORE
             for step in range(steps):
                 _append(trial, writer, step == steps - 1)
-            for _ in range(2):  # before the first batch the store has new steps, before the second not
+            for _ in range(2):  # only before the first batch, the store has new steps
                 batch = sampler.sample()
             if distribution.weighted:
                 sampler.update_priorities(batch.index, np.ones(len(batch.index)))
