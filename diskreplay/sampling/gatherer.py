@@ -251,10 +251,10 @@ WARM_BATCHES = 32
 
 
 class Readahead:
-    """Requests the rows of batches in wide leaves from disk ahead of their use, as long as batches read from disk.
+    """Requests the wide rows of batches from disk ahead of their use, as long as making batches reads from disk.
 
-    ``wide`` is whether a field of the schema has wide rows, of at least `WIDE_ROW` bytes; if not, no method needs to be
-    called.
+    Wide rows have at least `WIDE_ROW` bytes. ``wide`` is whether a field of the schema has such rows; if not, no method
+    needs to be called.
 
     Concurrency: `ask` may run in another thread than the other methods.
     """
@@ -305,7 +305,7 @@ class Readahead:
             self._asks = max(self._asks - 1, 0)
 
     def _count(self, before: int) -> bool:
-        """Return whether this thread has read from disk since `blocks_read()` returned `before`; if so, set `_asks`."""
+        """Reset `_asks` if this thread has read from disk since `blocks_read()` returned `before`; return whether."""
         if blocks_read() == before:
             return False
         self._asks = WARM_BATCHES
@@ -393,7 +393,7 @@ class Gatherer:
         SegmentGone
             A segment was evicted since the snapshot.
         """
-        if self._threads is not None and self._threads.jobs:  # left by an interrupt
+        if self._threads is not None and self._threads.jobs:  # jobs of a call that an interrupt has ended
             self._threads.settle()
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()

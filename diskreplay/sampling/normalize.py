@@ -133,7 +133,7 @@ class StoreMoments:
         """Forget the last snapshot, so that the next `follow` searches all episodes for new steps."""
         self._snapshot: Snapshot | None = None
         self._plan: GatherPlan | None = None
-        self._read = 0  # number of episodes of the log that were searched
+        self._read = 0  # number of ended episodes, in `snapshot.log`, that were searched
 
     def __getstate__(self) -> dict[str, Any]:
         # A plan has addresses, so it cannot be pickled.
@@ -227,7 +227,7 @@ class StoreMoments:
         return moments, returns, not_finite
 
     def _merged(self, name: str, known: Moments, values: NDArray[Any]) -> Moments:
-        """Return the moments `known` with more values, (n, *shape), merged in; warn if there is an outlier."""
+        """Return the moments of the values counted in `known` and of `values`, (n, *shape); warn of an outlier."""
         if not len(values):
             return known
         if name not in self._warned and (far := _far_value(known, values)):

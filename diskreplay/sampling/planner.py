@@ -51,7 +51,7 @@ class Plan:
     gathered: Any = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the saved form of the draw."""
+        """Return what a saved state has of the plan: all but the snapshot and the job."""
         state = {**self.draw._asdict(), "asked": self.asked, "entropy": self.entropy, **(self.draw_info or {})}
         return state if self.prepared is None else {**state, "prepared": self.prepared}
 
@@ -77,7 +77,7 @@ class Limits(NamedTuple):
             raise ValueError(f"max_size needs the probabilities of ids, and {distribution} does not give them")
 
     def bounded(self, distribution: Distribution, kind: tuple[Any, ...]) -> Distribution:
-        """Return the distribution; with `max_size`, restricted to the ids that the `Index` of this kind keeps."""
+        """Return `distribution`; with `max_size`, return it restricted to the ids of this kind that are kept."""
         return distribution if self.indices is None else Bounded(distribution, self.indices.of(kind))
 
     def loaded(self, saved: PlannerState) -> "Limits":
@@ -94,8 +94,7 @@ class Target:
 
     `distribution` is the sampler's argument. `own` is a distribution that the view made, to draw instead, or None.
     `bounded` draws within `max_size`, and `active` within all limits. `errors` computes the errors of items from errors
-    of steps.
-    `random` is whether batches depend on random numbers in addition to their ids.
+    of steps. `random` is whether batches depend on random numbers in addition to their ids.
     """
 
     view: View
@@ -249,7 +248,7 @@ class Planner:
         return Target(view, distribution, own, population, errors, view.random or self._transforms_random, limits)
 
     def _claim(self, distribution: Distribution) -> Distribution:
-        """Become the owner of a distribution, and return it; a new `Prioritized` takes over the previous priorities."""
+        """Own a distribution, and return it. A new `Prioritized` gets the priorities of the previous `Prioritized`."""
         known = [leaf for leaf in self._store.schema.leaves if leaf.startswith("episode/")]
         if unknown := set(distribution.episode_fields).difference(known):
             names = ", ".join(known) or "none"

@@ -80,9 +80,9 @@ def _make(gathering: Lock, gatherer: Gatherer, plan: Plan, asked: Job[Pages] | N
 
 
 class Makers:
-    """The makers of the batches of one view: `gatherer` makes a batch in the call that delivers it, `prefetcher` ahead.
+    """Makes the batches of one view: `gatherer` in the calls that deliver them, and `prefetcher` ahead of these calls.
 
-    `prefetcher` is None if `prefetch` is 0, the view does not allow it, or its batches are too small. `planned` is the
+    `prefetcher` is None if `prefetch` is 0, the view does not allow it, or batches are too small. `planned` is the
     number of batches with drawn ids: the next one, and the batches made ahead. For `item_steps` see `View`, for the
     arguments see `Sampler`.
     """
@@ -166,7 +166,7 @@ class Makers:
 
 
 def _is_large(gatherer: Gatherer, size: int) -> bool:
-    """Return whether batches of ``size`` items are large enough for a thread."""
+    """Return whether batches of ``size`` items are large enough to be made in another thread."""
     reader = gatherer.reader
     if reader.depends_on_ids or gatherer.device_copy is not None:
         return True

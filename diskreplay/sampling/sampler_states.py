@@ -41,7 +41,7 @@ class PlannerState(NamedTuple):
     Attributes
     ----------
     generator : PCG64
-        A new generator in the saved state.
+        A new generator, set to the saved state.
     cursors : dict
         The states of distributions that views made (`View.own_distribution`), by key.
     times : mapping
@@ -78,7 +78,7 @@ class PlannerState(NamedTuple):
             priorities = None if kept is None else Prioritized(**kept["arguments"])
             if priorities is not None:
                 priorities.load_state_dict(kept["state"])
-            # These states are checked further when their view is set.
+            # The distributions that load these states check them further.
             cursors = {
                 str(key): dict(zip(map(str, cursor), columns(cursor, cursor), strict=True))
                 for key, cursor in state["cursors"].items()

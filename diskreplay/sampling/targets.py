@@ -295,7 +295,7 @@ class _Steps(NamedTuple):
         )
 
     def known(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return numbers of the steps in float64, 0 at steps that are not real."""
+        """Return a number of each step in float64, with 0 at padded steps."""
         return torch.where(self.real, numbers.double(), 0.0)
 
     def corrected(self, estimates: torch.Tensor, traces: torch.Tensor) -> torch.Tensor:

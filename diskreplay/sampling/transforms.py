@@ -331,7 +331,7 @@ class RandomShift(Transform):
             size = padded.shape[axis]
             before, behind = padded.narrow(axis, 0, 1), padded.narrow(axis, size - 1, 1)
             padded = torch.cat([*[before] * self._pad, padded, *[behind] * self._pad], axis)
-        # For each row of the result, the index in the padded frames where it starts: each row is one piece there.
+        # For each row of the result, the index in the padded frames from which the row is copied in one piece.
         items, channels, lines, columns = padded.shape
         frame = torch.arange(items * channels, device=down.device).view(items, channels, 1) * (lines * columns)
         row = (torch.arange(height, device=down.device) + down[:, None])[:, None] * columns + right[:, None, None]

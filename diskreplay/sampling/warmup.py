@@ -69,7 +69,7 @@ def warmup(
         return
     schema, view = store_argument(store).schema, view_argument(view)
     distribution = copy.deepcopy(distribution_argument(distribution))
-    store.follow_compiled(of_sampler(distribution.weighted))  # with limits, a store needs a kernel that the trial lacks
+    store.follow_compiled(of_sampler(distribution.weighted))  # limits of the store need a kernel, too
     with tempfile.TemporaryDirectory(prefix="diskreplay-") as folder, create(f"{folder}/store", schema) as trial:
         sampler = Sampler(trial, view, distribution, batch_size=2, seed=0)
         with sampler, trial.writer() as writer, suppress(NotEnoughData, StopIteration):

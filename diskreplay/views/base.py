@@ -117,7 +117,7 @@ On a server with 16 processors, one thread copies 8 GB/s, two threads 13 GB/s, f
 
 
 class CopyThreads:
-    """`count` threads that copy parts of a batch, as the calling thread does. The first copy starts the threads.
+    """`count` threads that copy parts of a batch, next to the calling thread. The first copy starts them.
 
     Callers use them for batches of at least `least` bytes. Between calls, `jobs` is empty, unless an interrupt ended
     `copy` early. Only one thread may call the methods.
@@ -196,7 +196,7 @@ class Reader:
 
     leaves: Sequence[Leaf]  # the arrays to gather, for items of one step if the shapes depend on the ids
     paths: Sequence[Path]  # the paths of a batch's fields, in the order of the batch
-    shows_leaves = True  # whether the leaves are the fields; if not, `present` makes the fields of the leaves
+    shows_leaves = True  # whether the leaves are the fields; if not, `present` makes fields from the leaves
     depends_on_ids = False  # whether `leaves_for` must be called for each batch
     fill_checks = False  # whether `fill` refuses all ids that `check` refuses, except evicted ids
     threads: CopyThreads | None = None  # the threads that copy parts of large batches, if any
@@ -234,7 +234,7 @@ class Reader:
         return tensors
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the rows of these ids in wide leaves, with at least `WIDE_ROW` bytes a row, and return their pages."""
+        """Map the wide rows of these ids, of at least `WIDE_ROW` bytes, into memory; return their memory pages."""
         raise NotImplementedError(f"{type(self).__name__} must define pages")
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:

@@ -40,7 +40,7 @@ _STEPS, _NEXT, _FIRST = "steps", "next", "first"
 
 
 class CrossingStarts:
-    """Counts at how many steps of each episode a window of `length` steps of a lane starts. Not thread-safe.
+    """Counts the steps of each episode at which a window of `length` steps of the lane starts. Not thread-safe.
 
     A window continues in the lane's next episode that is still in the store, if the sampler's filter admits that
     episode. A lane continues across the segments of its writer.
@@ -183,8 +183,8 @@ class LaneWalk:
         at = self._successors.find(snapshot, ids, refused)
         self._lanes.update(snapshot)
         places = np.zeros((3, len(ids), self._length), np.int64)  # slot (segment index in the snapshot), lane, row
-        # Four values per step: its flags, `ends`, whether it has a next observation, and whether it has or never gets a
-        # next row.
+        # Four values per step: its flags, `ends`, whether it has a next observation, and whether its next row exists or
+        # will never exist.
         step_flags = np.zeros((4, len(ids), self._length), np.uint8)
         items, filled = np.arange(len(ids)), np.zeros(len(ids), np.int64)
         while len(items):
@@ -351,7 +351,7 @@ class CrossingReader(Reader):
             self._of_items.fill(snapshot, ids, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the rows of these ids' windows in wide leaves, and return their memory pages. Thread-safe."""
+        """Map the wide rows (see `WIDE_ROW`) of these ids' windows; return their memory pages. Thread-safe."""
         try:
             with self._pages_lock:
                 steps = self._find(self._walk_of_pages, snapshot, ids)

@@ -170,7 +170,7 @@ class GatherPlan:
         self._held: Callable[[], MappingGuard | None] = no_reference  # returns the guard of `_seen`, if alive
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
-        """Find the windows of these ids, and copy and sum them into the arrays of a block.
+        """Find the windows of these ids, and write their rows and their sums of rewards to the arrays of a block.
 
         `threads` copy parts of a large block. Raises InvalidIndex if an id has no window, and FormatError if a chunk is
         missing.
@@ -203,7 +203,7 @@ class GatherPlan:
         raise self._missing(snapshot, bad)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the rows of these ids in wide leaves, and return their memory pages; see `wide_pages`. Thread-safe.
+        """Map the wide rows of these ids into memory, and return their memory pages; see `wide_pages`. Thread-safe.
 
         Only rows inside the windows are mapped, even if a copy has more rows than a window.
         """
@@ -288,7 +288,7 @@ class GatherPlan:
             since = chunk_budget.now()
             if self._bounds is not None:
                 n, stack, _ = self._bounds
-                map_flags(snapshot, ids, n, stack)  # even if all flags are mapped: their chunks then count as used now
+                map_flags(snapshot, ids, n, stack)  # if all flags are mapped already, their chunks count as used now
                 bad = self.windows.find(snapshot, ids, *self._bounds)
                 if bad >= 0:
                     raise refuse(snapshot, int(ids[bad]), self._view)
@@ -332,11 +332,11 @@ class RandomSteps(GatherPlan):
         self._limits = np.zeros(0, np.int64)
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the draw of the next `gather`; later calls draw only if `seed` is called again. None: no draw."""
+        """Seed the draw of the next `gather`; later calls draw only if `seed` is called again. None: no call draws."""
         self._entropy = entropy
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
-        """Draw the lengths of the windows of these ids, and copy and sum them into the arrays of a block."""
+        """Draw the numbers of steps of these ids' windows, and gather them as `GatherPlan.gather` does."""
         entropy, self._entropy = self._entropy, None
         self._record[cols.LIMITS] = 0
         if entropy is not None:

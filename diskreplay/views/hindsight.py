@@ -240,7 +240,7 @@ class HindsightReader(Reader):
             self._relabel(snapshot, windows, k, last, choice[items], items, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the rows of these ids in wide leaves, and return their memory pages.
+        """Map the wide rows (see `WIDE_ROW`) of these ids, and return their memory pages.
 
         Rows of new goals are not included, because only `fill` draws the goals.
         """

@@ -240,7 +240,7 @@ class Requested:
     def _read_numbers(self, snapshot: Snapshot, steps: Windows, count: int) -> tuple[Floats, Floats]:
         """Return rewards, (count, items), and discounts, (count, items) or (count,), of `count` steps of each item.
 
-        An item's first step is in the row `own` of its window. Rewards from the row `after` on are 0.
+        `steps.own` has the row of each item's first step. Rewards from the row `steps.after` on are 0.
         """
         # The number of rows is rounded up to a power of two, so that scratch memory is reused.
         self._numbers.set_lengths(min(_AT_ONCE, 1 << (count - 1).bit_length()))
@@ -339,9 +339,9 @@ def window_layout(
     start_only: Sequence[str],
     shares_frames: bool = True,
 ) -> tuple[list[WindowLeaf], list[ShownField]]:
-    """Return the leaves of a batch of windows, and its fields in order.
+    """Return the leaves of a batch of windows, and the batch's fields in their order.
 
-    With `shares_frames` the observations of a window are one run of frames. Without it, each step has its own frames,
+    With `shares_frames` the observations of a window are one run of frames. Without it, each step has separate frames,
     and `next_obs` is a field on request. Raises ValueError if an argument names a field that the schema does not have.
     """
     steps = step_fields(schema, frame_stack)

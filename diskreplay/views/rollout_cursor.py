@@ -190,7 +190,7 @@ class RolloutCursor(Owned):
 
     def _forget(self) -> None:
         self._current: _SnapshotLanes | None = None
-        self._read = 0  # the number of episodes of the snapshot's log that were read so far
+        self._read = 0  # the number of ended episodes, in `snapshot.log`, that were read so far
         self._ended = LaneEpisodes(np.zeros(0, np.int64), EpisodeTable.concatenate([]))
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:

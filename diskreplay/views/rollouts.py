@@ -185,7 +185,7 @@ class Rollouts(View):
 
 
 class StepRuns:
-    """A grid of ids, (n, columns), as runs of successive rows of lanes.
+    """A grid of ids, (n, columns), divided into runs. A run is successive rows of one lane.
 
     `find` returns the windows of ids, or raises an error that names an invalid id. `last`, (n, columns) bool, is True
     for the last step of each run.
@@ -340,7 +340,7 @@ class RolloutsReader(Reader):
             write_fields(block, self._place, {name: array.ravel() for name, array in made.items()})
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the rows of a grid of ids in wide leaves, and return their memory pages."""
+        """Map the wide rows (see `WIDE_ROW`) of a grid of ids, and return their memory pages."""
         self._grid(ids)
         return wide_pages(snapshot, self._find(snapshot, ids), self._copies)
 

@@ -296,7 +296,7 @@ class _StepsReader(Reader):
         return self._layouts[length]
 
     def _copies(self, length: int) -> list[Copy]:
-        """Return the copies of the gather plan for windows of `length` steps."""
+        """Return a `Copy` for each leaf that is read from the store, for windows of `length` steps."""
         found = []
         for target, kind in enumerate(self._kinds):
             if kind.source is None:
@@ -333,7 +333,7 @@ class _StepsReader(Reader):
             self._requested.fill(snapshot, ids, block, self._plan.windows.k)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the rows of these ids' windows in wide leaves, and return their memory pages."""
+        """Map the wide rows (see `WIDE_ROW`) of these ids' windows, and return their memory pages."""
         return self._plan.pages(snapshot, ids)
 
     def _mark(self, block: Block, length: int) -> None:

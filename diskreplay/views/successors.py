@@ -36,11 +36,11 @@ NONE = -1
 
 
 class Following(NamedTuple):
-    """The successors of steps: arrays of one length.
+    """The successors of steps; each array has a value for each step.
 
-    `successor` is the id of each step's successor, or NONE if the store has none, or none yet. `truncated` is True for
-    the last step of an episode that was truncated, or was cut and is not continued. `has_obs` tells whether the step's
-    next observation exists; see `observations`.
+    `successor` is the id of the next step of the same episode, or of the first step of its continuation after a length
+    cut. It is NONE if there is no such step, or not yet. `truncated` is True for the last step of an episode that was
+    truncated, or was cut and is not continued. `has_obs` tells whether the next observation exists; see `observations`.
     """
 
     steps: Windows

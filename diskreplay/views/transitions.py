@@ -213,7 +213,7 @@ class TransitionsReader(ReturnsReader):
             self._requested.fill(snapshot, ids, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the rows of these ids in wide leaves, and return their memory pages. Thread-safe."""
+        """Map the wide rows (see `WIDE_ROW`) of these ids, and return their memory pages. Thread-safe."""
         return self._plan.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -346,7 +346,7 @@ class DeviceFrameStack(Reader):
         return [shown[path] for path in self.paths]
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the rows of these ids in wide leaves, and return their memory pages. Thread-safe."""
+        """Map the wide rows (see `WIDE_ROW`) of these ids, and return their memory pages. Thread-safe."""
         return self._reader.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:

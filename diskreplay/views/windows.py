@@ -138,9 +138,9 @@ class Windows:
         return kept
 
     def rows(self, copy: Copy) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return slot, lane, first row and last row that `copy` reads for each window, except if it reads no row there.
+        """Return the slot, the lane, the first row and the last row that `copy` reads, for each window that it reads.
 
-        The slot is the index of the segment in the snapshot.
+        A slot is the index of a segment in the snapshot. Windows from which no row is read are left out.
         """
         begin, stop = self.table[copy.begin] + copy.offset, self.table[copy.stop]
         first = np.maximum(begin, self.floor)
@@ -224,7 +224,7 @@ def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
 
 
 def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> Pages:
-    """Map the rows that `copies` read from wide leaves, and return their memory pages.
+    """Map the rows that `copies` read from wide leaves into memory, and return their memory pages.
 
     A leaf is wide if its rows have at least `WIDE_ROW` bytes. Narrow leaves are left out: the system reads ahead around
     each page fault, so that all their pages are soon in memory. Decompressed chunks are always in memory, and are left
@@ -252,7 +252,7 @@ def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, 
     Rows in several chunks have a range in each chunk. The caller holds `snapshot.tables.lock`.
     """
     table = snapshot.leaf(leaf)
-    # `holder` keeps only chunks of this leaf mapped. Chunks that are released by other leaves must be unmapped at once.
+    # `holder` keeps only chunks of this leaf mapped. Chunks that other leaves release must be unmapped at once.
     held, first_chunk, bases = table.holder, table.first_chunk, table.bases
     folder, line, before = snapshot.tables.find(slot, lane)
     shift, first, last = table.shift[folder], before + first, before + last
