@@ -305,7 +305,10 @@ class Readahead:
             self._asks = max(self._asks - 1, 0)
 
     def _count(self, before: int) -> bool:
-        """Reset `_asks` if this thread has read from disk since `blocks_read()` returned `before`; return whether."""
+        """Return whether this thread has read from disk since `blocks_read()` returned `before`.
+
+        If so, `cold` is True for the next `WARM_BATCHES` batches.
+        """
         if blocks_read() == before:
             return False
         self._asks = WARM_BATCHES
