@@ -30,7 +30,7 @@ class Backed(ABC):
 
     A store at the path is opened at once. If there is no store yet, `_writer_of` makes it with the first step. A buffer
     that keeps its steps in tensors calls `_writer_of` only if it has a path. A temporary folder is removed by `close`,
-    when the buffer is garbage, or when the process exits; a process that is killed leaves it.
+    when the buffer is garbage-collected, or when the process exits. A process that is killed leaves the folder behind.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Backed(ABC):
         self._capacity, self._segment_steps = capacity, segment_steps
         self._closed = False
         self._writer: Writer | VectorWriter | None = None
-        # Ends the writer of a temporary store and removes the store: at exit, or when the buffer is garbage.
+        # Closes the writer of a temporary store and removes the store: at exit, or when the buffer is collected.
         self._remove: Closing | None = None
         self._kept: Kept = []
         self._store: Store | None = None
@@ -108,15 +108,14 @@ class Backed(ABC):
             )
 
     def _check_open(self) -> None:
-        """Raise Closed if the buffer is closed."""
         if self._closed:
             raise Closed(f"this {type(self).__name__} is closed; make another")
 
     def _schema(self, obs: Any, action: Any, num_envs: int, reward: Any = 0.0) -> Schema:
         """Return the store's schema, or if there is no store yet, the schema of a first step with these values.
 
-        With a single environment, values may lack the axis of environments. A `reward` with an axis is a hint that the
-        other values have that axis, too.
+        With a single environment, values may lack the axis of environments. A `reward` that has an axis is a sign that
+        `obs` and `action` have that axis, too.
         """
         if self._store is not None:
             return self._store.schema
@@ -132,7 +131,7 @@ class Backed(ABC):
     @overload
     def _writer_of(self, schema: Schema, num_envs: int) -> VectorWriter: ...
     def _writer_of(self, schema: Schema, num_envs: int | None = None) -> Writer | VectorWriter:
-        """Return the writer of the store; before the first step, make the store with this schema.
+        """Return the writer of the store; if there is no store yet, make it with this schema.
 
         With `num_envs`, the writer appends the steps of that number of environments together.
         """

@@ -16,10 +16,12 @@ from diskreplay.views.base import Leaf
 
 Columns = dict[str, torch.Tensor]  # by the path of a field
 
-# Number of free slots of memory to keep: a training loop references the last rollout while it collects the next one.
+# The number of unreferenced rollouts whose memory is kept for reuse. A training loop references the last rollout while
+# it collects the next one.
 SPARE = 1
 
-# Dtypes that torch and numpy have. torch can cast dtypes in CAST to most other dtypes, those in SELDOM_CAST to few.
+# Dtypes that torch and numpy have. torch can cast dtypes in CAST to most other dtypes, and
+# dtypes in SELDOM_CAST to few.
 CAST = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),
@@ -28,9 +30,9 @@ SELDOM_CAST = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class ColumnMemory:
-    """Memory for columns ``(*leading, *shape)`` on a device, reused when its last tensors are no longer referenced.
+    """Memory on a device for a tensor of each field, ``(*leading, *shape)``. Not thread-safe.
 
-    Not thread-safe.
+    Memory is used again when its last tensors are no longer referenced.
     """
 
     def __init__(self, fields: Mapping[str, Field], leading: tuple[int, ...], device: torch.device) -> None:
@@ -39,7 +41,7 @@ class ColumnMemory:
         self._pool = BufferPool(spare=SPARE)
 
     def columns(self) -> Columns:
-        """Return columns with arbitrary contents, in memory that no other tensor references."""
+        """Return a tensor of each field, with arbitrary contents, in memory that no other tensor references."""
         # In the inference mode of a caller, new tensors would be inference tensors, which have no gradients.
         with torch.inference_mode(False):
             shapes = {path: (*self._leading, *field.shape) for path, field in self._fields.items()}
@@ -52,7 +54,7 @@ class ColumnMemory:
 
 
 def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -> list[tuple[str, torch.Tensor]]:
-    """Return path and values of each leaf of `value`, which is a part of steps, such as "obs".
+    """Return the path and the values of each leaf of `value`; `part` is the part of a step, such as "obs".
 
     Values are ``(*leading, *shape)``; see `rows_of_field`. Raises SchemaError for keys or values that do not fit.
     """
@@ -60,7 +62,7 @@ def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -
 
 
 def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...]) -> torch.Tensor:
-    """Return values of a field, ``(*leading, *shape)``, as a tensor that can be copied to the field's column.
+    """Return values of a field, ``(*leading, *shape)``, as a tensor that can be copied to a tensor of the field.
 
     A tensor stays on its device if all values of its dtype fit the field. Axes of length 1 may be missing or added.
     Raises SchemaError if the shape differs or a value does not fit.
@@ -87,7 +89,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 @lru_cache
 def _fitting(dtype: np.dtype[Any]) -> frozenset[torch.dtype]:
-    """Return the torch dtypes whose values all fit a field, by the rules of `Field.cast`."""
+    """Return the torch dtypes of which each value fits a field of this dtype, by the rules of `Field.cast`."""
     own, wide = torch_dtype(dtype), dtype.kind == "f" and dtype.itemsize >= 4
     if own in SELDOM_CAST:
         return frozenset([own])

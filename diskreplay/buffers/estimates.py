@@ -1,7 +1,7 @@
-"""Advantages of columns of steps, by a few operations of torch, and the values of final observations.
+"""Advantages of the steps of a rollout, by a few operations of torch, and the values of final observations.
 
-Final observations are kept apart from the steps, because the step after the end of an episode has the first observation
-of another episode.
+Final observations are kept apart from the tensors of steps: there, the end of an episode is followed by the first
+observation of the next episode.
 """
 
 from collections.abc import Callable
@@ -100,7 +100,7 @@ def final_values_argument(values: Any, bootstraps: torch.Tensor) -> torch.Tensor
 
 
 def _numbers(values: Any, device: torch.device) -> torch.Tensor:
-    """Return values, an array or a tensor with or without a gradient, as a tensor on a device."""
+    """Return `values`, an array or a tensor, as a tensor on `device` without a gradient."""
     if not isinstance(values, torch.Tensor):
         values = tensor_of(np.asarray(plain(values), np.float64))
     moved: torch.Tensor = values.detach().to(device)
@@ -108,7 +108,11 @@ def _numbers(values: Any, device: torch.device) -> torch.Tensor:
 
 
 class NextRows(NamedTuple):
-    """The observations after step number `step`, of the environments in `lanes`, (n,), by leaf in `rows`."""
+    """The observations after one step of some environments.
+
+    `step` is the number of the step in its rollout, and `lanes`, (n,), has the numbers of the environments. `rows` are
+    their observations, by the path of a field: tensors (n, ...).
+    """
 
     step: int
     lanes: torch.Tensor
@@ -118,7 +122,7 @@ class NextRows(NamedTuple):
     def of_flagged(
         cls, step: int, flags: torch.Tensor, schema: Schema, obs: Any, device: torch.device
     ) -> "NextRows | None":
-        """Return copies of the observations of the environments that have a flag; None if no flag is set.
+        """Return copies of the observations of the environments whose flag is not 0; None if all flags are 0.
 
         `flags` is (num_envs,), and `obs` has an observation for each environment. Raises SchemaError if an observation
         does not fit the schema.

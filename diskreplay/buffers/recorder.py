@@ -18,7 +18,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.workers import Job, Workers
 from diskreplay.writing.vector_writer import VectorWriter
 
-# The trainer waits for the disk when this number of steps is waiting: each waiting step keeps its rollout in memory.
+# `append` waits for the disk while this number of steps is not written: each of them keeps its rollout in memory.
 MOST_WAITING = 32
 
 FLAGS = ("terminated", "truncated")
@@ -27,8 +27,8 @@ FLAGS = ("terminated", "truncated")
 class Recorder:
     """Appends steps to a store in their order, in a thread. If the thread fails, the next call raises its error.
 
-    Steps that wait behind a failed step are dropped: their lanes would lack the failed step. Steps that are appended
-    after the error was raised go to another writer. Waiting steps are written before the interpreter ends.
+    Steps that wait to be written when a step fails are dropped: their lanes would lack the failed step. Steps that are
+    appended after the error was raised go to another writer. Steps that wait when the interpreter ends are written.
 
     Concurrency: only one thread may call the methods.
     """
@@ -45,13 +45,13 @@ class Recorder:
     def append(
         self, schema: Schema, rows: Columns, next_rows: NextRows | None, new_writer: Callable[[], VectorWriter]
     ) -> None:
-        """Append a step of all environments, and the next observations of some environments, in the recorder's thread.
+        """Append a step of all environments (`rows`), and the next observations of some, in the recorder's thread.
 
         The thread also copies tensors from a CUDA device; they must not change before `wait` returns. `new_writer`
         makes a writer for the first step, and for the first step after a failure.
         """
         self._forget_parents()
-        if self._host_copy is None:  # made here, from a tensor's device, which has a number: "cuda:0"
+        if self._host_copy is None:  # made here, because the device of a tensor has a number: "cuda:0"
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()
@@ -80,7 +80,7 @@ class Recorder:
         self.check()
 
     def check(self) -> None:
-        """Raise the error of a failed step, if there is one; only this call raises it. Later steps get a new writer."""
+        """Raise the error of a failed step, if there is one, but not a second time. Later steps get a new writer."""
         if self._error is None:
             return
         for job in self._waiting:
@@ -101,7 +101,7 @@ class Recorder:
             self._workers.close()
 
     def _forget_parents(self) -> None:
-        """In a forked child, forget the steps that the parent's thread appends."""
+        """In a forked child, forget the waiting steps: the thread of the parent writes them."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._waiting.clear()

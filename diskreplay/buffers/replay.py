@@ -183,7 +183,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             return
         with state_of("a replay buffer"):
             drawn = state["planner"]["distribution"]
-        # Only a sampler with the same kind of distribution can load a state.
+        # A sampler can load only a state of the same kind of distribution.
         sampler.distribution = self._uniform if drawn == type(self._uniform).__name__ else self._priorities
         sampler.load_state_dict(state)
         sampler.distribution = self._priorities
@@ -275,7 +275,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             `next_obs` is None, but a step is not done.
         """
         self._check_open()
-        if self._num_envs > 1:  # one environment's values are small, and fetched one by one
+        if self._num_envs > 1:  # the values of one environment are copied from a device one by one, as they are small
             obs, action, reward, next_obs, done, truncated, mask = fetched(
                 obs, action, reward, next_obs, done, truncated, mask
             )
@@ -406,7 +406,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         if store is None or self._sampler is None or not len(store):
             return
         if isinstance(self._writer, VectorWriter):
-            # Lanes differ in length, so the next ids of some lanes may be below the mark. A new segment's are above it.
+            # Lanes differ in length, so the next ids of some lanes may be below `_mark`. All ids of a new segment are
+            # above it.
             self._writer.close()
             self._writer = None
         elif self._writer is not None:

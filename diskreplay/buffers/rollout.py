@@ -28,7 +28,7 @@ from diskreplay.store.store import PathLike, Store
 from diskreplay.writing.episode_writer import DISCONTINUITY, same_rows
 from diskreplay.writing.vector_writer import VectorWriter
 
-# Number of rollouts that a store keeps.
+# The number of rollouts that fit in a store.
 KEPT = 8
 LEAST_SEGMENT_STEPS = 1024
 
@@ -147,7 +147,7 @@ class RolloutBuffer(Backed):
         self._steps = 0
         self._columns: Columns = {}
         self._final = FinalObservations()
-        self._expected: Columns | None = None  # the observation that follows a pushed step
+        self._expected: Columns | None = None  # the next state of the last pushed step
         self._pushed = True  # whether all steps so far came from `push`
         self._has_truncated = False
         self._has_unchecked = False
@@ -277,7 +277,7 @@ class RolloutBuffer(Backed):
         if self._expected is not None:
             self._cut_unless_continued(self._expected)
         if self._recorder is not None:
-            self._record(self._recorder, schema, next_rows)  # raises before a step is added if no store can be made
+            self._record(self._recorder, schema, next_rows)  # first, because it raises if no store can be made
         self._expected = (
             next_rows.rows if next_obs is not None and next_rows is not None and not bool(ended[0]) else None
         )
@@ -289,7 +289,7 @@ class RolloutBuffer(Backed):
         self._batch = self._estimates = None
 
     def _flags(self, value: Any, name: str, reward: Any) -> torch.Tensor:
-        """Return flags, (num_envs,), as 0 and 1 in any dtype; `_estimated` checks the values of tensors on a device."""
+        """Return flags, (num_envs,), as 0 and 1 in any dtype; `_estimated` checks those on a device later."""
         if (
             isinstance(value, torch.Tensor)
             and "cpu" not in (value.device.type, self._device.type)
@@ -320,7 +320,7 @@ class RolloutBuffer(Backed):
         self._warn("cut", DISCONTINUITY)
 
     def _record(self, recorder: Recorder, schema: Schema, next_rows: NextRows | None) -> None:
-        """Append the new step to the store, in the recorder's thread, which also copies the step from the device."""
+        """Let the recorder's thread copy the new step from the device and append it to the store."""
         rows = {path: tensor[self._steps] for path, tensor in self._columns.items()}
         recorder.append(schema, rows, next_rows, lambda: self._new_writer(schema))
 
@@ -417,7 +417,7 @@ class RolloutBuffer(Backed):
         return advantages(batch["reward"], batch["value"], last, done, gamma, gae_lambda, *ends)
 
     def _warn(self, kind: str, message: str) -> None:
-        """Warn, once for each buffer and kind."""
+        """Issue a warning, but only the first one of its `kind` in this buffer."""
         if kind not in self._warned:
             self._warned.add(kind)
             warn_caller(message)
@@ -426,8 +426,8 @@ class RolloutBuffer(Backed):
     def sample(self) -> Batch:
         """Return all steps as a flat batch: the first step of each environment, then the second, and so on.
 
-        The buffer keeps the steps. ``sample().minibatches(size, epochs)`` shuffles them; `sequences` keeps their order,
-        for recurrent networks.
+        The steps stay in the buffer until `clear`. ``sample().minibatches(size, epochs)`` shuffles them. `sequences`
+        keeps their order, for recurrent networks.
 
         Returns
         -------
@@ -459,9 +459,10 @@ class RolloutBuffer(Backed):
         length: int | None = None,
         start_only: Sequence[str] = (),
     ) -> Iterator[Batch]:
-        """Return an iterator over the steps so far as whole sequences, for recurrent networks. The buffer keeps them.
+        """Return an iterator over the steps so far as sequences, for recurrent networks.
 
-        A sequence has the steps of one environment's episode in order. For all arguments see `Batch.sequences`. With a
+        A sequence has successive steps of one episode of one environment. The steps stay in the buffer until `clear`.
+        For all arguments see `Batch.sequences`. With a
         recurrent state in `extra`, ``start_only=("hidden",)`` gives the initial state of each sequence.
 
         Returns
@@ -484,7 +485,7 @@ class RolloutBuffer(Backed):
         return (Batch({**{name: part[name] for name in part}, "mask": part["mask"].unsqueeze(-1)}) for part in found)
 
     def _shown(self) -> dict[str, Any]:
-        """Return the fields of batches by their names in batches, (steps so far, num_envs, ...)."""
+        """Return the tensors of the steps so far by their names in batches, (steps so far, num_envs, ...)."""
         batch = self._gathered()
         if self._pushed:
             fields = renamed(batch, PUSHED, {*HIDDEN, *self._extra})

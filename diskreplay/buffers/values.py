@@ -69,7 +69,7 @@ def shapes_of(value: Any) -> list[tuple[int, ...]]:
 
 
 def renamed(batch: Batch, names: Mapping[str, str], hidden: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a batch by new names, without the fields in `hidden`; `names` maps old names to new names.
+    """Return the fields of a batch, renamed by `names` (old name to new name), without the fields in `hidden`.
 
     Scalars get a trailing axis of length 1, so that they broadcast with each other and with the results of a network.
     `terminated` becomes float32.

@@ -24,8 +24,8 @@ class Draw(NamedTuple):
 
     `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` is the
     number of ids that could be drawn, and `least` the smallest chance of any of them. Both may be 0 if the weights do
-    not depend on them. A distribution with `sized` returns fewer ids than requested only at its end, and no ids after
-    the end.
+    not depend on them. If the distribution is `sized`, a draw has fewer ids than requested only when the distribution
+    ends, and later draws have none; see `Distribution.ends`.
     """
 
     ids: Ints
@@ -50,7 +50,7 @@ class Distribution(ABC):
     weighted: bool = False
     # The share of the largest error in the priority of a sequence; see `Prioritized`.
     eta: float = 1.0
-    # Whether a draw has exactly `size` ids until the end. If not, the distribution chooses the number of ids.
+    # Whether a draw has exactly `size` ids, unless the distribution ends. If not, it chooses the number of ids itself.
     sized: bool = True
     # The number of ids that a population must have for a draw.
     least: int = 1
@@ -60,12 +60,12 @@ class Distribution(ABC):
     # Paths of the episode fields that the distribution reads. A sampler refuses the distribution if the store lacks
     # one.
     episode_fields: tuple[str, ...] = ()
-    # Whether the draws come to an end: later draws have no ids. If so, `count_left` is defined.
+    # Whether the distribution ends: from some time on, draws have no ids. If so, it must define `count_left`.
     ends: bool = False
-    # Whether `draw` draws only from the population's share.
+    # Whether `draw` itself draws only ids of the population's share, so that `draw_share` need not reject any.
     keeps_share: bool = False
-    # The key of the saved state of a distribution that a view makes itself. Another one with this key can resume from
-    # the state.
+    # For a distribution that a view makes itself: the key of its state among saved states. A distribution with the same
+    # key can resume from that state.
     key: str = ""
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -77,9 +77,9 @@ class Distribution(ABC):
     def draw_share(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of the population's share, with the same ratios of probabilities as in `draw`.
 
-        Draws from the whole population and rejects the ids of other ranks. If that finds too few ids, draws the rest
-        from a list of the share; a distribution that does not define `chances` continues to reject. Raises
-        NotEnoughData if the share is empty.
+        Draws from all ids of the population and rejects the ids of other ranks. If that finds too few ids, draws the
+        missing ones from a list of the share's ids. A distribution that does not define `chances` continues to reject
+        instead. Raises NotEnoughData if the share is empty.
         """
         share = population.share
         if share.world_size == 1 or self.keeps_share:
@@ -94,7 +94,7 @@ class Distribution(ABC):
                 chances.append(their_chances)
                 break
             draw = self.draw(population, missing * share.world_size * (overdraw or 1), rng)
-            # Excess ids are left out at random: a stratified draw is in order, so its first ids are similar.
+            # Excess ids are left out at random, because the first ids of a stratified draw are similar to each other.
             mine = np.sort(rng.permutation(np.flatnonzero(share.contains(draw.ids)))[:missing])
             ids.append(draw.ids[mine])
             if draw.chances is not None:
@@ -121,7 +121,7 @@ class Distribution(ABC):
         return share[at], mass[at]
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Return a draw of `size` ids that replaces the draw `lost`: evictions removed some of its ids before delivery.
+        """Return a draw of `size` ids in place of `lost`, a draw that lost ids by evictions before its delivery.
 
         With `gives_once`, the result contains the remaining ids of `lost`. Raises NotEnoughData as `draw_share` does.
         """
@@ -153,7 +153,7 @@ class Distribution(ABC):
         return type(self).chances is not Distribution.chances
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id of the population's share in `draw_share`, (n,)."""
+        """Return the probability in `draw_share` of each id, (n,); all ids must be in the population's share."""
         found = self.chances(population, ids)
         if population.share.world_size > 1:
             found /= sum(float(self.chances(population, some).sum()) for some in population.ids()) or 1.0
@@ -199,14 +199,14 @@ class Distribution(ABC):
         return self.state_dict()
 
     def go_back(self, place: Any) -> None:
-        """Restore a state that `place` returned, as if nothing had been drawn or loaded since then.
+        """Restore a state that `place` returned, as if nothing had been drawn or loaded since that call.
 
         The same state can be restored several times.
         """
         if place is not None:
             self.load_state_dict(place)
 
-    def forget(self, population: Population, draw: Draw) -> None:  # noqa: B027  # as `delivered`
+    def forget(self, population: Population, draw: Draw) -> None:  # noqa: B027  # most keep no count
         """Record that the batch of a draw will not be delivered."""
 
     def accept(self, population: Population, draw: Draw) -> bool:
@@ -223,13 +223,13 @@ class Distribution(ABC):
     # --- state -------------------------------------------------------------------------------------------------------
 
     def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
-        """Bind the distribution to a sampler, if it can belong to only one; see `Owned`."""
+        """Bind the distribution to the sampler `owner`, if it can belong to only one sampler; see `Owned`."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what later draws depend on, except the population, as arrays, numbers and texts; None: no state."""
+        """Return what later draws depend on besides the population, as arrays, numbers and texts; None: nothing."""
         return None
 
-    def load_state_dict(self, state: Any) -> None:  # noqa: B027  # as `claim`
+    def load_state_dict(self, state: Any) -> None:  # noqa: B027  # most have no state
         """Resume from a `state_dict`; ValueError if `state` is invalid."""
 
 
@@ -239,7 +239,7 @@ class OneOwner:
     _owner: Any = None  # a weak reference
 
     def claim(self, owner: object) -> None:
-        """Bind the object to its owner, which may claim it again; ValueError if it has another owner."""
+        """Bind the object to `owner`; ValueError if it is bound to another object. Repeated calls are allowed."""
         if self._owner is not None and self._owner() is not owner:
             name = type(self).__name__
             raise ValueError(f"this {name} holds the state of another sampler: make a new {name} for each sampler")
@@ -261,7 +261,7 @@ class Even(Distribution):
         return population.contains(ids) / max(population.size, 1)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id of the population's share in `draw_share`, (n,)."""
+        """Return the probability in `draw_share` of each id, (n,); all ids must be in the population's share."""
         return population.contains(ids) / max(population.share_size(), 1)
 
 

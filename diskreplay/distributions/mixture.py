@@ -69,9 +69,10 @@ class Mixture(Distribution):
         return f"Mixture([{', '.join(f'({p}, {s:g})' for p, s in zip(self._parts, self._shares, strict=True))}])"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share, which is not empty: each distribution draws its part."""
-        # Each part draws from the share, because rejecting ids after the draw would lose ids of a sweep. With several
-        # ranks, the probabilities equal `chances` only if each distribution draws all ranks' shares equally often.
+        """Draw `size` ids of the population's share, which is not empty, each by a distribution chosen at random."""
+        # Each distribution draws from the share, because rejecting ids after the draw would lose ids of a sweep. With
+        # several ranks, an id has the probability of `chances` only if each distribution draws the share of each rank
+        # equally often.
         ids = np.empty(size, np.int64)
         which = np.searchsorted(np.cumsum(self._shares)[:-1], rng.random(size), side="right")
         for i, part in enumerate(self._parts):
@@ -85,7 +86,7 @@ class Mixture(Distribution):
         return self._sum(part.chances(population, ids) for part in self._parts)
 
     def share_chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
-        """Return the probability of each id of the population's share in `draw_share`, (n,)."""
+        """Return the probability in `draw_share` of each id, (n,); all ids must be in the population's share."""
         return self._sum(part.share_chances(population, ids) for part in self._parts)
 
     def _sum(self, chances: Iterable[Floats]) -> Floats:

@@ -60,9 +60,9 @@ from diskreplay.kernels.runs import (
 )
 from diskreplay.kernels.table import get_kernel
 
-# Up to this number of runs, the second region is not merged into the first.
+# The second region (see above) is merged into the first only if it has more runs than this.
 SMALL = 1024
-# From this number of runs on, a search among all of them reads more than the caches hold.
+# A binary search among this many runs or more reads more memory than the processor's caches hold.
 MANY = 1 << 15
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
@@ -85,7 +85,7 @@ class Share(NamedTuple):
         return found
 
     def count(self, runs: Ints) -> int:
-        """Count the ids of runs, (3, n), that are in the share."""
+        """Return how many ids of `runs`, (3, n) like `IdRuns`, are in the share."""
         if not runs.shape[1]:  # the usual case
             return 0
         return sum(int(np.count_nonzero(self.contains(ids))) for ids in id_blocks(IdRuns(*runs)))
@@ -95,10 +95,11 @@ EVERY_ID = Share()
 
 
 class Progress(NamedTuple):
-    """The part of a population that a follower has seen: the population's numbers at that time.
+    """How far a follower has read a population.
 
-    A follower is an object that keeps up with a population, such as a table of priorities. `hidden` and `ended` are
-    ends of regions of runs, as in the module's table. `epoch` and `rewrites` change when older runs move.
+    A follower is an object that keeps up with a population, such as a table of priorities. The fields are the values
+    of `epoch`, `_rewrites`, `_hidden` and `_ended` of the population at that time. The first two values change when
+    older runs move to other positions. The other two are numbers of runs, see the module's docstring.
     """
 
     epoch: int
@@ -108,9 +109,10 @@ class Progress(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The runs of ended episodes in the order of their positions: `main` and `ended` are the first two regions.
+    """The runs of ended episodes in the order of their positions.
 
-    `partly` are the partially hidden runs.
+    `main` and `ended` are the runs in the first two regions of a population's block, see the module's docstring.
+    `partly` are the visible parts of runs with some hidden ids.
     """
 
     main: TimedRuns
@@ -118,12 +120,12 @@ class Order(NamedTuple):
     partly: TimedRuns
 
     def state_dict(self) -> dict[str, Any]:
-        """Return first ids, strides, counts and times of all runs, (4, n) int64, and the number of runs per region."""
+        """Return the first ids, strides, counts and times of all runs, (4, n), and the number of runs in each field."""
         return {"runs": np.stack(joined(list(self))), "regions": [len(runs.first) for runs in self]}
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> "Order":
-        """Return the order of a state; ValueError if it is invalid."""
+        """Make an `Order` from a `state_dict`; ValueError if the state is invalid."""
         runs, (main, ended, partly) = np.ascontiguousarray(state["runs"], np.int64), state["regions"]
         good = min(main, ended, partly) >= 0 and runs.shape == (4, main + ended + partly)
         if not good or (runs[[0, 3]] < 0).any() or (runs[1:3] < 1).any():
@@ -132,13 +134,14 @@ class Order(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The changes of a population since an earlier progress of a follower; `progress` is the follower's next one.
+    """The changes of a population since a follower last read it; see `Progress`.
 
-    `runs` are the new runs. The last `provisional` of them may change with each refresh, and replace all earlier
-    provisional runs. The first `partially_hidden` of the provisional runs are visible parts of older runs. `reached`
-    are earlier runs that may be hidden by now, wholly or in part; their visible parts are provisional. With `whole`,
-    `runs` are all runs, and replace everything. `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next
-    refresh overwrites these two arrays.
+    `progress` is the argument of the follower's next call of `Population.changes`. `runs` are the new runs. The last
+    `provisional` of them may change with each refresh, and replace all provisional runs of earlier calls. The first
+    `partially_hidden` of the provisional runs are visible parts of older runs. `reached` are runs of earlier calls that
+    may be hidden by now, wholly or in part; their visible parts are among the provisional runs. If `whole` is True,
+    `runs` are all runs, and replace those of all earlier calls. `runs` and `reached` are (3, n), with the rows of
+    `IdRuns`. The next refresh overwrites these two arrays.
     """
 
     progress: Progress
@@ -150,7 +153,7 @@ class Changes(NamedTuple):
 
 
 class Crossing(Protocol):
-    """Finds the starts of samples that continue into the following episodes of a lane."""
+    """Finds the steps at which a sample can start, if samples continue into the following episodes of a lane."""
 
     def update(
         self,
@@ -160,40 +163,42 @@ class Crossing(Protocol):
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return the episodes whose starts of samples are final, and the episodes that may get more starts.
+        """Return two tables of the steps at which a sample can start, with a line for each episode that has such steps.
 
-        The steps of the returned episodes are these starts. `ended` are the episodes that ended since the last call, or
-        None if no episode did. `admitted` are the ended episodes that the filter admits, and `still_open` the open
-        episodes that it admits. With `is_fresh`, this is the first call, and the first of the two results is not None.
+        The first table has the episodes for which these steps are final, the second the episodes that may get more. The
+        steps of an episode in the tables are only the steps at which a sample can start. `ended` are the episodes that
+        ended since the last call, or None if no episode did. `admitted` are those of them that the filter admits, and
+        `still_open` the open episodes that it admits. If `is_fresh` is True, `ended` are all ended episodes, and
+        earlier calls are forgotten. Otherwise the first result is None in place of an empty table.
         """
 
 
 class Column(NamedTuple):
-    """A mapping of ids, in ascending order, to numbers. Immutable."""
+    """A mapping of ids to integers: the ids in ascending order, and the value of each id. Immutable."""
 
     ids: Ints = _NO_INTS
     values: Ints = _NO_INTS
 
     def of(self, ids: Ints, otherwise: int = 0) -> Ints:
-        """Return the number of each id, (n,), or `otherwise` for an id without a number."""
+        """Return the value of each id, (n,), or `otherwise` for an id that is not in the mapping."""
         if not len(self.ids):
             return np.full(len(ids), otherwise)
         at = self._places(ids)
         return np.where(self.ids[at] == ids, self.values[at], otherwise)
 
     def has(self, ids: Ints) -> NDArray[np.bool_]:
-        """Return which ids have a number, (n,) bool."""
+        """Return which ids are in the mapping, (n,) bool."""
         return self.ids[self._places(ids)] == ids if len(self.ids) else np.zeros(len(ids), np.bool_)
 
     def _places(self, ids: Ints) -> Ints:
         return np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
 
     def at(self, which: NDArray[np.bool_]) -> "Column":
-        """Return a column of the ids that a mask selects, with their numbers."""
+        """Return a `Column` of only the ids that the mask `which` selects."""
         return self if which.all() else Column(self.ids[which], self.values[which])
 
     def with_others(self, ids: Ints, values: Ints) -> "Column":
-        """Return a column with additional ids and their numbers; this column must not have any of these ids."""
+        """Return a `Column` to which these ids and values are added; none of the ids may be in this mapping."""
         if not len(ids):
             return self
         order = np.argsort(ids)
@@ -201,7 +206,7 @@ class Column(NamedTuple):
         return Column(np.insert(self.ids, at, ids[order]), np.insert(self.values, at, values[order]))
 
     def plus(self, ids: Ints, values: Ints) -> "Column":
-        """Return a column with values[i] added to the number of ids[i]; ids may be new, and may be repeated."""
+        """Return a `Column` with values[i] added to the value of ids[i]; ids may be new, and may be repeated."""
         every, where = np.unique(np.append(self.ids, ids), return_inverse=True)
         sums = np.zeros(len(every), np.int64)
         np.add.at(sums, where, np.append(self.values, values))
@@ -217,14 +222,14 @@ class View(Protocol):
 
     @property
     def starts(self) -> Starts:
-        """The rule for the steps of an episode that start samples."""
+        """The rule that says at which steps of an episode a sample can start."""
 
     def crossing(self) -> Crossing | None:
-        """Return the finder of samples that cross the ends of episodes; None: samples stay in one episode."""
+        """Return an object that finds samples across the ends of episodes; None: each sample is in one episode."""
 
 
-# A function of a snapshot, ids and eta that returns the initial |td| of each id. It is computed from the priorities
-# that writers gave to the steps of the id; NaN if they gave none.
+# A function of (snapshot, ids, eta) that returns the initial |td| of each id. It computes |td| from the priorities that
+# writers gave to the steps of the id, and returns NaN for an id whose steps have none.
 InitialErrors = Callable[[Any, Ints, float], Floats]
 
 
@@ -234,7 +239,7 @@ class Population:
     `episode_filter` admits episodes; None admits all. `share` is a rank's part of the ids. `initial_errors` reads the
     priorities that writers gave; None: the store has no such priorities. `snapshot` is the current snapshot, None
     before the first refresh. `size` is the number of ids that can be drawn. `epoch` changes when older ids move to
-    other positions, and `version` with each new snapshot.
+    other positions. `version` changes with each new snapshot.
     """
 
     def __init__(
@@ -256,7 +261,8 @@ class Population:
         self.kind = view.kind
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # first ids of the open episodes that the filter admitted
-        self._refusals = 0  # number of refreshes that refused or discarded an episode admitted while it was open
+        # The number of refreshes at which an episode that could be drawn while open was refused or discarded.
+        self._refusals = 0
         self._share_size = _ShareSize()
         self._clear()
 
@@ -264,17 +270,18 @@ class Population:
         self._block = _Block(self._starts)
         self.size = 0
         self._main = self._ended = self._end = self._hidden = 0
-        self._seen = 0  # number of episodes of the log that were read
+        self._seen = 0  # number of episodes of the snapshot's `log` that were read
         self._partly = _NO_PARTLY  # first, stride, count and time of partially hidden runs
         self._oldest_new = NEVER  # the time when the oldest episode of the second region began
         self._oldest: Ints | None = None
         self._reached = 0
         self._main_index: LaneIndex | None = None
         self._rest_index: LaneIndex | None = None
-        self._is_sorted = True  # whether the first region is sorted by the beginning of episodes
+        self._is_sorted = True  # whether the first region is sorted by the start times of episodes
         self._rewrites = 0  # number of times that the second region was rewritten
         self._is_unmerged = False  # whether the regions must be merged when more runs come
-        self._same_progress: tuple[Progress | None, Progress | None] = None, None  # no id changed between these two
+        # Two results of `_progress` between which runs moved, but no id came or left.
+        self._same_progress: tuple[Progress | None, Progress | None] = None, None
         self.epoch += 1
 
     def refresh(self, snapshot: Snapshot) -> None:
@@ -289,7 +296,7 @@ class Population:
         seen = len(log.lines)
         found = ended = still_open = None
         # The predicate of `where` may raise, so it is called before anything changes.
-        if is_fresh or seen > self._seen:  # usually only open episodes grew
+        if is_fresh or seen > self._seen:  # most refreshes find no newly ended episode
             new = log.select(slice(self._seen, None))
             found = new.without_discarded()
             self._refusals += len(found) < len(new)  # discarded episodes could be drawn while they were open
@@ -306,8 +313,8 @@ class Population:
             self._add_ended(snapshot, ended, is_fresh)
         took_away = (hides or ended is not None) and self._hide()
         if took_away or ended is not None:
-            # The regions are merged when further runs come: a follower that has all runs before the merge does not have
-            # to read them again.
+            # The merge waits until further runs come. A follower that has read all runs by then need not read them
+            # again.
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
@@ -321,7 +328,7 @@ class Population:
         self.snapshot, self._restored = snapshot, None
 
     def _start_afresh(self, log: EpisodeTable) -> None:
-        """Forget all runs, but keep their order, and the answers of `where` for episodes of the log."""
+        """Forget all runs, but keep their order, and the answers of `where` for the episodes in `log`."""
         if self.snapshot is not None:
             self._filter.keep_only(log.first)
             self._restored = self.order()
@@ -329,9 +336,10 @@ class Population:
         self._clear()
 
     def _admit_open(self, snapshot: Snapshot, ended: EpisodeTable | None) -> EpisodeTable:
-        """Return the admitted open episodes; count a refusal if an episode was admitted while open and is refused now.
+        """Return the open episodes that the filter admits.
 
-        `ended` are the newly ended episodes that the filter admits.
+        `ended` are the newly ended episodes that the filter admits. Adds 1 to `_refusals` if an episode that the last
+        call returned is now neither in `ended` nor in the result.
         """
         still_open = self._filter.admit(snapshot, snapshot.open)
         if self._filter.asks:
@@ -353,7 +361,11 @@ class Population:
         self.size = 0
 
     def _add_ended(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
-        """Add the runs of ended episodes to the second region; with `is_fresh`, in the restored order, if any."""
+        """Add the runs of ended episodes to the second region of the block; see the module's docstring.
+
+        If the block is empty (`is_fresh`) and an order was restored, that order decides the positions of the runs in
+        the first two regions.
+        """
         start = self._ended
         end = self._write_starts(snapshot, ended.lines, LINES, start)
         if self._restored is not None and is_fresh:
@@ -379,7 +391,11 @@ class Population:
         self._ended = end
 
     def _write_third(self, snapshot: Snapshot, still_open: EpisodeTable | None) -> int:
-        """Write the third region: partially hidden runs, and runs of open episodes (None: all); return its end."""
+        """Write the third region of the block, see the module's docstring, and return its end.
+
+        It has the visible parts of the runs in `_partly`, and the runs of the episodes in `still_open`. None: the runs
+        of all open episodes.
+        """
         left = self._partly
         end = self._write_starts(snapshot, left, RUNS_AND_OPEN if still_open is None else RUNS, self._ended)
         if end < 0:  # some runs are wholly hidden now
@@ -388,7 +404,7 @@ class Population:
         return end if still_open is None else self._write_starts(snapshot, still_open.lines, LINES, end)
 
     def _write_starts(self, snapshot: Snapshot, given: Ints, kind: int, at: int) -> int:
-        """Call `kernels.runs.starts`, which writes runs into the block from place `at` on; return its result."""
+        """Call `kernels.runs.starts`, which writes runs into the block from index `at` on; return its result."""
         block, record = self._block, snapshot.record
         room = at + (2 * len(given) if kind == LINES else given.shape[1])
         if kind == RUNS_AND_OPEN:
@@ -399,7 +415,7 @@ class Population:
         return end
 
     def _restore_order(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
-        """Fill the empty block in a given order; return the runs of `found` that the order does not contain."""
+        """Fill the empty block with the runs of `order`; return the runs of `found` that are not in `order`."""
         # Hiding steps moves the start of a run, never its end, so runs are compared by their last ids. A run that is
         # wholly hidden by now is not in `found`. It is kept until `_hide`, as in the population that saved the order.
         there, known = last_ids(found), [last_ids(runs) for runs in order]
@@ -421,8 +437,8 @@ class Population:
     def _hide(self) -> bool:
         """Move runs that may have hidden steps, because their episodes began before `_reached`, to `_partly`.
 
-        Returns whether any run was moved. Usually the newest hidden step is in the same episode as before, and nothing
-        changes.
+        Returns whether any run was moved. Usually none is, because the newest hidden step is in the same episode as at
+        the last refresh.
         """
         reached = self._reached
         if not reached:
@@ -446,7 +462,7 @@ class Population:
         return True
 
     def _hide_first(self, reached: int) -> bool:
-        """Move runs of the first region that began before `reached` to `_partly`; return whether there were any."""
+        """Move runs of the first region whose episodes began before `reached` to `_partly`; return whether any did."""
         hidden = self._hidden
         if hidden >= self._main or self._block.time_of(hidden) >= reached:
             return False
@@ -456,7 +472,7 @@ class Population:
         return True
 
     def _sort(self) -> None:
-        """Sort the first region by the beginning of episodes. This order is needed only after steps were hidden."""
+        """Sort the runs of the first region by the start times of episodes, as is necessary once steps are hidden."""
         times, self._is_sorted = self._block.runs.time[self._hidden : self._main], True
         if (times[1:] < times[:-1]).any():
             self._merge()
@@ -543,13 +559,14 @@ class Population:
 
     @property
     def generation(self) -> int:
-        """The snapshot's generation plus the filter's refusals; it grows if ids other than the oldest may have left."""
+        """A number that grows if ids other than the oldest may have left; -1 before the first refresh."""
         return -1 if self.snapshot is None else int(self.snapshot.generation) + self._refusals
 
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:
-        """Return the number of steps that each id stands for: `apart`, the distance in rows between ids of its run.
+        """Return the number of steps that each id stands for, (n,).
 
-        For a view with one id per episode, it is the number of steps of that episode.
+        For a view with one id per episode, this is the number of steps of that episode. For other views it is the
+        number in `apart`: the distance in rows between successive ids in the id's run.
         """
         if self._starts.last != FIRST_ONLY:
             return apart.astype(np.float64)
@@ -559,7 +576,7 @@ class Population:
 
     @property
     def segments(self) -> tuple[int, Ints]:
-        """The number of the first segment, and the lane counts of all segments from there on; 0 for a missing one."""
+        """The number of the first segment, and the number of lanes of each segment from there on, 0 if it is gone."""
         snapshot = self.snapshot
         return (0, np.zeros(0, np.int64)) if snapshot is None else (snapshot.origin, snapshot.lanes)
 
@@ -570,7 +587,7 @@ class Population:
         return without_hidden(runs, self.visible.least_ids(every.first))
 
     def find_runs(self, ids: Ints) -> Ints:
-        """Return the index in `runs` of each id's run, -1 for an id that cannot be drawn."""
+        """Return, for each id, the index of its run in `runs()`; -1 for an id that cannot be drawn."""
         found = np.full(len(ids), -1)
         if self.size:
             keys = lane_keys(ids, *self.segments)
@@ -588,9 +605,10 @@ class Population:
     def find_moved(self, runs: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Return the index of the moved sample of each run's episode, and which runs are moved samples, (n,) bool.
 
-        All indices, and the argument `runs`, are places in `runs()`. A moved sample is a run of its own, see
-        `MOVED_BACK` in `Starts`. The index is -1 if the run is the moved sample, or if its episode has no moved sample.
-        A moved sample without another run in its episode does not count as moved.
+        A moved sample starts at another step than the rule says, so that it ends inside its episode; see `MOVED_BACK`
+        in `kernels.runs.Starts`. It is a run of one id. The returned indices, and those in the argument `runs`, are
+        indices into `runs()`. The index is -1 if the run is itself the moved sample, or if its episode has none. A
+        moved sample without another run in its episode does not count as moved.
         """
         found, is_moved = np.full(len(runs), -1), np.zeros(len(runs), np.bool_)
         if self._starts.last != MOVED_BACK or self._starts.step == 1:
@@ -613,14 +631,14 @@ class Population:
     def _lanes_of(self, at: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Return a number that identifies each run's lane, and which runs are moved samples.
 
-        `at` are the places of the runs in the block.
+        `at` are the indices of the runs in the block.
         """
         first, stride = (self._block.array[row, at] for row in (FIRST, STRIDE))
         _, slot, width, lane, _ = locate(first, *self.segments)
         return (slot << POSITION_BITS) + lane, stride == width
 
     def _indices(self) -> tuple[LaneIndex, LaneIndex]:
-        """Return the index of the runs of the first region, and the index of all other runs; see `_index`."""
+        """Return a `LaneIndex` of the runs in the first region of the block, and one of all other runs."""
         if self._main_index is None:
             self._main_index = self._index(0, self._main)
         if self._rest_index is None:
@@ -628,13 +646,13 @@ class Population:
         return self._main_index, self._rest_index
 
     def _index(self, start: int, end: int) -> LaneIndex:
-        """Return the index of the runs `start` to `end` - 1: their keys, ascending, and their places in the block."""
+        """Return a `LaneIndex` of the runs `start` to `end` - 1: ascending keys, and the runs' indices in the block."""
         keys, order = by_lane(self._block.slice(start, end)[FIRST], self.segments)
         return keys, order + start
 
 
 class GrowingRuns:
-    """A growing array of runs; see `kernels.runs.FIRST`. `before[i]` counts the ids in runs before run i."""
+    """A growing array of runs, with the rows of `kernels.runs.FIRST`; `before[i]` is the number of ids before run i."""
 
     def __init__(self, capacity: int) -> None:
         self._replace(_block_array(capacity))
@@ -645,13 +663,13 @@ class GrowingRuns:
         self.runs, self.before = TimedRuns(*array[:BEFORE]), array[BEFORE]
 
     def __getstate__(self) -> dict[str, Ints]:
-        return {"array": self.array}  # a copy has its own columns, which are parts of its array
+        return {"array": self.array}  # `runs` and `before` are views of it, and are made anew
 
     def __setstate__(self, state: dict[str, Ints]) -> None:
         self._replace(state["array"])
 
     def write(self, start: int, runs: TimedRuns | IdRuns) -> int:
-        """Write runs to the places from `start` on; return the place after the last one.
+        """Write runs at the indices from `start` on; return the index after the last one.
 
         If `runs` have no times, the times in the array stay as they are.
         """
@@ -667,7 +685,7 @@ class GrowingRuns:
         return end
 
     def make_room(self, end: int) -> None:
-        """Make room for the runs at places 0 to `end` - 1."""
+        """Make room for the runs 0 to `end` - 1."""
         old = self.array
         if end >= old.shape[1]:
             self._replace(_block_array(2 * end))
@@ -679,7 +697,7 @@ class GrowingRuns:
 class _Block(GrowingRuns):
     """The runs of a population. `coarse` has every 16th number of `before`, for a faster search; see `kernels.ids_at`.
 
-    Kernels read `record`: the addresses of these arrays and the numbers of `starts`.
+    Kernels get `record`, the addresses of these arrays and of the fields of `starts`; see `kernels.runs.RULE`.
     """
 
     def __init__(self, starts: Starts) -> None:
@@ -694,11 +712,11 @@ class _Block(GrowingRuns):
         self._pack()
 
     def _pack(self) -> None:
-        """Set `record`. Call this after one of its arrays was replaced."""
+        """Make `record` anew. Call this after an array whose address it has was replaced."""
         self.record = pack(self._rule, self.array, self.coarse, self._wanted)
 
     def record_for(self, count: int) -> Ints:
-        """Return the record, with scratch memory for at least `count` and at most 4 · `count` ids."""
+        """Return `record`, with scratch memory for at least `count` and at most 4 · `count` ids."""
         if not count <= len(self._wanted) <= 4 * count:
             # An interrupt must not leave a record with the address of freed memory: if `_wanted` is empty, the next
             # call makes a new record.
@@ -712,7 +730,10 @@ class _Block(GrowingRuns):
         return self.array[:BEFORE, start:end]
 
     def settle(self, end: int) -> None:
-        """Extend `coarse` to the runs before `end`; later, only `write`, `sort` and `merge` may change these runs."""
+        """Extend `coarse` to the runs before `end`.
+
+        Later only `write`, `sort` and `merge` may change these runs, because they also cut `coarse`.
+        """
         known, parts = len(self.coarse), end >> COARSE_BITS
         if parts > known:
             new = self.before[known << COARSE_BITS : parts << COARSE_BITS : 1 << COARSE_BITS]
@@ -720,18 +741,18 @@ class _Block(GrowingRuns):
             self._pack()
 
     def _unsettle(self, start: int) -> None:
-        """Remove the runs from `start` on from `coarse`."""
+        """Cut `coarse` to runs before `start`: the later ones will change."""
         if len(self.coarse) << COARSE_BITS > start:
             self.coarse = self.coarse[: start >> COARSE_BITS]
             self._pack()
 
     def write(self, start: int, runs: TimedRuns | IdRuns) -> int:
-        """Write runs to the places from `start` on; return the place after the last one."""
+        """Write runs at the indices from `start` on; return the index after the last one."""
         self._unsettle(start)
         return super().write(start, runs)
 
     def sort(self, start: int, end: int) -> None:
-        """Sort the runs `start` to `end` - 1 by the beginning of their episodes, then by id."""
+        """Sort the runs `start` to `end` - 1 by the start times of their episodes, then by id."""
         self._unsettle(start)
         if end - start > 1 and not self._is_sorted(start, end):
             sort_runs(self.array, start, end)
@@ -742,7 +763,7 @@ class _Block(GrowingRuns):
         return bool((is_later | is_same & (first[1:] > first[:-1])).all())
 
     def merge(self, start: int, end: int) -> None:
-        """Merge the sorted parts of the runs `start` to `end` - 1 by the beginning of their episodes.
+        """Sort the runs `start` to `end` - 1, which consist of sorted parts, by the start times of their episodes.
 
         Runs with equal times keep their order.
         """
@@ -755,7 +776,8 @@ class _Block(GrowingRuns):
 def _block_array(capacity: int) -> Ints:
     """Return an array of zeros for at least `capacity` runs.
 
-    Rows of a large page or more are aligned to large pages: otherwise each row would touch one more page.
+    Rows that are at least as long as a large page begin at large pages. Elsewhere, each would touch one more
+    page.
     """
     large = LARGE_PAGE // np.dtype(np.int64).itemsize
     columns = capacity + 1
@@ -771,17 +793,17 @@ def _is_large(second: int, first: int) -> bool:
 
 
 def _no_population() -> Population | None:
-    """Return None, as a weak reference to a deleted population would; used before the first population."""
+    """Return None, as a weak reference to a deleted population does: the value before the first population."""
     return None
 
 
 class Cursor:
-    """The progress of one follower in one population and its lanes. Not thread-safe.
+    """How far one follower has read one population, and which ids of each lane it has taken. Not thread-safe.
 
-    `population` is a weak reference to the last seen population; it returns None before the first. `visible` is the
-    boundary between hidden and visible steps at the last `reach`. A follower that keeps ids in their order of arrival
-    uses `new_of` and `take`. Its saved state has `taken`, the last taken id of each lane, which is the argument of the
-    cursor that resumes.
+    `population` is a weak reference to the population that was read last; called before the first one was read, it
+    returns None. `visible` is the boundary between hidden and visible steps at the last `reach`. A follower that keeps
+    ids in their order of arrival uses `new_of` and `take`, and saves `taken`, the last taken id of each lane. A cursor
+    made with `taken` continues from there.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:
@@ -790,11 +812,11 @@ class Cursor:
         self._version = -1
         self._progress: Progress | None = None
         self._generation: int | None = None  # None before the first `reach` of this population
-        self._last = taken  # the last taken id of each lane, or -1; at first the argument
+        self._last = taken  # the last taken id of each lane, or -1; before `new_of`, the argument
 
     @property
     def is_new(self) -> bool:
-        """Whether no population was seen yet."""
+        """Whether no population was read yet."""
         return self.population is _no_population
 
     def copy(self) -> "Cursor":
@@ -804,17 +826,17 @@ class Cursor:
         return new
 
     def is_of(self, population: Population) -> bool:
-        """Return whether this population was seen last."""
+        """Return whether `population` was read last."""
         return self.population() is population
 
     def is_at(self, population: Population) -> bool:
-        """Return whether this population was seen last, and has not changed since."""
+        """Return whether `population` was read last, and has not changed since then."""
         return self.population() is population and self._version == population.version
 
     def changes(self, population: Population) -> Changes:
-        """Return the changes since the last `reach`; all runs, if that was for another population.
+        """Return the changes of a population since the last `reach`.
 
-        All runs are also returned if `reach` was not called after the last call of `changes`.
+        All its runs are returned if the last call was for another population, or if `reach` was not called after it.
         """
         progress, self._progress = self._progress, None
         if not self.is_of(population):
@@ -837,7 +859,7 @@ class Cursor:
     def kept(self, population: Population, ids: Ints) -> NDArray[np.bool_]:
         """Return which ids can still be drawn, (n,) bool.
 
-        Each of `ids` must be one that could be drawn at the last `reach`, or a newer one.
+        Each of `ids` must be an id that could be drawn at the last `reach`, or a newer id.
         """
         if self.may_miss(population):
             return population.contains(ids)
@@ -851,10 +873,10 @@ class Cursor:
         return self._last[self._last >= 0]
 
     def new_of(self, population: Population, runs: IdRuns) -> tuple[IdRuns, Ints, NDArray[np.bool_]]:
-        """Return the parts of runs that come after the last taken id of their lane.
+        """Return the ids of `runs` that come after the last taken id of their lane, as runs.
 
-        Also returns, for each part, the place of its lane among all lanes, and whether no id of this lane was taken
-        yet.
+        Also returns, for each returned run, the place of its lane (see `Visible.places`), and whether no id of this
+        lane was taken yet.
         """
         visible = population.visible
         if self.may_miss(population):
@@ -874,7 +896,7 @@ class Cursor:
         return keep(runs, new), place[new], self._last[place[new]] < 0
 
     def take(self, runs: IdRuns, place: Ints) -> None:
-        """Record the ids of runs that `new_of` returned as taken; `place` has the places of their lanes."""
+        """Record that all ids of `runs` were taken; `new_of` must have returned `runs` and `place`."""
         np.maximum.at(self._last, place, last_ids(runs))
 
 
@@ -883,10 +905,10 @@ class _ShareSize:
 
     def __init__(self) -> None:
         self._cursor = Cursor()
-        self._settled = self._size = 0  # `_settled` is the number of ids in runs that are not provisional
+        self._settled = self._size = 0  # `_settled`: of ids in runs that are not provisional
 
     def of(self, population: Population) -> int:
-        """Return the number of ids in the share now; this reads the changes of the population since the last call."""
+        """Return the number of ids in the share, from the population's changes since the last call."""
         if not self._cursor.is_at(population):
             share, changes = population.share, self._cursor.changes(population)
             ended = changes.runs.shape[1] - changes.provisional

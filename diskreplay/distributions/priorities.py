@@ -29,14 +29,15 @@ FIRST_PAGES = 16
 _MOST_EMPTY = 1 << 16, 64
 # The smallest number of ids that scratch memory has room for: draws and updates up to this size need no new memory.
 _BLOCK = 4096
-_PAGES_AT_ONCE = 64
+_PAGES_AT_ONCE = 64  # pages whose initial priorities are read together
 _NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # used while there is no snapshot
 
 
 class _Shared(NamedTuple):
-    """The places of a share's ids: `mine`, (pages, 64), is 1.0 at these places, else 0.0.
+    """The places in a priority table of the ids in `share`, which are a rank's part of all ids.
 
-    `pages`, (pages, 2), has the first id and the stride that each page had when its line of `mine` was computed.
+    `mine`, (number of pages, 64), is 1.0 for a place whose id is in the share, else 0.0. `pages`, (number of pages, 2),
+    has the first id and the stride that each page had when its line of `mine` was computed.
     """
 
     share: Share
@@ -45,7 +46,7 @@ class _Shared(NamedTuple):
 
 
 class SumTree:
-    """Masses of leaves 0 to capacity - 1, all 0 at first; a leaf of mass 0 is never drawn. Not thread-safe.
+    """Masses of leaves 0 to capacity - 1, 0 at first. Leaves are drawn in proportion to them. Not thread-safe.
 
     `least` tells whether to track the smallest nonzero mass. `memory` is an array of float64 zeros for the tree, whose
     length is the last number of `sumtree.tree_starts(capacity)`. `starts`, `tree`, `sums` and `smallest` are the arrays
@@ -78,7 +79,7 @@ class SumTree:
     def fill(self, masses: Floats) -> None:
         """Set the masses of the first leaves; all others must be 0."""
         self.tree[: len(masses)] = masses
-        # Setting one leaf of each changed node is enough: it sums the node again.
+        # Setting one leaf below each changed node is enough, because that sums the node again from all its leaves.
         leaves = np.arange(0, len(masses), sumtree.FAN_OUT)
         self.set(leaves, self.tree[leaves])
 
@@ -86,8 +87,8 @@ class SumTree:
 class PriorityTable:
     """The priorities of one kind of id. Not thread-safe.
 
-    `alpha` is the exponent of the priorities, and `least` tells whether to track the smallest mass. `tree` holds the
-    masses by place.
+    `alpha` is the exponent of the priorities, and `least` tells whether to track the smallest mass. Leaf i of `tree`
+    has the mass of the id at place i; see the module's docstring.
     """
 
     tree: SumTree
@@ -106,7 +107,8 @@ class PriorityTable:
         self._bounds = np.zeros(0)
         self._shared: _Shared | None = None
         self._cursor = Cursor()
-        # The last offered runs, see `kernels.priority_pages`, and the array of lanes whose address they hold.
+        # Runs at the last `follow`, with the head that `priority_pages.ENDED` describes, and the array of numbers of
+        # lanes, whose address is in that head.
         self._offered = np.zeros((4, priority_pages.RUNS), np.int64), _NO_LANES
         self._pages = np.zeros((0, priority_pages.COLUMNS), np.int64)
         self._ints, self._floats = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
@@ -122,7 +124,7 @@ class PriorityTable:
         return float(get_kernel("largest_given")(self._pages, self._raw, self._bounds))
 
     def _resize(self, count: int) -> None:
-        """Make room for `count` pages, and keep those in use. The caller must call `_list_pages`."""
+        """Make room for `count` pages, and keep the pages in use. The caller must call `_list_pages` afterwards."""
         width, size, old = priority_pages.PAGE, priority_pages.COLUMNS, self._pages
         slots = 1 << (4 * count - 1).bit_length()
         masses, raw, pages, found = zeros(
@@ -149,12 +151,12 @@ class PriorityTable:
 
     @property
     def _end(self) -> int:
-        """The number of pages up to the last one in use."""
+        """The number of the last page in use plus 1, or 0 if no page is in use."""
         in_use = np.flatnonzero(self._pages[:, priority_pages.STRIDE])
         return int(in_use[-1]) + 1 if len(in_use) else 0
 
     def _list_pages(self) -> None:
-        """Index the pages in use, and list the free ones: the lowest numbers are used first."""
+        """Enter the pages in use into the hash table `_slots`, and list the free pages: the lowest is used first."""
         pages = self._pages
         priority_pages.index_pages(pages, self._slots)
         pages[:, priority_pages.TOUCHED] = 0
@@ -200,10 +202,10 @@ class PriorityTable:
         """Set the raw priorities of new ids from the initial priorities of their steps.
 
         New ids without initial priorities enter with the largest priority given so far, including the initial
-        priorities of new ids before them.
+        priorities of smaller new ids.
         """
         pages = self._stacks[priority_pages.CHANGED, : self._heights[priority_pages.NEW]]
-        # The order depends only on the ids: a loaded sampler then continues like the saved one.
+        # The order of the pages must depend only on the ids, so that a loaded sampler continues like the saved one.
         pages = pages[self._pages[pages, priority_pages.FIRST].argsort()]
         for at in range(0, len(pages), _PAGES_AT_ONCE):
             lines = self._pages[pages[at : at + _PAGES_AT_ONCE]]
@@ -216,14 +218,14 @@ class PriorityTable:
             self._enter(ids[~is_given], np.where(largest > 0.0, largest, 1.0)[~is_given])
 
     def _enter(self, ids: Ints, raw: Floats) -> None:
-        """Set the raw priorities of drawable ids, and mark them as not given by an update or a writer."""
+        """Set `_raw` of ids that can be drawn to -`raw`: the sign says that no update or writer gave the priority."""
         places, masses = self.places(ids), np.empty(len(ids))
         self._powers(raw, self._alpha, sumtree.SMALLEST, sumtree.LARGEST, np.empty(len(ids)), masses)
         self._raw[places] = -raw
         self.tree.set(places, masses)
 
     def _with_reached(self, reached: Ints) -> Ints:
-        """Return the last offered runs, with the newly hidden runs `reached` added after the partially hidden ones."""
+        """Return `_offered[0]` without final runs, and with the runs `reached` after its partially hidden runs."""
         runs = self._offered[0]
         ended, left = runs[[priority_pages.ENDED, priority_pages.LEFT], 0].tolist()
         start, end = priority_pages.RUNS + ended, priority_pages.RUNS + ended + left
@@ -245,7 +247,7 @@ class PriorityTable:
         self._list_pages()
 
     def _alive(self, population: Population) -> tuple[Ints, NDArray[np.bool_], int]:
-        """Return the pages in use, which of them still have steps, and the number of pages that all steps need."""
+        """Return the pages in use, which of them have existing steps, and the number of pages that all steps need."""
         width = priority_pages.PAGE
         episodes = population.episodes()
         keys = lane_keys(episodes.first, *population.segments)
@@ -262,7 +264,7 @@ class PriorityTable:
     # --- priorities --------------------------------------------------------------------------------------------------
 
     def places(self, ids: Ints) -> Ints:
-        """Return the place of each id, -1 for an id that cannot be drawn."""
+        """Return the index of each id in `_raw` and in the leaves of `tree`, -1 for an id that cannot be drawn."""
         places = np.empty(len(ids), np.int64)
         offered, lanes = self._offered
         get_kernel("locate")(ids, offered[priority_pages.ORIGIN, 0], lanes, self._pages, self._slots, places)
@@ -325,10 +327,10 @@ class PriorityTable:
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return arrays and numbers for `loaded`: 8 bytes per id, and the pages.
+        """Return the state for `loaded`, as arrays and numbers: 8 bytes per id, and some numbers per page.
 
-        `known` and `given` have one bit per row of a page: whether the row has a priority, and whether an update or a
-        writer gave it.
+        `known` and `given` have one bit per row of a page. In `known` it says whether the row has a priority, in
+        `given` whether an update or a writer gave this priority.
         """
         population = self._cursor.population()
         number = np.flatnonzero(self._pages[:, priority_pages.STRIDE])

@@ -134,7 +134,7 @@ class Prioritized(Owned):
         return f"Prioritized(alpha={self._alpha:g}, beta={beta})"
 
     def _followed(self, population: Population) -> PriorityTable:
-        """Return the table of the population's kind of id, after it has followed the population."""
+        """Return the priorities of the population's kind of id, updated to the ids that can be drawn now."""
         table = self._tables.get(population.kind)
         if table is None:
             table = self._tables[population.kind] = PriorityTable(self._alpha, self._normalize == "store")
@@ -155,7 +155,7 @@ class Prioritized(Owned):
         return table.masses_of(ids) / (table.tree.total or 1.0)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id of the population's share in `draw_share`, (n,)."""
+        """Return the probability in `draw_share` of each id, (n,); all ids must be in the population's share."""
         table = self._followed(population)
         return table.masses_of(ids) / (table.total_of(population.share) or 1.0)
 
@@ -230,7 +230,7 @@ class Prioritized(Owned):
         return skipped
 
     def place(self) -> dict[tuple[Any, ...], PriorityTable]:
-        """Return the tables by kind; `load_state_dict` makes new tables and does not change these."""
+        """Return the tables of priorities by kind; `load_state_dict` makes new tables and does not change these."""
         return self._tables
 
     def go_back(self, place: dict[tuple[Any, ...], PriorityTable]) -> None:
@@ -238,7 +238,7 @@ class Prioritized(Owned):
         self._tables = place
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tables as dicts of arrays and numbers, by their kind as JSON."""
+        """Return a dict of arrays and numbers for each table of priorities, by the table's kind of id as JSON."""
         return {json.dumps(kind): table.state_dict() for kind, table in self._tables.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ from diskreplay.kernels.runs import (
     without_hidden,
 )
 
-# Blocks per half-life: probabilities within a block differ by a fiftieth.
+# The number of blocks (see above) per half-life: probabilities within a block differ by a fiftieth.
 BLOCKS = 32
 # Steps older than this number of half-lives are not kept: one in 10 ** 12 draws would hit them.
 HALF_LIVES = 40
@@ -94,7 +94,7 @@ class Recency(Owned):
         return found
 
     def place(self) -> "Arrivals":
-        """Return the object with the ids and their order; `load_state_dict` replaces it and does not change it."""
+        """Return the object that has the ids and their order; `load_state_dict` does not change it, but replaces it."""
         return self._arrivals
 
     def go_back(self, place: "Arrivals") -> None:
@@ -163,7 +163,7 @@ class Arrivals:
         return drawn
 
     def chances(self, ids: Ints) -> Floats:
-        """Return the probability of each id, (n,); all ids must be visible."""
+        """Return the probability of each id, (n,); each must be an id that can be drawn."""
         pieces, segments = IdRuns(*self._pieces), self._cursor.visible[1:3]
         index, count = by_lane(pieces.first, segments), pieces.count
         piece, number, found = runs_with(ids, lane_keys(ids, *segments), index, pieces)
@@ -172,7 +172,7 @@ class Arrivals:
         return np.asarray(chance / self._mass(np.arange(len(count)), count).sum(), np.float64)
 
     def _mass(self, piece: Ints, number: Ints) -> Floats:
-        """Return the probability of the first `number` ids of a piece, up to a common factor."""
+        """Return the probability, up to a common factor, of the first `number[i]` ids of each piece `piece[i]`."""
         block = np.searchsorted(self._starts, piece, "right") - 1
         count, length = self._pieces[2, piece], self._lengths[block]
         share = np.expm1(length * number / count) / np.expm1(length)
@@ -182,7 +182,7 @@ class Arrivals:
     # --- following ---------------------------------------------------------------------------------------------------
 
     def is_of_another(self, population: Population) -> bool:
-        """Return whether the ids belong to another population. Loaded ids belong to the next population."""
+        """Return whether the ids belong to another population. Ids from a saved state belong to the next one."""
         return not (self._cursor.is_new or self._cursor.is_of(population))
 
     def follow(self, population: Population) -> None:
@@ -217,13 +217,13 @@ class Arrivals:
         self._cursor.reach(population, changes)
 
     def _drop_hidden(self, visible: Visible) -> None:
-        """Remove hidden ids and the ids of deleted segments."""
+        """Remove the ids of steps beyond the store's limits and of deleted segments."""
         before, end = self._cursor.visible, int(self._starts[-1])
         same = visible.lanes is before.lanes
         if not visible.reached or (before.reached and visible.oldest is before.oldest and same):
             return
         if same:
-            # Most segments are newer than the newest one with a hidden step.
+            # Most segments are newer than the newest one with a hidden step, and need no check.
             newest = np.searchsorted(visible.lane_base, np.flatnonzero(visible.oldest)[-1:], "right") + visible.origin
             some = np.flatnonzero(self._room.runs.first[:end] < (newest.max(initial=0) << POSITION_BITS))
         else:
@@ -259,7 +259,10 @@ class Arrivals:
             self._replace(np.stack(pieces), of)
 
     def _replace(self, pieces: Ints, of: Ints) -> None:
-        """Replace all pieces: new piece i is a part of old piece of[i]. Blocks that keep any ids keep their lengths."""
+        """Replace all pieces: new piece i is a part of old piece of[i].
+
+        A block that still has pieces keeps its length in steps; the other blocks are removed.
+        """
         block = np.searchsorted(self._starts, of, "right") - 1
         kept = np.unique(block)
         lengths = np.diff(self._ranks)[kept]
@@ -268,9 +271,9 @@ class Arrivals:
         self._ranks = self._ranks[0] + np.append(0.0, np.cumsum(lengths))
 
     def _add(self, runs: IdRuns, population: Population) -> bool:
-        """Append the parts of runs that were not taken yet; return whether this was possible.
+        """Append the ids of `runs` that were not added yet; return whether this was possible.
 
-        It is not possible, and nothing is changed, if a run of a new lane began before the newest id of the last block.
+        It is not possible if a run of a new lane began before the newest id of the last block: then nothing is changed.
         """
         runs, place, is_first = self._cursor.new_of(population, runs)
         if not len(place):
@@ -291,7 +294,7 @@ class Arrivals:
 
     def _extend(self, runs: IdRuns, steps: float) -> None:
         """Add runs that have `steps` steps in total to the last block; if it is full, begin a new block with them."""
-        if self._is_full or len(self._starts) == 1:  # the last block is full, or there is no block
+        if self._is_full or len(self._starts) == 1:
             self._starts = np.append(self._starts, self._starts[-1])
             self._ranks = np.append(self._ranks, self._ranks[-1])
         start = int(self._starts[-2])
@@ -320,7 +323,7 @@ class Arrivals:
             self._starts, self._ranks = self._starts[drop:] - self._starts[drop], self._ranks[drop:] - self._ranks[drop]
 
     def _weigh(self) -> None:
-        """Compute each block's number of ids, its length in half-lives times ln 2, and the sum of weights before it."""
+        """Set `_ids`, `_lengths` (in half-lives times ln 2) and `_weights` (sums of the weights before each block)."""
         self._ids = np.diff(self._room.before[self._starts])
         steps = np.diff(self._ranks)
         rate = math.log(2.0) / self._half_life
@@ -363,7 +366,7 @@ class Arrivals:
 
 
 def _merged(pieces: Ints) -> Ints:
-    """Return the pieces of one block, with adjacent pieces joined."""
+    """Return the pieces of one block, with a piece joined to the piece that it continues."""
     pieces = pieces[:, np.lexsort((pieces[0], pieces[0] % pieces[1], pieces[0] >> POSITION_BITS))]
     first, stride, count = pieces
     begins = np.ones(len(first), np.bool_)
@@ -375,8 +378,8 @@ def _merged(pieces: Ints) -> Ints:
 def _by_time(runs: IdRuns, steps: Floats, times: Any, size: float, most: float) -> tuple[IdRuns, Ints, Ints]:
     """Divide the newest `most` steps of runs into blocks of `size` steps, in the order of `times(ids)`.
 
-    Each id of run i stands for `steps[i]` steps. Returns the parts of runs, the number of each part's block, and the
-    index of each part's run.
+    Each id of run i stands for `steps[i]` steps. Returns the pieces, the number of each piece's block, and the index of
+    each piece's run.
     """
     begin = times(runs.first).astype(np.float64)
     end = np.maximum(times(last_ids(runs)).astype(np.float64), begin)

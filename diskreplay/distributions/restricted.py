@@ -25,7 +25,7 @@ _NONE: Ints = np.zeros(0, np.int64)
 
 
 class Restricted(Distribution):
-    """Draw from another distribution, but only allowed ids. Not thread-safe.
+    """Draw from another distribution, but only the ids that `allowed` permits. Not thread-safe.
 
     The allowed ids keep their relative probabilities. A batch is full or is not drawn at all. Draws of the other
     distribution must not depend on earlier draws.
@@ -44,7 +44,7 @@ class Restricted(Distribution):
 
     @abstractmethod
     def drawable(self, population: Population) -> Ints:
-        """Return the allowed ids of the share, in order."""
+        """Return the allowed ids of the population's share."""
 
     @abstractmethod
     def why_not(self, population: Population, times: int, size: int) -> str:
@@ -58,9 +58,9 @@ class Restricted(Distribution):
             allowed = self.allowed(draw.ids) - named(draw.ids, ids)
             good = np.flatnonzero(allowed > 0)
             if len(good) > size - len(ids):
-                # Excess ids are left out at random: a stratified draw is in order, so its first ids are similar.
+                # Excess ids are left out at random, because the first ids of a stratified draw are similar.
                 good = rng.permutation(good)
-            # Take the ids one by one until the batch is full: ids that do not fit must not count as drawn.
+            # Take the ids one by one until the batch is full: further ids must not count as drawn.
             is_left = _earlier(draw.ids[good]) < allowed[good]
             good = np.sort(good[is_left][: size - len(ids)])
             ids = np.append(ids, draw.ids[good])
@@ -76,9 +76,9 @@ class Restricted(Distribution):
     def _draw_left(
         self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
     ) -> tuple[Ints, Floats]:
-        """Return the ids, and their chances, that complete a batch of `size` ids after the ids `drawn`.
+        """Draw the ids that complete a batch of `size` ids, of which `drawn` are there; return ids and chances.
 
-        They are drawn from the list of allowed ids. Raises NotEnoughData if these cannot complete the batch.
+        They are drawn from a list of all allowed ids. Raises NotEnoughData if these cannot complete the batch.
         """
         left = self.drawable(population)
         mass = self._distribution.chances(population, left)
@@ -140,7 +140,7 @@ class Index:
 
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:
         self.most, self._remover, self._rng = most, remover, rng
-        self._column = Column()  # the number of each id in the order of arrival
+        self._column = Column()  # for each id, the number of ids that arrived before it
         self._count = 0  # number of ids that have arrived so far
         self._cursor = Cursor()
         self._size = 0  # number of ids of the population at the last call of `follow`
@@ -166,7 +166,7 @@ class Index:
         new = copy(self)
         new._cursor = self._cursor.copy()
         new._take_in(population, distribution)
-        vars(self).update(vars(new))  # one operation
+        vars(self).update(vars(new))  # one operation, which no interrupt divides
 
     def _take_in(self, population: Population, distribution: Distribution) -> None:
         changes = self._cursor.changes(population)
@@ -207,7 +207,10 @@ class Index:
         self._column = Column(*(np.delete(each, which) for each in self._column))
 
     def _add_at_random(self, new: Ints, came: Ints, size: int) -> None:
-        """Add new ids so that all `size` ids of the population are in the index with the same probability."""
+        """Add new ids so that all `size` ids of the population are in the index with the same probability.
+
+        `came[i]` is the number of ids that arrived before `new[i]`.
+        """
         paired = min(len(new), self._evicted + self._others_evicted)
         if paired:
             in_place = self._rng.hypergeometric(self._evicted, self._others_evicted, paired)
@@ -215,7 +218,7 @@ class Index:
             self._others_evicted -= paired - in_place
             chosen = np.sort(self._rng.permutation(paired)[:in_place])
             self._column = self._column.with_others(new[chosen], came[chosen])
-        # The other new ids fill the index; then each of the rest replaces a random id, or is left out.
+        # The other new ids fill the index. Once it is full, each further id replaces a random id, or is left out.
         room = paired + max(0, min(len(new) - paired, self.most - len(self.ids)))
         self._column = self._column.with_others(new[paired:room], came[paired:room])
         rest, came = new[room:], came[room:]
@@ -257,7 +260,7 @@ class Indices:
         self._indices: dict[tuple[Any, ...], Index] = {}
 
     def of(self, kind: tuple[Any, ...]) -> Index:
-        """Return the index of a kind of id."""
+        """Return the `Index` of a kind of id."""
         return self._indices.setdefault(kind, Index(self.most, self.remover, self._rng))
 
     def state_dict(self) -> dict[str, Any]:
@@ -266,7 +269,7 @@ class Indices:
         return {"rng": json.dumps(self._rng.bit_generator.state), "indices": indices}
 
     def loaded(self, state: Mapping[str, Any]) -> "Indices":
-        """Return an object with the same arguments and this `state_dict`; ValueError if `state` is invalid."""
+        """Return new `Indices` with these arguments and with the state `state`; ValueError if it is invalid."""
         found = Indices(self.most, self.remover, 0)
         if state:
             with state_of("the indices of a sampler"):
@@ -278,7 +281,7 @@ class Indices:
 
 
 class Bounded(Restricted):
-    """Draw from another distribution, but only ids of an index. Not thread-safe; it belongs to one sampler."""
+    """Draw from another distribution, but only ids in an `Index`. Not thread-safe; it belongs to one sampler."""
 
     def __init__(self, distribution: Distribution, index: Index) -> None:
         super().__init__(distribution)
@@ -297,7 +300,7 @@ class Bounded(Restricted):
         return np.where(self._index.contains(ids), _ALWAYS, 0)
 
     def drawable(self, population: Population) -> Ints:
-        """Return the ids of the share that are in the index, in order."""
+        """Return the ids of the share that are in the index, in ascending order."""
         self._index.follow(population, self._distribution)
         ids, others = self._index.ids, self._distribution.drawable(population)
         drawable = population.contains(ids) if others is None else np.isin(ids, others)
@@ -316,7 +319,7 @@ class Bounded(Restricted):
         return self._distribution.chances(population, ids) * self._index.contains(ids) / (total or 1.0)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id of the population's share in `draw`, (n,)."""
+        """Return the probability in `draw` of each id, (n,); all ids must be in the population's share."""
         total = self._distribution.share_chances(population, self.drawable(population)).sum()
         return self._distribution.share_chances(population, ids) * self._index.contains(ids) / (total or 1.0)
 
@@ -326,12 +329,12 @@ class Bounded(Restricted):
         return float(self._distribution.priority_sum(population) * share)
 
 
-# Newer counts are merged into the older ones when their number exceeds this and an eighth of the number of older ones.
+# `Counts` merges `_new` into `_old` when `_new` has more ids than this, and more than an eighth of the ids in `_old`.
 _FEW = 1024
 
 
 class Counts:
-    """A count per id, 0 for most ids. Newer counts are in a small column of their own, so that adding is fast."""
+    """A count per id, 0 for most ids. Newer counts are in a small `Column` of their own, so that adding is fast."""
 
     def __init__(self, counts: Column | None = None) -> None:
         self._old, self._new = Column() if counts is None else counts, Column()
@@ -341,7 +344,7 @@ class Counts:
         return self._old.of(ids) + self._new.of(ids)
 
     def add(self, ids: Ints, number: int, visible: Visible) -> None:
-        """Add `number` to the count of an id each time that it occurs in `ids`; counts of hidden ids may be dropped."""
+        """Add `number` to the count of an id each time that it occurs in `ids`; hidden ids may be dropped."""
         self._new = self._new.plus(ids, np.full(len(ids), number))
         if len(self._new.ids) > max(_FEW, len(self._old.ids) // 8):
             every = self._old.plus(*self._new)
@@ -349,7 +352,7 @@ class Counts:
             self._old, self._new = every.at(there), Column()
 
     def place(self) -> tuple[Column, Column]:
-        """Return the columns. They are never changed in place."""
+        """Return the two columns, which are never changed in place."""
         return self._old, self._new
 
     def go_back(self, place: tuple[Column, Column]) -> None:
@@ -357,7 +360,7 @@ class Counts:
         self._old, self._new = place
 
     def state_dict(self, less: Ints = _NONE) -> dict[str, Ints]:
-        """Return `ids`, in order, and their `counts`, (n,) int64, minus how often each id occurs in `less`."""
+        """Return `ids`, ascending, and their `counts`, (n,), reduced by how often each id occurs in `less`."""
         ids, counts = self._old.plus(*self._new)
         counts = counts - named(ids, less)
         return {"ids": ids[counts > 0], "counts": counts[counts > 0]}
@@ -446,7 +449,7 @@ class AtMost(Restricted):
         )
 
     def drawable(self, population: Population) -> Ints:
-        """Return the allowed ids of the share, in ascending order; a call visits these ids and all new ids."""
+        """Return the allowed ids of the share; a call takes time for each of these ids, and for each new id."""
         if (others := self._distribution.drawable(population)) is not None:
             return others[self._counts.of(others) < self._times.most]
         changes = self._cursor.changes(population)
@@ -465,7 +468,7 @@ class AtMost(Restricted):
         return self._distribution.chances(population, ids)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id of the share, (n,), as if ids could be drawn without limit."""
+        """Return the probability in the share of each id, (n,), as if ids could be drawn without limit."""
         return self._distribution.share_chances(population, ids)
 
     def priority_sum(self, population: Population) -> float:
@@ -473,7 +476,7 @@ class AtMost(Restricted):
         return self._distribution.priority_sum(population)
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Return a new draw in place of the draw `lost`, which lost ids by evictions and is not counted any longer."""
+        """Return a new draw in place of `lost`, a draw that lost ids by evictions; `lost` no longer counts."""
         self.forget(population, lost)
         return self.draw(population, size, rng)
 
@@ -482,7 +485,7 @@ class AtMost(Restricted):
         self._pending = [pending for pending in self._pending if pending is not draw]
 
     def forget(self, population: Population, draw: Draw) -> None:
-        """Subtract a draw that will not be delivered from the counts."""
+        """Subtract from the counts the ids of a draw that will not be delivered."""
         if any(pending is draw for pending in self._pending):
             self.delivered(draw)
             self._counts.add(draw.ids, -1, population.visible)

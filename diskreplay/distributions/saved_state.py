@@ -15,7 +15,7 @@ INVALID = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErr
 
 @contextmanager
 def state_of(what: str) -> Iterator[None]:
-    """Turn errors in a `with` block that reads a state into a ValueError that names `what`."""
+    """In a `with` block that reads a state, raise a ValueError that names `what` in place of any `INVALID` error."""
     try:
         yield
     except INVALID as error:
@@ -36,7 +36,7 @@ def kind_of(text: str) -> tuple[Any, ...]:
 
 
 def columns(state: Mapping[str, Any], names: Iterable[str]) -> list[NDArray[np.int64]]:
-    """Return copies of these columns of a state as int64; raise one of `INVALID` if they differ in length."""
+    """Return int64 copies of the arrays with these names in a state; raise one of `INVALID` if lengths differ."""
     found = [np.array(state[name], np.int64) for name in names]
     if not found or any(column.ndim != 1 or column.shape != found[0].shape for column in found):
         raise ValueError("columns must have one axis and one length")

@@ -1,4 +1,4 @@
-"""The protocol of snapshots, which separates populations from stores, and a filter of episodes."""
+"""The protocol of snapshots, so that populations do not depend on stores, and a filter of episodes."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,9 +11,11 @@ from diskreplay.kernels.runs import Visible
 
 
 class Snapshot(Protocol):
-    """A frozen set of steps; see `reading.snapshot.Snapshot`."""
+    """The part of `reading.snapshot.Snapshot` that distributions use."""
 
-    reached: int  # a time: episodes that began at this time or later have no hidden steps
+    # Nanoseconds since the epoch. Episodes that began at this time or later have no hidden steps: steps beyond the
+    # limits of the store.
+    reached: int
     record: Ints  # read by kernels; see `kernels.frozen`
     log: EpisodeTable  # the ended episodes in discovery order
     oldest: Ints  # the first visible row of each lane
@@ -46,7 +48,7 @@ class Snapshot(Protocol):
         """The boundary between hidden and visible steps in each lane."""
 
     def least_ids(self, ids: Ints) -> Ints:
-        """Return the lowest visible id in the lane of each id; see `Visible.least_ids`."""
+        """Return, for each id, the smallest visible id of its lane; see `Visible.least_ids`."""
 
     def holds(self, ids: Ints) -> NDArray[np.bool_]:
         """Return which ids belong to visible steps, (n,) bool."""
@@ -59,7 +61,7 @@ class Snapshot(Protocol):
         """Return the time of each step's publication, in nanoseconds since the epoch."""
 
     def episode_values(self, leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return the value of an episode field for the ended episode of each step, and which steps have one."""
+        """Return an episode field's value for each step, from its ended episode, and which steps have a value."""
 
 
 class EpisodeFilter:
@@ -74,10 +76,10 @@ class EpisodeFilter:
         self._ask, self.asks = ask, ask is not None
         self._ended: dict[int, bool] = {}
         self._open: dict[int, bool] = {}
-        self._snapshot: Snapshot | None = None  # the snapshot of the answers about open episodes
+        self._snapshot: Snapshot | None = None  # the snapshot to which the answers in `_open` belong
 
     def admit(self, snapshot: Snapshot, episodes: EpisodeTable) -> EpisodeTable:
-        """Return the admitted episodes. Wholly hidden episodes are dropped without a call of `ask`."""
+        """Return the admitted episodes. Episodes without visible steps are dropped without a call of `ask`."""
         if self._ask is None or not len(episodes):
             return episodes
         if snapshot is not self._snapshot:

@@ -8,7 +8,7 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, LaneIndex, by_lane, lane_keys, last_ids, numbered, runs_with
 
-# Newer runs are merged into the older ones when their number exceeds this and a 32nd of the number of older runs.
+# `_Groups` merges `_new` into `_old` when `_new` has more runs than this, and more than a 32nd of the runs in `_old`.
 _FEW = 1024
 
 
@@ -83,7 +83,7 @@ class Stratified(Owned):
         )
 
 
-# --- by episode: one run of ids, or two where a sample was moved ------------------------------------------------------
+# --- by episode: one run of ids, or two if it has a moved sample (see `Population.find_moved`) -----------------------
 
 
 def _draw_of_episodes(population: Population, size: int, rng: np.random.Generator) -> Ints:
@@ -119,23 +119,23 @@ class _Groups:
     """The ids of ended episodes by the value of a field. A refresh takes time only for the new runs.
 
     The ids of a group are numbered in the order of arrival of their runs: first the runs in `_old`, then the runs in
-    `_new`. The first `_hidden[group]` of these ids are not drawn, because they belong to runs with hidden ids. The
-    visible parts of such runs are in `_left`, and their ids come last. `some` has the numbers of the groups with
-    visible ids, in the order of their values.
+    `_new`. The first `_hidden[group]` of these ids are not drawn, because they belong to runs with hidden ids, which
+    are ids of steps beyond the store's limits. The visible parts of such runs are in `_left`, and their ids come last.
+    `some` has the numbers of the groups with visible ids, in the order of the groups' values.
     """
 
     def __init__(self, leaf: str) -> None:
         self._leaf = leaf
         self._cursor = Cursor()
         self._epoch = -1
-        self._numbers: dict[bytes, int] = {}  # numbers of groups by their value
+        self._numbers: dict[bytes, int] = {}  # numbers of groups, by the bytes of their value
         self._order: Ints = np.zeros(0, np.int64)  # all groups, in the order of their values
         self.some = self._total = self._order
         self._clear()
 
     def _clear(self) -> None:
         self._old, self._new, self._left = (_Runs.none() for _ in range(3))
-        # The group of each run in the order of arrival, with room for more. The runs before `_first` have hidden ids.
+        # The group of each run in the order of arrival, up to `_end`. The runs before `_first` have hidden ids.
         self._group: Ints = np.zeros(64, np.int64)
         self._first = self._end = 0
         self._partly = Column()  # the groups of partially hidden runs, by their last ids
@@ -155,9 +155,9 @@ class _Groups:
         self._cursor.reach(population, changes)
 
     def _take_in(self, population: Population, changes: Changes, ended: int) -> None:
-        """Add the runs of `changes`, and hide the runs that it lists as reached.
+        """Add the new runs of `changes`, and hide the runs in `changes.reached`.
 
-        The first `ended` runs belong to ended episodes and are final.
+        The first `ended` of the new runs belong to ended episodes and are final.
         """
         came, left = changes.runs[:, :ended].copy(), changes.runs[:, ended : ended + changes.partially_hidden].copy()
         group, last = self._groups_of(population, came), last_ids(IdRuns(*left))
@@ -183,9 +183,9 @@ class _Groups:
         return group
 
     def _hide(self, reached: Ints) -> Column:
-        """Hide the `reached` runs; return the group of each run that has hidden ids, by the last id of the run.
+        """Hide the runs `reached`; return the group of each run with hidden ids, by the last id of the run.
 
-        The `reached` runs are the first ones, in the order of arrival, that were not hidden before.
+        The runs `reached` must be the first runs, in the order of arrival, that were not hidden before.
         """
         group = self._group[self._first : self._first + reached.shape[1]]
         self._first += len(group)
@@ -210,14 +210,14 @@ class _Groups:
             self._old, self._new = self._old.with_more(self._new.runs, self._new.group, many), _Runs.none(many)
 
     def _count(self) -> None:
-        """Set the number of visible ids of each group, and the groups that have any."""
+        """Set `_total`, the number of visible ids of each group, and `some`, the groups that have visible ids."""
         self._total = self._old.count + self._new.count + self._left.count - self._hidden
         if len(self._order) < len(self._numbers):
             self._order = np.array([self._numbers[text] for text in sorted(self._numbers)], np.int64)
         self.some = self._order[self._total[self._order] > 0]
 
     def draw(self, size: int, rng: np.random.Generator) -> Ints:
-        """Return `size` ids: for each, a group is drawn, all with the same probability, then one id of that group."""
+        """Return `size` ids. For each, draw a group, all with the same probability, then one id of that group."""
         pick, number = rng.random((2, size))
         group = self.some[(pick * len(self.some)).astype(np.int64)]
         at = (number * self._total[group]).astype(np.int64) + self._hidden[group]
@@ -271,11 +271,11 @@ class _Runs:
             self.count, self._begin = np.append(self.count, more), np.append(self._begin, more)
 
     def take(self, group: Ints, number: Ints) -> Ints:
-        """Return the ids that have these groups, and these numbers within their groups, (n,)."""
+        """Return, for each i, the id that has the number `number[i]` in the group `group[i]`, (n,)."""
         return numbered(IdRuns(*self.runs), self._before, self._begin[group] + number)
 
     def find(self, ids: Ints, keys: Ints, segments: tuple[int, Ints], group: Ints) -> None:
-        """Write the group of each id that is in these runs to `group`, and leave the other entries as they are."""
+        """Set `group[i]` to the group of `ids[i]` if it is in these runs; `keys` are the `lane_keys` of the ids."""
         if not len(self.group):
             return
         if self._index is None:

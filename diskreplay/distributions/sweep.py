@@ -111,16 +111,16 @@ class RandomPass(Pass):
 class TimePass(Pass):
     """A pass in the order of publishing; steps with the same publishing time are in the order of their ids.
 
-    Runs are cut into pieces, which are merged in the order of their beginnings. `_ids` are the next ids in their final
-    order. `_carried` are ids that were read already, but ids of later pieces may come before them. The position is the
-    time and the id of the last drawn step. The number of drawn ids cannot be the position: it would be wrong after
-    evictions.
+    Runs are cut into pieces, which are read in the order of the times of their first ids. `_ids` are the next ids in
+    their final order. `_carried` are ids that were read already, but ids of pieces that are read later may come before
+    them. The position is the time and the id of the last drawn step. The number of drawn ids cannot be the position: it
+    would be wrong after evictions.
     """
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], last: tuple[int, int] = (-1, -1)) -> None:
         super().__init__(runs, kind)
         self._last = last
-        self._pieces: IdRuns | None = None  # the remaining pieces, in the order of their beginnings
+        self._pieces: IdRuns | None = None  # pieces not read yet, by the times of their first ids
         self._begins: Ints = np.zeros(0, np.int64)
         self._ids = self._carried = np.zeros((2, 0), np.int64)  # times and ids
 
@@ -154,13 +154,13 @@ class TimePass(Pass):
         return np.stack([times[behind], ids[behind]])
 
     def _load(self, population: Population) -> bool:
-        """Sort more ids into `_ids`; return whether there may be more."""
+        """Read more pieces, and sort their ids into `_ids`; return whether there may be further ids."""
         if self._pieces is None:
             self._cut(population)
         assert self._pieces is not None
         if not len(self._begins) and not self._carried.shape[1]:
             return False
-        # Read at least the number of carried ids, so that carried ids are not sorted again and again.
+        # Read at least as many ids as are in `_carried`, so that those are not sorted again and again.
         ends = np.cumsum(self._pieces.count)
         taken = int(np.searchsorted(ends, max(_SORTED_AT_ONCE, self._carried.shape[1]), "left")) + 1
         next_begins = int(self._begins[taken]) if taken < len(self._begins) else NEVER
@@ -170,7 +170,7 @@ class TimePass(Pass):
         found = found[:, np.lexsort(found[::-1])]
         safe = int(np.searchsorted(found[0], next_begins))
         ids, rest = np.concatenate([self._ids, found[:, :safe]], axis=1), IdRuns(*(x[taken:] for x in self._pieces))
-        # One assignment at the end: an interrupt must not lose ids.
+        # One assignment of all results at the end: an interrupt must not lose ids.
         self._ids, self._carried, self._pieces, self._begins = ids, found[:, safe:], rest, self._begins[taken:]
         return True
 
@@ -325,9 +325,9 @@ class Sweep(OneOwner, Even):
         self._finished, self._pass = place
 
     def count_left(self, population: Population) -> int:
-        """Return the number of ids of the share until the end; if a pass has begun, its remaining ids are counted.
+        """Return the number of ids of the share that are left to draw until the end of the last pass.
 
-        This takes time for each remaining id of the pass.
+        If a pass has begun, this takes time for each of its remaining ids.
         """
         assert self._passes is not None, "it has no end"
         passes, current, found = self._passes - self._finished, self._current(population), 0

@@ -325,7 +325,7 @@ def _check_key(key: Any, path: str) -> None:
 
 
 def _walk(tree: Any, path: str, leaves: dict[str, Field], depth: int = 0) -> tuple[Tree, _Plan]:
-    """Return a copy of a tree of fields and its plan, and add its leaves to ``leaves`` by path."""
+    """Return a copy of a tree of fields, and a tree of the fields' paths; add the fields to ``leaves`` by path."""
     if isinstance(tree, Field):
         if len(leaves) >= MAX_LEAVES:
             raise SchemaError(f"a schema has at most {MAX_LEAVES} fields, and this one has more")

@@ -1,6 +1,6 @@
 """The fields of a schema: their shapes and dtypes, casts of values to them, and conversion from gymnasium spaces.
 
-A tuple's items are stored under the keys "0", "1", ...; a `TupleRecord` is a tuple of the items that also has the keys.
+A tuple's items are stored under the keys "0", "1", ...; a `TupleRecord` is a tuple whose items also have these keys.
 """
 
 import json
@@ -237,7 +237,7 @@ def tree_from_space(space: Any, name: str, dtypes: DtypeMap) -> Any:
 
 
 def _bounds(values: np.ndarray, dtype: np.dtype[Any]) -> Any:
-    """Return bounds as JSON, rounded to the stored dtype, so that values of the space stay inside when rounded too."""
+    """Return bounds as JSON, rounded to the stored dtype: values of the space, rounded alike, stay inside."""
     if dtype.kind != "f":
         return _numbers(values)
     with np.errstate(over="ignore"):
