@@ -20,8 +20,8 @@ Columns = dict[str, torch.Tensor]  # by the path of a field
 # it collects the next one.
 SPARE = 1
 
-# Dtypes that torch and numpy have. torch can cast dtypes in CAST to most other dtypes, and
-# dtypes in SELDOM_CAST to few.
+# Dtypes that torch and numpy have. torch can cast dtypes in CAST to most other dtypes, and dtypes in
+# SELDOM_CAST to few.
 CAST = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),

@@ -18,7 +18,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.workers import Job, Workers
 from diskreplay.writing.vector_writer import VectorWriter
 
-# `append` waits for the disk while this number of steps is not written: each of them keeps its rollout in memory.
+# `append` waits for the disk while this many steps are unwritten: each such step keeps its rollout in memory.
 MOST_WAITING = 32
 
 FLAGS = ("terminated", "truncated")

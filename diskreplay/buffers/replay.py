@@ -176,7 +176,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._steps = Sampler(store, Transitions(n_step=1), device=self._device, refresh=False)
 
     def _load(self, sampler: Sampler, store: Store) -> None:
-        """Load the saved priorities, if the store has any."""
+        """Load the saved state of the sampler, with the priorities, if the store has one."""
         try:
             state = store.load_sampler_state(STATE)
         except StoreNotFound:
@@ -460,7 +460,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
 @dataclass(frozen=True, repr=False)
 class Since(Transitions):
-    """Transitions with ids of at least `mark`."""
+    """`Transitions` without the ids below `mark`, which `ReplayBuffer.clear` sets."""
 
     mark: int = 0
 
@@ -469,7 +469,7 @@ class Since(Transitions):
 
     @property
     def starts(self) -> Starts:
-        """The rule that selects transitions with ids of at least `mark`."""
+        """The rule that says at which steps a transition can start; no step with an id below `mark`."""
         return super().starts._replace(since=self.mark)
 
 

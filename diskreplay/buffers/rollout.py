@@ -35,7 +35,8 @@ LEAST_SEGMENT_STEPS = 1024
 SCALARS = ("value", "log_prob")
 PRIVILEGED = "privileged_obs"
 
-# Names in batches for the store's fields: the arguments of `add`, or the fields of `Experience` after `push`.
+# Names of the store's fields in batches. ADDED has the names of the arguments of `add`. PUSHED, for steps that `push`
+# added, has the names of the fields of `Experience`.
 ADDED = {
     "obs": "observations",
     PRIVILEGED: "privileged_observations",
@@ -126,7 +127,7 @@ class RolloutBuffer(Backed):
         self._num_steps = _num_steps(self._num_envs, num_steps, capacity)
         self._privileged = int_argument("num_privileged_obs", num_privileged_obs, 0)
         self._warned = set[str]()
-        self._first = 0  # the number of the first step in the buffer
+        self._first = 0  # the number, among all steps ever added, of the first step here
         self._memory: ColumnMemory | None = None
         self._fields: Schema | None = None  # the schema of the first step
         self._recorder = None if path is None else Recorder()
@@ -277,7 +278,7 @@ class RolloutBuffer(Backed):
         if self._expected is not None:
             self._cut_unless_continued(self._expected)
         if self._recorder is not None:
-            self._record(self._recorder, schema, next_rows)  # first, because it raises if no store can be made
+            self._record(self._recorder, schema, next_rows)  # before the changes below: it may raise
         self._expected = (
             next_rows.rows if next_obs is not None and next_rows is not None and not bool(ended[0]) else None
         )
@@ -289,7 +290,7 @@ class RolloutBuffer(Backed):
         self._batch = self._estimates = None
 
     def _flags(self, value: Any, name: str, reward: Any) -> torch.Tensor:
-        """Return flags, (num_envs,), as 0 and 1 in any dtype; `_estimated` checks those on a device later."""
+        """Return flags, (num_envs,), as 0 and 1 in any dtype; `_estimated` checks flags on a device later."""
         if (
             isinstance(value, torch.Tensor)
             and "cpu" not in (value.device.type, self._device.type)
@@ -462,8 +463,8 @@ class RolloutBuffer(Backed):
         """Return an iterator over the steps so far as sequences, for recurrent networks.
 
         A sequence has successive steps of one episode of one environment. The steps stay in the buffer until `clear`.
-        For all arguments see `Batch.sequences`. With a
-        recurrent state in `extra`, ``start_only=("hidden",)`` gives the initial state of each sequence.
+        For all arguments see `Batch.sequences`. With a recurrent state in `extra`, ``start_only=("hidden",)`` gives the
+        initial state of each sequence.
 
         Returns
         -------
@@ -563,7 +564,7 @@ class RolloutBuffer(Backed):
 
     @torch.inference_mode(False)
     def _gathered(self) -> Batch:
-        """Return all steps so far as a batch with the store's names of fields, (steps so far, num_envs, ...)."""
+        """Return all steps so far as a batch with the names of the store's fields, (steps so far, num_envs, ...)."""
         self._check_open()
         self._wait()
         schema = self._fields

@@ -13,9 +13,9 @@ from diskreplay.distributions.population import Population
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 
-# Draw i of `draw_share` draws _SHARE_OVERDRAWS[i] · world_size ids for each id that is still missing. If ids are
-# missing after the last draw, the rank's share is listed. If the ids of the rank have a `world_size`-th of the total
-# probability, the chance that it is listed is below e**-32.
+# Draw i of `draw_share` draws _SHARE_OVERDRAWS[i] · world_size ids for each id that is still missing. Ids
+# that are missing after the last draw are drawn from a list of the rank's ids. If these have a `world_size`-th of the
+# total probability, the chance that the list is needed is below e**-32.
 _SHARE_OVERDRAWS = (*32 * (1,), 64)
 
 
@@ -168,7 +168,7 @@ class Distribution(ABC):
         raise NotImplementedError(f"{self} has no priorities")
 
     def drawable(self, population: Population) -> Ints | None:
-        """Return the drawable ids of the population's share; None if all of them can be drawn."""
+        """Return the ids of the population's share that can be drawn; None if all of its ids can be drawn."""
         return None
 
     # --- after a draw ---------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Distribution(ABC):
         """Record that the batch of a draw will not be delivered."""
 
     def accept(self, population: Population, draw: Draw) -> bool:
-        """Count a draw from a saved state as drawn if all of its ids still exist; return whether they do."""
+        """Return whether all ids of a draw from a saved state still exist; if so, the draw counts as drawn."""
         return bool(population.contains(draw.ids).all())
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:

@@ -60,7 +60,7 @@ from diskreplay.kernels.runs import (
 )
 from diskreplay.kernels.table import get_kernel
 
-# The second region (see above) is merged into the first only if it has more runs than this.
+# While the second region (see above) has at most this many runs, its size is no reason to merge it into the first.
 SMALL = 1024
 # A binary search among this many runs or more reads more memory than the processor's caches hold.
 MANY = 1 << 15
@@ -71,7 +71,7 @@ _NO_PARTLY = np.zeros((4, 0), np.int64)
 
 
 class Share(NamedTuple):
-    """The ids that belong to one of `world_size` ranks.
+    """The ids that belong to the rank `rank`, one of `world_size` ranks.
 
     A hash of the id chooses its rank, so that ranks get equal parts of every lane. The rank of an id never changes.
     """
@@ -435,7 +435,7 @@ class Population:
             self._oldest_new = min(self._oldest_new, int(found.time.min()))
 
     def _hide(self) -> bool:
-        """Move runs that may have hidden steps, because their episodes began before `_reached`, to `_partly`.
+        """Move the runs of episodes that began before `_reached`, and so may have hidden steps, to `_partly`.
 
         Returns whether any run was moved. Usually none is, because the newest hidden step is in the same episode as at
         the last refresh.
@@ -478,7 +478,7 @@ class Population:
             self._merge()
 
     def _merge(self) -> None:
-        """Merge the visible runs of the first two regions into the first region."""
+        """Merge the visible runs of the first two regions of the block into the first region."""
         self._main_index, self._is_unmerged = None, False
         if not self._reached:
             self._main, self._oldest_new, self._is_sorted = self._ended, NEVER, False
@@ -605,7 +605,7 @@ class Population:
     def find_moved(self, runs: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Return the index of the moved sample of each run's episode, and which runs are moved samples, (n,) bool.
 
-        A moved sample starts at another step than the rule says, so that it ends inside its episode; see `MOVED_BACK`
+        A moved sample starts at another step than `Starts.step` says, so that it fits in its episode; see `MOVED_BACK`
         in `kernels.runs.Starts`. It is a run of one id. The returned indices, and those in the argument `runs`, are
         indices into `runs()`. The index is -1 if the run is itself the moved sample, or if its episode has none. A
         moved sample without another run in its episode does not count as moved.
@@ -776,8 +776,8 @@ class _Block(GrowingRuns):
 def _block_array(capacity: int) -> Ints:
     """Return an array of zeros for at least `capacity` runs.
 
-    Rows that are at least as long as a large page begin at large pages. Elsewhere, each would touch one more
-    page.
+    Rows that are at least as long as a large page begin at large pages. Elsewhere, each row would touch one
+    more page.
     """
     large = LARGE_PAGE // np.dtype(np.int64).itemsize
     columns = capacity + 1
@@ -905,7 +905,8 @@ class _ShareSize:
 
     def __init__(self) -> None:
         self._cursor = Cursor()
-        self._settled = self._size = 0  # `_settled`: of ids in runs that are not provisional
+        # `_size` counts the ids in all runs, `_settled` those in runs that are not provisional (see `Changes`).
+        self._settled = self._size = 0
 
     def of(self, population: Population) -> int:
         """Return the number of ids in the share, from the population's changes since the last call."""

@@ -24,8 +24,8 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import get_kernel
 
 FIRST_PAGES = 16
-# The most pages that a saved table may ask for: the first number, or the second one times its used pages if that is
-# larger.
+# A table from a saved state has at most this many pages: the first number or, if that is larger, the second number
+# times the number of its pages in use.
 _MOST_EMPTY = 1 << 16, 64
 # The smallest number of ids that scratch memory has room for: draws and updates up to this size need no new memory.
 _BLOCK = 4096
@@ -254,7 +254,7 @@ class PriorityTable:
         there = (keys >= 0) & (episodes.count > 0)
         (first, stride, count), keys = (column[there] for column in episodes), keys[there]
         row = (first & POSITION_MASK) // stride
-        # Keys of the first rows of each episode's pages.
+        # The `lane_keys` of the first row of each page that has existing steps.
         start, pages = keys - row % width, (row % width + count - 1) // width + 1
         alive = np.unique(np.repeat(start, pages) + width * places_of(np.zeros_like(pages), pages))
         in_use = np.flatnonzero(self._pages[:, priority_pages.STRIDE])

@@ -273,7 +273,7 @@ class Arrivals:
     def _add(self, runs: IdRuns, population: Population) -> bool:
         """Append the ids of `runs` that were not added yet; return whether this was possible.
 
-        It is not possible if a run of a new lane began before the newest id of the last block: then nothing is changed.
+        It is not possible if a run of a new lane began before the newest id of the last block. Nothing is changed then.
         """
         runs, place, is_first = self._cursor.new_of(population, runs)
         if not len(place):

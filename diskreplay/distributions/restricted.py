@@ -18,8 +18,9 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, Visible, id_blocks
 
-# Attempt i of a draw draws _OVERDRAWS[i] ids for each id that is still missing. If ids are missing after the last
-# attempt, the allowed ids are listed. This almost never happens if more than a hundredth of all ids is allowed.
+# Attempt i of a draw draws _OVERDRAWS[i] ids for each id that is still missing. Ids that are missing after
+# the last attempt are drawn from a list of the allowed ids. This almost never happens if more than a hundredth of all
+# ids is allowed.
 _OVERDRAWS = (1, 8, 64)
 _NONE: Ints = np.zeros(0, np.int64)
 
@@ -264,12 +265,12 @@ class Indices:
         return self._indices.setdefault(kind, Index(self.most, self.remover, self._rng))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each `Index` object by its kind of id, as JSON, and the state of the random generator."""
+        """Return the state of each `Index`, by the JSON of its kind of id, and the state of the random generator."""
         indices = {json.dumps(kind): index.state_dict() for kind, index in self._indices.items()}
         return {"rng": json.dumps(self._rng.bit_generator.state), "indices": indices}
 
     def loaded(self, state: Mapping[str, Any]) -> "Indices":
-        """Return new `Indices` with these arguments and with the state `state`; ValueError if it is invalid."""
+        """Return new `Indices` with this object's arguments, in the state `state`; ValueError if it is invalid."""
         found = Indices(self.most, self.remover, 0)
         if state:
             with state_of("the indices of a sampler"):
@@ -344,7 +345,7 @@ class Counts:
         return self._old.of(ids) + self._new.of(ids)
 
     def add(self, ids: Ints, number: int, visible: Visible) -> None:
-        """Add `number` to the count of an id each time that it occurs in `ids`; hidden ids may be dropped."""
+        """Add `number` to the count of an id each time that it occurs in `ids`; hidden ids may lose their counts."""
         self._new = self._new.plus(ids, np.full(len(ids), number))
         if len(self._new.ids) > max(_FEW, len(self._old.ids) // 8):
             every = self._old.plus(*self._new)
@@ -387,7 +388,7 @@ class TimesSampled:
         return self._counts.setdefault(kind, Counts())
 
     def state_dict(self, kind: tuple[Any, ...], less: Ints) -> dict[str, Any]:
-        """Return the counts by their kind of id, as JSON. For `kind`, subtract how often each id occurs in `less`."""
+        """Return the counts by the JSON of their kind of id; for `kind`, less how often each id occurs in `less`."""
         every = self._counts.items()
         return {json.dumps(each): counts.state_dict(less if each == kind else _NONE) for each, counts in every}
 
@@ -492,7 +493,7 @@ class AtMost(Restricted):
             self._cursor = Cursor()  # more ids may be allowed now
 
     def accept(self, population: Population, draw: Draw) -> bool:
-        """Count a draw from a saved state if all of its ids still exist; return whether they do."""
+        """Return whether all ids of a draw from a saved state still exist; if so, count the draw."""
         is_there = super().accept(population, draw)
         if is_there:
             self._take(population, draw)

@@ -25,7 +25,7 @@ class Snapshot(Protocol):
 
     @property
     def generation(self) -> int:
-        """A number that changes when positions in `log` change."""
+        """A number that changes when episodes in `log` move to other positions."""
 
     @property
     def origin(self) -> int:

@@ -346,7 +346,7 @@ class Sweep(OneOwner, Even):
         return state if self._pass is None else {**state, **self._pass.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`; ValueError, and no change, if `state` is not one."""
+        """Resume from a `state_dict`; ValueError, and no change, if `state` is invalid."""
         with state_of("a sweep"):
             finished = int(state["finished"])
             loaded = ORDERS[self._order].loaded(state) if "first" in state else None
