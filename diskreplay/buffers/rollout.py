@@ -28,7 +28,7 @@ from diskreplay.store.store import PathLike, Store
 from diskreplay.writing.episode_writer import DISCONTINUITY, same_rows
 from diskreplay.writing.vector_writer import VectorWriter
 
-# The number of rollouts that fit in a store.
+# A store keeps at least this many of the newest rollouts.
 KEPT = 8
 LEAST_SEGMENT_STEPS = 1024
 
