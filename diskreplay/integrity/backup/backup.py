@@ -66,13 +66,13 @@ def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progre
 
 @dataclass
 class _Moment:
-    """The counters and the segments of a store at one moment. The files outside the segments are copied by then."""
+    """The counters and the segments of a store at one moment. The files outside its segments are already copied."""
 
     words: NDArray[np.int64]
     kept: set[int] = field(default_factory=set)  # numbers of sealed segments that were copied before and still exist
     sealed: list[SegmentInfo] = field(default_factory=list)
     live: list[LiveRows] = field(default_factory=list)
-    # Segments that are copied file by file, by number: their damage in words, or "" if only their counters are invalid.
+    # Segments that are copied file by file, by number: the damage in words, or "" if there is no damage to report.
     others: dict[int, str] = field(default_factory=dict)
 
 
@@ -82,13 +82,13 @@ class _Backup:
         self._copier = FileCopier(share=link)
         self._account = Account(disk_usage(root.folder)[0], progress)
         self._store_files = StoreFiles(root, copy.folder, self._copier, self._account)
-        self._done: dict[int, Identity] = {}  # by number of a copied segment: its document's identity
+        self._done: dict[int, Identity] = {}  # the identity of the zarr.json of each copied segment, by segment number
 
     def run(self) -> None:
         """Copy the whole store, durably."""
         self._store_files.copy_ahead()
         for number in current_numbers(self._root):
-            with suppress(SegmentVanished, *DAMAGE):  # such a segment is read again under the lock
+            with suppress(SegmentVanished, *DAMAGE):  # a segment with such an error is read again under the lock
                 if (info := read_segment(self._root, number)).sealed:
                     self._copy_sealed(info)
         for retries in reversed(range(_MOMENTS)):
@@ -126,8 +126,8 @@ class _Backup:
     # --- the moment --------------------------------------------------------------------------------------------------
 
     def _read_moment(self) -> _Moment:
-        """Copy the files outside the segments, and return the state of the rest. The caller holds the store lock."""
-        # Copied before the segments are read: otherwise a sampler's state or a limiter could count a later step.
+        """Copy the files outside the segments, and return counters and segments. The caller holds the store lock."""
+        # Copied before the segments are read: otherwise a saved state or a limiter could count a step that they lack.
         self._store_files.copy()
         words = self._root.counters().read()
         words[layout.STEPS_EVICTED] = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
@@ -161,7 +161,7 @@ class _Backup:
     # --- copying -----------------------------------------------------------------------------------------------------
 
     def _complete(self, moment: _Moment) -> None:
-        """Copy the segments of a moment. Raises SegmentVanished if one of them was removed or replaced after it."""
+        """Copy the segments of a moment. Raises SegmentVanished if one was removed or replaced after this moment."""
         for number in listed_numbers(self._copy):
             if number not in moment.kept:
                 self._done.pop(number, None)

@@ -89,7 +89,7 @@ class Account:
         self.advance(self._total)
 
     def begin(self, where: str) -> None:
-        """Forget the problems that were noted for a part of the store, which is about to be copied again.
+        """Forget the problems of a part of the store, which is about to be copied again.
 
         ``where`` is the folder of a segment, or empty for everything outside the segments.
         """

@@ -42,9 +42,9 @@ _LOCK = f"{layout.COMMITTED}/{layout.LOCK}"
 def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Account) -> None:
     """Copy a sealed segment to the folder ``target``, which may hold some files already.
 
-    A file there is kept if it matches its checksum. Every other file is copied, and a copy that does not match its
-    checksum is noted as a problem. Raises SegmentVanished if the segment is gone or was replaced, OSError if the target
-    cannot be written.
+    A file in ``target`` is kept if it matches its checksum. Every other file is copied, and a copy that does not match
+    its checksum is reported as a problem. Raises SegmentVanished if the segment is gone or was replaced, OSError if
+    the target cannot be written.
     """
     where = layout.segment_folder(info.number)
     account.begin(where)
@@ -131,7 +131,7 @@ class _Copy:
 
 
 class LiveRows(NamedTuple):
-    """Numbers of rows of each lane of a live segment at one moment: committed rows, and rows with an observation."""
+    """For each lane of a live segment, at one moment: the number of committed rows, and of existing observations."""
 
     info: SegmentInfo
     committed: Ints
@@ -139,7 +139,7 @@ class LiveRows(NamedTuple):
 
 
 def read_live(info: SegmentInfo) -> LiveRows:
-    """Return the rows of a live segment by its counters, which are valid if `shows_live_rows` is true.
+    """Return the numbers of rows of a live segment, from its counters; `shows_live_rows` must be true.
 
     Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
     """
@@ -156,7 +156,7 @@ def copy_live(live: LiveRows, root: Root, account: Account) -> SegmentInfo:
     """Copy the committed rows of a segment into another store, and return the copy, which is not sealed.
 
     The copy has only these rows: `seal_segments` then treats it like the segment of a writer that died at that moment.
-    Rows that do not match the marks of the original are noted as a problem. Raises SegmentVanished if the segment is
+    Rows that do not match the marks of the original are reported as a problem. Raises SegmentVanished if the segment is
     gone, FormatError or FileNotFoundError if its files are damaged or missing, OSError if the copy cannot be written.
     """
     info, where = live.info, layout.segment_folder(live.info.number)

@@ -1,4 +1,4 @@
-"""Copies the files of a store outside its segments: documents, evictions, limiters, saved states, quarantine."""
+"""Copies the files of a store outside its segments: metadata, evictions, limiters, saved states, quarantine."""
 
 import os
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ class StoreFiles:
         return [name for name in names if name != layout.METADATA and not name.startswith(".")]
 
     def _copy(self, tops: list[str]) -> set[str]:
-        """Copy the files at or below these entries of the store's folder; return their paths."""
+        """Copy the files and folders ``tops`` of the store's folder; return the paths of all copied files."""
         known = set()
         for name in tops:
             for path in self._files(name):
@@ -65,7 +65,7 @@ class StoreFiles:
         return known
 
     def _files(self, top: str) -> Iterator[str]:
-        """Make the folders below an entry of the store's folder, and yield the paths of the files to copy."""
+        """Yield the paths of the files to copy at or below ``top``; make the folders for them in the copy."""
         if not is_folder(self._source / top):
             yield top
             return
@@ -95,7 +95,7 @@ class StoreFiles:
 
 
 def write_root_document(root: Root, folder: Path) -> None:
-    """Copy the store's own document into a backup, durably: its uuid identifies the store of the backup."""
+    """Copy the store's zarr.json into a backup, durably. Its uuid shows which store an unfinished backup is of."""
     path, data = folder / layout.METADATA, read_document(root.folder / layout.METADATA)
     if not path.exists() or read_document(path) != data:
         write_atomic(path, data, synced=True)

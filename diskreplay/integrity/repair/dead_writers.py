@@ -37,9 +37,10 @@ from diskreplay.segments.segment import SegmentInfo, is_never_written, read_segm
 from diskreplay.writing.marker import Marker
 from diskreplay.writing.sealer import Sealer
 
-# Prefixes of the names of temporary files, each with the name of the lock that its maker holds, or "" for no lock.
+# Prefixes of the names of temporary files and folders: {prefix: path of the lock in the folder, which the process that
+# made the folder holds, or "" for none}.
 _TEMPORARY = {PREFIX: "", "new-": "", **LOCK_OF_DRAFT}
-# Living processes delete their temporary files sooner: a file that exists after this pause belongs to a dead one.
+# A living process deletes its temporary file within this time: a file that exists longer was left by a dead process.
 _PAUSE_S = 0.05
 
 
@@ -87,7 +88,7 @@ class DeadWriters:
         return [info for info in found if info and not info.sealed and not is_locked(info.lock_path)]
 
     def _never_written(self) -> list[str]:
-        """Return the folders of segments whose document was lost in a power failure, and that have no living writer."""
+        """Return the folders of segments without a living writer whose zarr.json was lost in a power failure."""
         names = [layout.segment_folder(n) for n in segment_numbers(self._remedies.files)]
         return [
             name
@@ -100,7 +101,7 @@ class DeadWriters:
         store = self._remedies.store
         retention = Retention(store, store.counters(writable=True))
         sealer = Sealer(store, partial(_count_sealed, retention), Marker(store))
-        with suppress(FormatError):  # a living writer's segment may be damaged: the last verification reports it
+        with suppress(FormatError):  # a living writer's segment may be damaged: the second verification reports it
             while dead := retention.dead_segments(evicts=False):
                 for info, lock in dead:
                     sealer.submit(info, lock)
@@ -124,7 +125,10 @@ class DeadWriters:
         destroy(self._remedies.store, gone)
 
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
-        """Move segments that could not be sealed to quarantine. They have no durable row: verify found no damage."""
+        """Move segments that could not be sealed to quarantine.
+
+        They have no durable row: verify would have reported the damage of a segment with durable rows.
+        """
         with held_lock(self._remedies.store.lock_path):
             for info in unsealed:
                 where = layout.segment_folder(info.number)
@@ -136,12 +140,13 @@ class DeadWriters:
     def _note_fate(self, info: SegmentInfo, fate: Fate, proof: Proof | None) -> None:
         """Add the action that sealed, moved or deleted a segment of a dead writer to the list of actions.
 
-        ``proof`` is not None if checksums of blocks prove more rows of a copied segment than its marks do.
+        ``proof`` is not None if the block checksums in ``durable/blocks`` prove more steps of a copied segment than its
+        marks do.
         """
         now = info if self._dry_run else self._remedies.read(info.number)
         where, note = layout.segment_folder(info.number), self._remedies.note
         if self._dry_run and any(action.where == where for action in self._remedies.actions):
-            return  # another action of the repair would have replaced or moved the segment before
+            return  # without a dry run, an earlier action would have replaced or moved the segment
         kept = None if now is None or now.steps is None else now.steps - now.lost.steps
         if proof and fate is not Fate.REMOVED and (self._dry_run or kept == proof.damage.steps_kept):
             detail = f"a copy with damaged blocks, {proof.damage.steps_kept} steps kept"
@@ -161,7 +166,7 @@ class DeadWriters:
     # --- unfinished files --------------------------------------------------------------------------------------------
 
     def _dead_leftovers(self) -> set[str]:
-        """Return the names of temporary files that still exist after a pause: their processes are dead."""
+        """Return the names of temporary files that still exist after a pause: the processes that made them are dead."""
         found = self._leftovers()
         if found:
             time.sleep(_PAUSE_S)
@@ -189,11 +194,11 @@ def _count_sealed(retention: Retention) -> None:
 
 
 def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
-    """Make the unproven steps of each segment count, as far as they may be complete; yield the actions.
+    """Make the unproven steps of each segment count, up to the first incomplete row of each lane; yield the actions.
 
-    A row was not written completely if its flags do not continue a sequence of episodes, or if its time is earlier than
-    the time of the previous row. The lane then ends before this row. Nothing shows whether the bytes of the other rows
-    are complete, so unproven steps never count without this call. Segments of living writers are left alone.
+    A row is incomplete if its flags do not continue a sequence of episodes, or if its time is earlier than the time of
+    the previous row. The lane then ends before this row. Nothing shows whether the bytes of the other unproven rows are
+    complete, so they never count without this call. Segments of living writers are left alone.
     """
     for number in live_numbers(root, root.counters().read()):
         try:
@@ -236,7 +241,10 @@ def _counted_rows(info: SegmentInfo) -> Ints:
 
 
 def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
-    """Return the first row from ``first`` on with invalid flags or a decreasing time, or ``stop`` if all are valid."""
+    """Return the first of the rows ``[first, stop)`` of a lane whose flags or time are invalid; ``stop`` if none is.
+
+    A time is invalid if it is before the time of the previous row.
+    """
     flags = _rows(info, layout.DONE, lane, max(0, first - 1), stop)
     before = np.array([START], np.uint8) if first == 0 else flags[:1]
     rows = flags[None, min(first, 1) :]
@@ -257,7 +265,10 @@ def _rows(info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDA
 
 
 def _unseal(info: SegmentInfo) -> SegmentInfo:
-    """Mark a sealed segment as unsealed; if this process dies, the next process that opens the store seals it again."""
+    """Make a sealed segment unsealed in its zarr.json.
+
+    If this process dies, the next process that opens the store with mode "a" seals the segment again.
+    """
     os.stat(info.path)  # fails if it was evicted: an evicted segment must not return
     write_unsealed(info)
     return dataclasses.replace(info, sealed=False)

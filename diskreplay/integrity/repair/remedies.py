@@ -76,7 +76,7 @@ class Remedies:
     Attributes
     ----------
     plan : Plan
-        The layout of every segment, from the store's own document. It is set once that document is whole.
+        The layout of every segment, from the store's zarr.json; set when that file was found undamaged.
     actions : list of Action
         The actions so far.
     """
@@ -90,12 +90,12 @@ class Remedies:
 
     @cached_property
     def store(self) -> Root:
-        """The store; its own document must be whole."""
+        """The store. Its zarr.json must be undamaged."""
         return read_root(self.home.name, self.home)
 
     @property
     def files(self) -> Files:
-        """A new reader of the store's files for the checks of verify; the problems that it finds are not reported."""
+        """A new `Files` of the store. The checks of verify add problems to it, which the repair does not report."""
         return Files(str(self.root))
 
     @cached_property
@@ -138,7 +138,7 @@ class Remedies:
                 lock.release()
 
     def read(self, number: int) -> SegmentInfo | None:
-        """Return the attributes in the document of a segment, or None if the document cannot be read."""
+        """Return the attributes in the zarr.json of a segment, or None if that file cannot be read."""
         try:
             return read_segment(self.store, number)
         except (FormatError, OSError):
@@ -152,7 +152,7 @@ class Remedies:
     def set_aside(self, where: str, detail: str, steps: int = 0, *, document_steps: int | None = None) -> None:
         """Move a file or folder into quarantine, and count ``steps`` as lost.
 
-        ``document_steps``: the number of steps to record for a segment in quarantine; None: its steps are counted.
+        ``document_steps``: the number of steps to record for a segment in quarantine; None: the steps are counted.
         """
         now = f"{QUARANTINE}/{where}" if self.dry_run else move_aside(self.root, where, detail, steps=document_steps)
         self.note("quarantined", where, f"{detail}; now {now}", steps)
@@ -173,7 +173,7 @@ class Remedies:
             self.note("restored", where, detail)
 
     def make_group(self, name: str) -> None:
-        """Make a missing group of the store again, with its document."""
+        """Make the folder of a missing group of the store again, and its zarr.json."""
         if not self.dry_run:
             (self.root / name).mkdir()
         where = f"{name}/{layout.METADATA}"

@@ -76,7 +76,7 @@ class _Repair:
         """Repair the store, and return the result."""
         problems = without(verify(self._home, deep=True, progress=progress), "quarantine")
         plan = read_plan(self._remedies.files)
-        if plan is None:  # only the store's own document describes the layout of its segments
+        if plan is None:  # only the store's zarr.json describes the layout of its segments
             data = from_copy(self._root / layout.METADATA, self._root / layout.ROOT_COPY)
             if data is not None:
                 self._remedies.note("restored", layout.METADATA, f"{problems[0].detail}; from its copy")
@@ -90,7 +90,7 @@ class _Repair:
             return Repaired(self._remedies.actions, problems)
         with self._remedies.store_lock():
             self._repair_damage(problems)
-        # After a dry run, the store is still damaged: the search for dead writers may be unable to read it.
+        # In a dry run, the store is still damaged: the search for dead writers may be unable to read it.
         with suppress(FormatError) if self._dry_run else nullcontext():
             DeadWriters(self._remedies, self._foreign).seal()
             if self._salvage:
@@ -127,7 +127,7 @@ class _Repair:
         damaged: dict[int, list[Problem]] = {}
         for problem in problems:
             if problem.kind == "unproven":
-                continue  # not damage: unproven rows stay in their place
+                continue  # not damage: unproven rows stay in their files
             number = names.get("/".join(problem.where.split("/")[:2]))
             if number is None:
                 self._repair_outside_segments(problem)
@@ -193,7 +193,7 @@ class _Repair:
         if data is not None:
             self._remedies.restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
-            if os.path.lexists(self._root / "/".join(parts[:2])):  # else it was already moved because of another file
+            if os.path.lexists(self._root / "/".join(parts[:2])):  # else another file's damage moved it
                 self._remedies.set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
         elif problem.where.startswith(f"{layout.NOTES}/") or (
             problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE
@@ -206,6 +206,6 @@ class _Repair:
         """Complete the replacements of damaged segments that a process began before it died."""
         if self._dry_run:
             return
-        with suppress(FormatError):  # damaged counters: the next process that opens the store does it
+        with suppress(FormatError):  # damaged counters: the next process that opens the store completes them
             for number in finish_replacements(self._remedies.store):
                 self._remedies.note("rebuilt", layout.segment_folder(number), "a process that died had begun this")

@@ -23,7 +23,8 @@ from diskreplay.segments.packs import indexes_of, read_tables, table_from_copy
 from diskreplay.segments.segment import SegmentInfo
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
-# The most that one update adds to each counter. A writer may die after an update, before it updates the complement.
+# The most that one update adds to each of these counters. The file has each counter twice, the second time as its
+# complement, with all bits inverted. A writer updates the counter first, and may die before it updates the complement.
 _MOST_ADDED = {
     layout.STEPS_EVICTED: 1 << layout.POSITION_BITS,
     layout.RESERVED: layout.RESERVED_AT_ONCE,
@@ -36,10 +37,10 @@ _MOST_ADDED = {
 
 
 def known_document(plan: Plan, where: str, evictions: int, root: Path | None = None) -> bytes | None:
-    """Return the right content of the document ``where`` outside the segments; None: its content is unknown.
+    """Return the right content of ``where``, a file outside the segments; None: it is unknown.
 
-    The documents of the store's groups and arrays are known. The copy of the store's own document is known if ``root``,
-    the folder of the store, is given. ``evictions`` is the number of evictions by hand.
+    The content of the zarr.json of each group and array is known. The copy of the store's zarr.json is known if
+    ``root``, the folder of the store, is given. ``evictions`` is the number of evictions by hand.
     """
     known = {f"{name}/{layout.METADATA}": data for name, data in store_documents(plan).items()}
     known[f"{layout.EVICTIONS}/{layout.METADATA}"] = eviction_document(plan, evictions)
@@ -76,12 +77,12 @@ def _candidates(info: SegmentInfo, folder: str, file: str) -> Iterator[bytes]:
     elif file == "c.0.0" and folder in layout.PACK_TABLES:
         yield table_from_copy(info, folder)
     elif file == "c.0" and folder in layout.LANE_COUNTERS:
-        # Sealing makes all counters of lanes equal.
+        # In a sealed segment, the counters `committed`, `observed` and `durable` are equal.
         yield from (_counter(info, other) for other in layout.LANE_COUNTERS if other != folder)
 
 
 def whole_document(path: Path) -> bytes | None:
-    """Return the bytes of a store's or segment's own document, or of its copy; None: they are damaged."""
+    """Return the bytes of the zarr.json of a store or segment, or of its copy; None: they are damaged."""
     if not is_folder(path.parent):
         return None
     try:
@@ -93,7 +94,10 @@ def whole_document(path: Path) -> bytes | None:
 
 
 def from_copy(document: Path, copy: Path) -> bytes | None:
-    """Return the copy of a damaged or missing document; None: the copy is damaged, or the document is not."""
+    """Return the bytes of ``copy`` if the zarr.json ``document`` is damaged or missing.
+
+    None: the copy is damaged too, ``document`` is undamaged, or a folder is in its place.
+    """
     if document.is_dir() or whole_document(document) is not None:
         return None
     return whole_document(copy)
@@ -116,7 +120,7 @@ def _document(info: SegmentInfo, folder: str) -> bytes:
 
 
 def _rows(info: SegmentInfo) -> NDArray[np.int64]:
-    """Return the number of rows of each lane, or an empty array if all counters of lanes are damaged."""
+    """Return the number of rows of each lane; an empty array if ``committed`` and ``durable`` are both damaged."""
     return np.frombuffer(_counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE), "<i8")
 
 
@@ -132,7 +136,7 @@ def _of_episodes(info: SegmentInfo, name: str) -> bytes:
 
 
 def _counter(info: SegmentInfo, counter: str) -> bytes:
-    """Return the bytes of a counter of lanes if they match their checksum, else empty bytes."""
+    """Return the bytes of a segment's array ``counter`` if they match their checksum, else empty bytes."""
     name = f"{counter}/c.0"
     if not is_folder(info.path / counter):
         return b""
@@ -204,7 +208,7 @@ def _newer(both: list[int], most: int) -> int:
 
 
 def _eviction_entries(root: Path) -> int:
-    """Return the number of entries in the files of evictions by hand: the first entry with 0 steps is unused."""
+    """Return the number of evictions by hand in their files: all entries after the last one have 0 steps."""
     count = 0
     with suppress(OSError, FormatError):
         while is_folder(root / layout.EVICTIONS):

@@ -24,13 +24,13 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 
 
 def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired:
-    """Bring a segment back from quarantine, if it is whole; a segment in its place goes to quarantine.
+    """Bring a segment back from quarantine, if it is undamaged; a segment in its place goes to quarantine.
 
     If several segments in quarantine have the number, the one set aside last is tried first. Readers see the segment
     with their next refresh. Raises ReplayError if no segment in quarantine has the number, or if the segment in its
     place has a living writer. Also raises ReplayError if none of the segments can be brought back. The possible
     reasons: a segment is still damaged, would be evicted at once, has fewer steps than the segment in its place, or
-    shares rows with other segments. Raises FormatError if the store's own document is damaged.
+    shares rows with other segments. Raises FormatError if the store's zarr.json is damaged.
     """
     remedies, place = Remedies(home, dry_run, None), layout.segment_folder(number)
     store, plan = remedies.store, read_plan(remedies.files)
@@ -68,7 +68,11 @@ def _bring_back(remedies: Remedies, number: int) -> str:
 
 
 def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentInfo]:
-    """Return the entry and attributes of the latest segment that may be brought back, or raise ReplayError."""
+    """Return the entry and the attributes of the segment in quarantine that is to be brought back.
+
+    Of the segments with this number that may be brought back, it is the one set aside last. Raises ReplayError if there
+    is none.
+    """
     refused: list[ReplayError] = []
     for entry in _find_segments(remedies.root, number):
         try:
@@ -143,7 +147,7 @@ def _members(info: SegmentInfo) -> list[int]:
 
 
 def _steps_of(info: SegmentInfo) -> int:
-    """Return the number of steps of a segment, without lost and unproven ones."""
+    """Return the number of steps of a segment, without lost and unproven steps."""
     if info.sealed:
         return (info.steps or 0) - info.lost.steps
     return count_steps_in(info, proven_rows(info))

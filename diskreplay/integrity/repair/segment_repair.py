@@ -75,7 +75,10 @@ class Losses:
 
 
 def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
-    """Whether a problem of the segment in the folder ``where`` may come from damaged rows: rebuilding removes it."""
+    """Whether a problem of the segment in the folder ``where`` may come from damaged rows.
+
+    A segment that is rebuilt from its undamaged episodes does not have such a problem.
+    """
     if not info.sealed:
         return False
     name = problem.where.removeprefix(f"{where}/")
@@ -108,9 +111,9 @@ def find_losses(
 ) -> Losses | None:
     """Return the losses if a segment is rebuilt; None: the segment cannot be rebuilt, or no damage was found.
 
-    A segment cannot be rebuilt if no step would remain, or if the counter of its rows or the tables of a pack are
-    damaged. ``evicted`` has the episodes that were evicted by hand, as (position, number of steps), by segment number.
-    ``is_table_damaged``: the table of episodes is damaged, which costs no step.
+    A segment cannot be rebuilt if no step would remain, or if its row counters or, in a pack, a table of the merged
+    segments are damaged. ``evicted`` has the episodes that were evicted by hand, as (position, number of steps), by
+    segment number. ``is_table_damaged``: the table of episodes is damaged, which loses no step.
     """
     counter = known_in_segment(info, f"{layout.COMMITTED}/c.0")
     if counter is None:
@@ -134,15 +137,18 @@ def _evicted_of_pack(tables: PackTables, evicted: Mapping[int, Sequence[tuple[in
     ids, steps = np.array(entries, np.int64).reshape(-1, 2).T
     lanes = tables.lanes[tables.places(ids >> layout.POSITION_BITS)]
     rows = tables.rows_of(ids)
-    # An invalid entry, which does not name an episode, must not hide rows of another lane.
+    # An invalid eviction, which does not name an episode, must not remove rows of another lane.
     good = tables.ids_of(rows + steps - 1) == ids + (steps - 1) * lanes
     return list(zip(rows[good].tolist(), steps[good].tolist(), strict=True))
 
 
 def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:
-    """Return the number of steps in a segment's document or, if that is not credible, the most it may have."""
+    """Return the number of steps that a segment's zarr.json states.
+
+    If there is no such number, or the segment's files have no room for so many steps, return the number of committed
+    rows instead.
+    """
     rows = _rows_with_flags(segment)
-    # A document with more steps than its files have room for is not credible.
     counted = info.steps if info is not None and info.steps and info.steps <= rows else 0
     return counted or _rows_committed(segment, rows)
 
@@ -157,7 +163,7 @@ def _rows_committed(segment: Path, most: int) -> int:
 
 
 def _rows_with_flags(segment: Path) -> int:
-    """Return the number of rows that a segment's files have room for, by the size of its flags: a byte a row."""
+    """Return the number of rows that a segment's files have room for: the bytes of its flags, one for each row."""
     with suppress(OSError):
         return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
     return 0
@@ -171,7 +177,7 @@ _ROUNDS = 4
 
 
 class SegmentRepair:
-    """Repairs damaged segments one by one. The caller holds the locks of store and segment. Used by one thread."""
+    """Repairs damaged segments one by one, under the locks of the store and the segment. Used by one thread."""
 
     def __init__(self, remedies: Remedies) -> None:
         self._remedies = remedies
@@ -181,7 +187,7 @@ class SegmentRepair:
         """Restore or rebuild the damaged segment ``number``, or move it to quarantine."""
         remedies, where = self._remedies, layout.segment_folder(number)
         if not self._dry_run and all(problem.where != where for problem in problems):
-            problems = remedies.verify_segment(number)  # it may have been sealed or evicted meanwhile
+            problems = remedies.verify_segment(number)  # the segment may have been sealed or evicted meanwhile
         info = remedies.read(number)
         if info is None and self._restore_document(where, problems):
             if self._dry_run:
@@ -210,14 +216,14 @@ class SegmentRepair:
                 is_done = self._undo_pack(info, where, of_rows) or self._rebuild(info, where, of_rows)
                 return [] if is_done else problems
             if not self._dry_run:
-                note_change(self._root)  # readers that left the segment out read it again
+                note_change(self._root)  # readers that left the damaged segment out read it again
             problems = [] if self._dry_run else self._remedies.verify_segment(number)
         return problems
 
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _restore_document(self, where: str, problems: list[Problem]) -> bool:
-        """Restore a sealed segment's own document from its copy; return whether that is possible."""
+        """Restore the zarr.json of a sealed segment from its copy; return whether that is possible."""
         path = self._root / where
         data = None if path.is_symlink() else from_copy(path / layout.METADATA, path / layout.DOCUMENT_COPY)
         if data is None:
@@ -256,7 +262,7 @@ class SegmentRepair:
             if info is not None and problem.where in folders and problem.kind == "missing":
                 continue  # each file of a missing folder has its own problem
             known = None if info is None else known_in_segment(info, name)
-            is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # it may be missing: taking a lock creates it
+            is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # it may be missing: taking the lock creates the file
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
                 return None
             parent = (self._root / problem.where).parent
@@ -337,7 +343,7 @@ class SegmentRepair:
             built = build_copy(losses.info, losses.damage)
         except (FormatError, FileNotFoundError, NotADirectoryError):
             return None
-        # Unproven rows are kept as they were: they are not a failure.
+        # The new segment keeps unproven rows as they were: they are no failure of the copy.
         found = verify_folder(str(self._root), built, number, self._remedies.plan, self._remedies.evicted)
         if without(found, "unproven"):
             shutil.rmtree(self._root / built, ignore_errors=True)
