@@ -35,7 +35,7 @@ _MOST_NS = 1 << 62
 
 @dataclass(frozen=True)
 class Attributes:
-    """The attributes in a segment's own document, after they were checked."""
+    """The attributes in a segment's zarr.json, after they were checked."""
 
     lanes: int
     chunk_rows: dict[str, int]
@@ -50,9 +50,9 @@ class Attributes:
     values: tuple[int, ...] = ()  # the number of values of episode fields of each lane, if sealed
     times: tuple[int, int] | None = None
     episodes: int | None = None  # the number of lines of its table of episodes; None: no table
-    claimed: tuple[int, ...] = ()
+    claimed: tuple[int, ...] = ()  # rows of each lane in the files, unproven ones included; empty if all are proven
     unproven_steps: int = 0
-    was_sealed: bool = False  # copied while it was being sealed: marks or blocks must prove its rows
+    was_sealed: bool = False  # copied while it was being sealed: marks or block checksums must prove its rows
     packed: tuple[int, int] | None = None  # of a pack: the numbers of lines of its two tables
     compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of a pack, by path of the array
 
@@ -159,7 +159,7 @@ class Segment:
         return found + self.lost_values(before, upto)
 
     def lost_values(self, before: Ints, upto: Ints) -> Ints:
-        """Return, for each lane, the number of values lost to damage with the rows from ``before`` up to ``upto``."""
+        """Return, for each lane, how many values of episode fields were lost with rows from ``before`` to ``upto``."""
         found = np.zeros(self.lanes, np.int64)
         for (position, _), count in zip(self.attributes.lost, self.attributes.lost_values, strict=True):
             row, lane = divmod(position, self.lanes)
@@ -235,7 +235,7 @@ def _need(given: Any, good: Mapping[str, bool]) -> None:
 
 
 def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
-    """Return, by name, whether each attribute that every segment has is possible."""
+    """Return, for each attribute that every segment has, whether its value is possible."""
     claimed, wall = given.get("claimed", []), given["clock"]["wall"]  # the zero of the rows' clock, in ns since 1970
     return {
         "uuid": is_uuid(given["uuid"]),
@@ -252,7 +252,7 @@ def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
 
 
 def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[str, bool]:
-    """Return, by name, whether each attribute that sealing adds is possible."""
+    """Return, for each attribute that only a sealed segment has, whether its value is possible."""
     checksums, times = given["checksums"], given["times"]
     are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()), most=(1 << 32) - 1)
     return {
@@ -308,7 +308,7 @@ def _are_whole(value: Any, count: int | None = None, most: float = math.inf) -> 
 
 
 def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
-    """Return (position, rows) of each range lost to damage; ValueError if they overlap or are not in order."""
+    """Return (position, rows) of each range lost to damage; ValueError if ranges overlap or positions do not rise."""
     ranges, steps = given.get("lost", []), given.get("steps_lost", 0)
     if not isinstance(ranges, list) or not all(_are_whole(entry, 2) and entry[1] for entry in ranges):
         raise ValueError("lost is not a list of positions and rows")
@@ -338,7 +338,7 @@ def _is_boot_time(value: Any) -> bool:
 
 
 def was_lost(files: Files, folder: str) -> bool:
-    """Whether the machine went down before a segment's own document was durable. Such a segment has no mark."""
+    """Whether the machine went down before a segment's zarr.json was durable. Such a segment has no mark."""
     scratch = files.quiet()
     if not scratch.is_folder(folder) or has_marks(scratch, folder):
         return False
@@ -349,12 +349,12 @@ def was_lost(files: Files, folder: str) -> bool:
 
 
 def has_marks(files: Files, folder: str) -> bool:
-    """Whether the marks or the counter of durable rows are not empty, which shows that a segment has a durable row."""
+    """Whether the log of marks or the counter ``durable`` has a byte other than 0: the segment has a durable row."""
     return any(_contents(files, f"{folder}/{name}").strip(b"\0") for name in (layout.MARKS, f"{layout.DURABLE}/c.0"))
 
 
 def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, inode: int) -> bool:
-    """Return False for a sealed segment that is a copy with files from before the sealing, else True."""
+    """Return False for a sealed segment that is a copy, and has files from before the sealing; else True."""
     if not found.sealed or inode == _inode(files, folder):
         return True
     writable, missing = False, False
@@ -431,7 +431,7 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
 
 
 def _wrong_counters(values: Mapping[str, NDArray[np.int64]], sealed: bool) -> dict[str, str]:
-    """Return the problems of the counters of lanes, by the counter's name."""
+    """Return the problems of a segment's row counters, by name of the counter."""
     committed, observed, durable = (values[name] for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE))
     most = layout.POSITION_MASK // len(committed)
     wrong: dict[str, str] = {}

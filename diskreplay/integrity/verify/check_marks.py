@@ -17,7 +17,10 @@ _INVERTED = 0xFFFFFFFF
 
 
 def proven_rows(segment: Segment) -> Ints:
-    """Return the number of rows of each lane that marks prove: a mark counts if it and all marks before it match."""
+    """Return the number of rows of each lane that marks prove.
+
+    A mark counts if it and all marks before it match the rows.
+    """
     proven, values = np.zeros((2, segment.lanes), np.int64)
     for sums, upto in _marks(segment):
         more = segment.count_values(upto, proven)
@@ -28,7 +31,7 @@ def proven_rows(segment: Segment) -> Ints:
 
 
 def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
-    """Return the marks before the first invalid one: checksums of new bytes, and the number of rows of each lane."""
+    """Return the marks before the first invalid one: checksums of the new bytes, and the rows of each lane so far."""
     where = segment.inside(layout.MARKS)
     if not os.path.lexists(segment.files.path(where)):
         return []
@@ -78,7 +81,7 @@ def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, 
 
 
 def count_unproven(segment: Segment, proven: Ints) -> int:
-    """Return the number of steps that may follow the proven rows, at most, by the counters and the flags."""
+    """Return the most steps that can follow the proven rows, by the counter ``committed`` and the flags."""
     lanes = segment.lanes
     data = segment.files.quiet().read(segment.inside(f"{layout.COMMITTED}/c.0"), 8 * lanes, 8 * lanes)
     claimed = proven if data is None else np.maximum(np.frombuffer(data, "<i8"), proven)
@@ -86,7 +89,10 @@ def count_unproven(segment: Segment, proven: Ints) -> int:
 
 
 def _count_behind(segment: Segment, lane: int, first: int, claimed: int) -> int:
-    """Return the number of steps of a lane from row ``first`` up to ``claimed`` or, if it is later, the last flag."""
+    """Return the number of steps of a lane from row ``first`` on, before row ``claimed`` or up to the last flag.
+
+    The later one of these ends counts.
+    """
     per_chunk, at, steps, pending = segment.chunk_rows[layout.DONE], first, 0, 0
     while True:
         stop = min((at // per_chunk + 1) * per_chunk, at + BLOCK_BYTES)

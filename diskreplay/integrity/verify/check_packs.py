@@ -17,7 +17,7 @@ from diskreplay.segments.documents import layout
 
 
 def check_tables(segment: Segment, tables: Tables, number: int | None) -> bool:
-    """Check the tables of a pack; return whether they are valid. ``number`` is the pack's number; None: unknown."""
+    """Check both tables of a pack; return whether they are valid. ``number``: the number of the pack; None: unknown."""
     files = segment.files
     copy = segment.inside(layout.TABLES_COPY)
     check_content(files, copy, tables.content, "checksum", "is not a copy of the two tables of this pack")
@@ -66,7 +66,7 @@ def _wrong_runs(segment: Segment, tables: Tables) -> str | None:
 
 
 def check_indexes(segment: Segment) -> None:
-    """Check the indexes in the compressed arrays of a pack, and the copy of these indexes."""
+    """Check the shard index at the end of each compressed array's file in a pack, and the copy of these indexes."""
     files, indexes = segment.files, []
     for path, how in sorted(segment.attributes.compressed.items()):
         name, nbytes = segment.chunk(path, 0), 16 * (segment.chunk_rows[path] // how.rows)
@@ -87,7 +87,10 @@ def check_indexes(segment: Segment) -> None:
 
 
 def check_runs(segment: Segment, tables: Tables) -> None:
-    """Check that each lane of a pack begins with an episode, and that steps, values and lost rows fit the tables."""
+    """Check that each lane of a pack begins with an episode, and that the pack's rows fit its tables.
+
+    The numbers of steps and of values of episode fields are compared. Lost rows must lie within one lane.
+    """
     files, done = segment.files, segment.inside(layout.DONE)
     (steps, values), counted = np.zeros((2, len(tables.runs)), np.int64), tables.runs[:, 1] > 0
     for _, first, _, flags, _ in blocks(segment, layout.DONE, START):
@@ -120,13 +123,13 @@ def check_runs(segment: Segment, tables: Tables) -> None:
 
 
 def _lines_in(tables: Tables, first: int, stop: int) -> slice:
-    """Return a range of lines of ``tables.runs``: all lanes with rows in ``[first, stop)``, and maybe empty lanes."""
+    """Return the lines of ``tables.runs`` of lanes with rows in ``[first, stop)``, and maybe lanes without rows."""
     begin = int(np.searchsorted(tables.stops, first, "right"))
     return slice(begin, max(begin, int(np.searchsorted(tables.first_rows, stop))))
 
 
 def _check_steps(segment: Segment, tables: Tables, steps: NDArray[np.int64], is_lost: NDArray[np.bool_]) -> None:
-    """Check each merged segment's number of steps, except in segments with lost rows, whose number is unknown."""
+    """Check the number of steps of each merged segment; if the segment has lost rows, the right number is unknown."""
     line = np.cumsum(tables.members[:, 1]) - tables.members[:, 1]
     found, unknown = np.add.reduceat(steps, line), np.logical_or.reduceat(is_lost, line)
     for at in np.flatnonzero((found != tables.members[:, 3]) & ~unknown)[:1].tolist():
@@ -140,7 +143,8 @@ def check_evicted_members(
 ) -> None:
     """Check that each eviction by hand from a segment in the pack names an episode.
 
-    ``evicted`` has (position, number of steps) of the evicted episodes, by segment number; ``number`` is the pack's.
+    ``evicted`` has (position, number of steps) of the evicted episodes, by segment number. ``number`` is the number of
+    the pack.
     """
     for position, steps in evicted.get(number, []):
         detail = f"{steps} steps from position {position} of {segment.where}, a pack, never existed"

@@ -1,4 +1,4 @@
-"""Checks a store outside its segments: its own document, its groups and counters, notes, and saved states."""
+"""Checks a store outside its segments: its zarr.json, its groups and counters, notes, and saved states."""
 
 import math
 import os
@@ -37,7 +37,7 @@ from diskreplay.segments.documents import layout
 
 COUNTERS_FILE = f"{layout.COUNTERS}/c.0"
 GROUPS = (layout.COUNTERS, layout.EVICTIONS, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
-# A writer stores a counter, then its complement. If the two disagree for this instant, they are read again.
+# A writer writes a counter, then its complement. If the two are read between these writes, they are read again.
 _ATTEMPTS = 50
 _PAUSE_S = 0.01
 
@@ -51,7 +51,7 @@ class Words:
 
 
 def read_plan(files: Files) -> Plan | None:
-    """Return the layout of the segments of a store, or None after a problem of the store's own document was reported.
+    """Return the layout of the segments of a store, or None after a problem of its zarr.json was reported.
 
     Raises StoreNotFound if there is no trace of a store, FormatError if this release does not know the store's version
     or a feature that the store needs.
@@ -133,7 +133,7 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
 
 
 def check_root(files: Files, plan: Plan) -> set[str]:
-    """Check the top folders of a store and their documents; return the names of the folders that exist."""
+    """Check the top folders of a store and their zarr.json files; return the names of the folders that exist."""
     names = _root_names(files)
     good = {name for name in GROUPS if files.is_folder(name)}
     hidden = {name for name in names if name.startswith(".")}
@@ -156,7 +156,7 @@ def check_root(files: Files, plan: Plan) -> set[str]:
 
 
 def check_notes(files: Files) -> None:
-    """Check the notes of a store, if it has any: each is a JSON document that contains its own checksum."""
+    """Check the notes of a store, if it has any: each is a JSON file that contains its own checksum."""
     if not os.path.lexists(files.path(layout.NOTES)):
         return
     names = files.listing(layout.NOTES) or {}
@@ -224,7 +224,7 @@ def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tup
     if document is not None:
         shape = document.get("shape")
         rows = shape[0] if isinstance(shape, list) and shape and is_whole(shape[0]) else 0
-        # The array may have been extended for entries that the counter does not include yet.
+        # The array may have been extended for evictions that the counter does not include yet.
         fits = rows >= words.evictions and (rows == words.evictions or rows % layout.EVICTION_ROWS == 0)
         if data != eviction_document(plan, rows) or not fits:
             files.report("metadata", where, f"is not the document of an array of {words.evictions} entries")
@@ -272,7 +272,7 @@ def verify_states(root: str, store: str) -> list[Problem]:
 
 
 def _verify(root: str, where: str, store: str) -> list[Problem]:
-    """Return the problems of the current state of one name, without any that come from a state being saved.
+    """Return the problems of the current saved state in the folder ``where``, except those of a save in progress.
 
     A problem counts only if two checks find it in the same state, and no other state was saved during either check. If
     new states are saved faster than one can be checked, no problem is returned, since none can be confirmed.
@@ -293,12 +293,12 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
 
 
 def _current(root: str, where: str) -> object:
-    """Return the number of the current state, or the invalid value that the document has for it."""
+    """Return the number of the current state, or the invalid value in zarr.json."""
     return (_attributes(Files(root), where) or {}).get("current")
 
 
 def _check_current(files: Files, where: str, store: str) -> object:
-    """Check the current state, and return its number, or the invalid value that the document has for it."""
+    """Check the current state, and return its number, or the invalid value in zarr.json."""
     attributes = _attributes(files, where)
     names = files.listing(where)
     if attributes is None or names is None:
@@ -329,7 +329,7 @@ def _attributes(files: Files, folder: str) -> Document | None:
 
 
 def _arrays(tree: Any, levels: int) -> list[tuple[str, int]]:
-    """Return the name and the checksum of each array of a tree."""
+    """Return the name and the checksum of each array that a saved state, a tree of JSON, refers to."""
     if not levels:
         raise ValueError("is nested too deeply")
     if isinstance(tree, list):

@@ -14,7 +14,7 @@ from diskreplay.segments.documents import layout
 
 
 def check_flags(segment: Segment) -> bool:
-    """Check that flags are sequences of episodes; check a sealed segment's counts. Return whether flags are right."""
+    """Return whether the flags of each lane are a sequence of episodes; check the counts of a sealed segment, too."""
     files, steps, values = segment.files, 0, np.zeros(segment.lanes, np.int64)
     for lane, first, before, flags, counted in blocks(segment, layout.DONE, START):
         if wrong := first_wrong(flags, before, counted):
@@ -92,11 +92,11 @@ Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
 
 
 def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
-    """Yield the values of an array in blocks of bounded size, each of some lanes, in the order of rows.
+    """Yield the values of an array in parts of bounded size, each for some successive lanes, in the order of rows.
 
-    A block is (lane, row, last, values, counted). Its first value is of this lane and row; ``values`` is (lanes,
-    width). ``last`` has the last value of each lane before the block, or the argument ``before``. ``counted`` has the
-    number of values of each lane that are data: values after them are behind the lane's last row.
+    A part is (lane, row, last, values, counted). ``values``, (lanes, width), begins with this lane and row. In lane
+    ``lane + i``, ``last[i]`` is the value before this part, or ``before`` if there is none. Only the first
+    ``counted[i]`` values of this lane are data: the others are behind its last row.
     """
     per_chunk, longest = segment.chunk_rows[path], segment.longest
     dtype = np.dtype(segment.plan.arrays[path].dtype)
@@ -125,7 +125,7 @@ def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
 
 
 def check_lost(segment: Segment) -> bool:
-    """Check that the flags of each range of rows lost to damage are one truncated episode; return whether they are."""
+    """Return whether each range of rows lost to damage has the flags of one truncated episode; if not, report that."""
     for position, count in segment.attributes.lost:
         row, lane = divmod(position, segment.lanes)
         stop, rows = row + count, segment.rows[lane]
@@ -191,8 +191,8 @@ class _Episodes(NamedTuple):
 def check_episodes(segment: Segment, *, deep: bool) -> None:
     """Compare the table of episodes of a sealed segment, if it has one, with its rows.
 
-    This must be the last check: columns that follow from rows with reported problems are not compared. ``deep``: also
-    compare the sums of rewards.
+    This must be the last check: an array of the table is not compared if it follows from rows with reported problems.
+    ``deep``: also compare the sums of rewards.
     """
     if segment.attributes.episodes is None or not _are_sound(segment, layout.DONE):
         return

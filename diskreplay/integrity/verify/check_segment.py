@@ -51,7 +51,7 @@ def verify_segment(
 ) -> tuple[list[Problem], bool]:
     """Return the problems of a segment, and whether it is sealed. An evicted segment has no problems.
 
-    ``where`` is the segment's folder if it is not the usual one; ``on_read`` is called as for `Files`.
+    ``where`` is the segment's folder if it is not the usual one; ``on_read`` is an argument of `Files`.
     """
     where = where or layout.segment_folder(number)
     found: list[Problem] = []
@@ -82,7 +82,7 @@ def verify_folder(root: str, where: str, number: int, plan: Plan, evicted: Entri
 def _verify_once(
     files: Files, where: str, number: int, plan: Plan, deep: bool, evicted: EntriesBySegment
 ) -> bool | None:
-    """Verify a segment once; return whether it is sealed, or None if its document cannot be used."""
+    """Verify a segment once; return whether it is sealed, or None if its zarr.json cannot be used."""
     if not files.is_folder(where):
         return None
     if was_lost(files, where):
@@ -167,11 +167,11 @@ def _report_unproven(segment: Segment, steps: int) -> None:
     segment.files.report("unproven", segment.where, f"{detail}; repair --salvage adds whole ones")
 
 
-# --- its folders: documents, chunk files, and unexpected files -------------------------------------------------------
+# --- its folders: zarr.json and chunk files, and unexpected files ----------------------------------------------------
 
 
 def check_folders(segment: Segment) -> dict[str, set[int]]:
-    """Check every folder and its document; return the numbers of the existing chunks of each array with rows."""
+    """Check every folder and its zarr.json; return the numbers of the existing chunks of each array with rows."""
     present: dict[str, set[int]] = {}
     bad: set[str] = set()
     for path in ("", *segment.plan.folders):
@@ -191,7 +191,7 @@ def check_folders(segment: Segment) -> dict[str, set[int]]:
 
 
 def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
-    """Check the folder of a group, of a counter of lanes, or of a table."""
+    """Check the folder of a group, a row counter (`layout.LANE_COUNTERS`), or a table."""
     files, base = segment.files, segment.inside(path) if path else segment.where
     is_counter = path in layout.LANE_COUNTERS
     if is_counter and layout.LOCK in names:
@@ -254,7 +254,7 @@ def _check_array(segment: Segment, path: str, names: dict[str, str]) -> set[int]
 
 
 def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int]) -> str | None:
-    """Return why a document does not describe an array of this segment with these chunks; None: it does."""
+    """Return why a zarr.json does not describe an array of this segment with these chunks; None: it does."""
     array, rows = segment.plan.arrays[path], segment.chunk_rows[path]
     lanes, longest, shape = segment.lanes, segment.longest_of(path), document.get("shape")
     length = longest
@@ -266,7 +266,7 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
         return array_mismatch(document, array, 2) or other
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
     if segment.attributes.claimed or not (segment.attributes.sealed or segment.attributes.in_place):
-        # Unproven rows may follow, and a power failure may have lost the document's last, longer shape.
+        # Unproven rows may follow, and a power failure may have lost the last zarr.json, with a longer shape.
         covered = longest
     return f"has {length} rows, but its chunks have {covered}" if length < covered else None
 

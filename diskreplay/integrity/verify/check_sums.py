@@ -25,7 +25,10 @@ def block_length(row_bytes: int) -> int:
 
 
 class Blocks:
-    """The checksums in ``durable/blocks`` of a sealed segment: of blocks, parts of chunk files with a fixed length."""
+    """The checksums of a sealed segment's blocks, from its file ``durable/blocks``.
+
+    A block is a part of a chunk file. All blocks of an array have one length, except the last block of each file.
+    """
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -140,7 +143,7 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
 
 
 def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Return the files of a sealed segment that need a checksum; ``present`` has the numbers of the chunks by array."""
+    """Return the files of a sealed segment that need a checksum; ``present`` has the existing chunks of each array."""
     plan = segment.plan
     wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
     wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}
@@ -154,7 +157,7 @@ def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
 
 
 def _check_copy(segment: Segment) -> None:
-    """Check the copy of the segment's own document, since repair restores the document from that copy."""
+    """Check the copy of the segment's zarr.json, since repair restores the zarr.json from that copy."""
     document = segment.files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES)
     where, detail = segment.inside(layout.DOCUMENT_COPY), "is not a copy of the segment's zarr.json"
     check_content(segment.files, where, document, "checksum", detail)

@@ -1,4 +1,4 @@
-"""Derives the content of a store's documents, its zarr.json files, from its schema, as docs/format.md describes."""
+"""Derives the content of a store's zarr.json files (its documents) from its schema, as docs/format.md describes."""
 
 import json
 import math
@@ -49,7 +49,7 @@ class Array:
 
 
 class Compressed(NamedTuple):
-    """The compression of an array of a pack: rows of an inner chunk, level of zstd, and bytes of the chunk file."""
+    """The compression of an array of a pack: ``rows`` of an inner chunk, zstd ``level``, ``nbytes`` of the file."""
 
     rows: int
     level: int
@@ -57,7 +57,7 @@ class Compressed(NamedTuple):
 
 
 def sharding(how: Compressed, shape: tuple[int, ...]) -> Document:
-    """Return the codec of a compressed array whose rows have this shape."""
+    """Return the zarr codec of a compressed array whose rows have this shape, as JSON."""
     plain = {"name": "bytes", "configuration": {"endian": "little"}}
     zstd = {"name": "zstd", "configuration": {"level": how.level, "checksum": False}}
     configuration = {
@@ -71,9 +71,10 @@ def sharding(how: Compressed, shape: tuple[int, ...]) -> Document:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layout of the segments of a store: groups and arrays with rows, by path, and templates of their documents.
+    """The layout of the segments of a store: the paths of groups and arrays, and templates of their zarr.json files.
 
-    ``tables`` has the paths of the two tables of a pack, ``columns`` the paths of the arrays in a table of episodes.
+    ``arrays`` has the arrays with rows, by path. ``tables`` has the paths of the two tables of a pack. ``columns`` has
+    the paths of the arrays which form the table of episodes of a segment.
     """
 
     arrays: dict[str, Array]
@@ -90,7 +91,7 @@ class Plan:
         compressed: Mapping[str, "Compressed"] = MappingProxyType({}),
         episodes: int | None = None,
     ) -> "Plan":
-        """Return the layout of a segment with these attributes, which may add an array of priorities and tables."""
+        """Return the layout of a segment with these attributes, which say whether it has priorities and tables."""
         arrays, groups, templates, tables = self.arrays, self.groups, self.templates, self.tables
         columns = self.columns
         if episodes is not None:
@@ -113,7 +114,7 @@ class Plan:
 
     @property
     def episode_arrays(self) -> list[str]:
-        """The arrays of episode fields, by path."""
+        """The paths of the arrays of episode fields."""
         return [path for path in self.arrays if layout.is_of_episodes(path)]
 
     @property
@@ -123,7 +124,7 @@ class Plan:
 
 
 def _episode_documents(templates: Mapping[str, Document], episodes: int) -> dict[str, Document]:
-    """Return the documents of the arrays of a table with this number of episodes, by path."""
+    """Return the zarr.json of each array of a segment's table of ``episodes`` episodes, by path."""
     documents = {}
     for name, dtype in layout.EPISODE_COLUMNS.items():
         template = templates[layout.DONE if dtype == "|u1" else layout.COMMITTED]
@@ -146,7 +147,7 @@ def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Pla
 
 
 def parse(files: Files, where: str, data: bytes) -> Document | None:
-    """Return the JSON object in ``data``, or None after a problem of ``where`` was reported."""
+    """Return the JSON object in ``data``, or None after a problem of the file ``where`` was reported."""
     try:
         text = data.decode()
         if text.count("[") + text.count("{") > MOST_DEPTH:
@@ -170,7 +171,7 @@ def read_object(files: Files, where: str, most: int = MAX_DOCUMENT_BYTES) -> Doc
 
 
 def read_group(files: Files, folder: str) -> Document | None:
-    """Return the attributes of a group, whose document contains its checksum, or None after a problem was reported."""
+    """Return the attributes of a group from its zarr.json, which has its own checksum; None: a problem was reported."""
     where = f"{folder}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     if data is None or not check_itself(files, where, data) or (document := parse(files, where, data)) is None:
@@ -190,14 +191,14 @@ def check_content(files: Files, where: str, expected: bytes | None, kind: str, d
 
 
 def check_itself(files: Files, where: str, data: bytes) -> bool:
-    """Whether a document matches its own checksum; if not, report that."""
+    """Whether a JSON file matches the checksum in it; if not, report that."""
     if not (fits := fits_itself(data)):
         files.report("checksum", where, "has no checksum in it" if fits is None else "does not match its checksum")
     return bool(fits)
 
 
 def fits_itself(data: bytes) -> bool | None:
-    """Return whether a document matches the checksum that it contains, or None if it contains no checksum."""
+    """Return whether a JSON file matches the checksum that it contains, or None if it contains no checksum."""
     if len(_SELF.findall(data)) != 1:
         return None
     (crc,) = _SELF.findall(data)
@@ -205,19 +206,19 @@ def fits_itself(data: bytes) -> bool | None:
 
 
 def compact(document: Document) -> bytes:
-    """Return a document as it is written: JSON without spaces, with keys in their given order."""
+    """Return the bytes of a zarr.json: JSON without spaces, with keys in their given order."""
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def shaped(template: Document, shape: list[int], chunks: list[int], names: list[str] | None = None) -> Document:
-    """Return an array's document with another shape and chunk shape."""
+    """Return the zarr.json of an array with another shape and chunk shape, and other ``names`` of axes if given."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
     document = {**template, "shape": shape, "chunk_grid": grid}
     return document if names is None else {**document, "dimension_names": names}
 
 
 def store_documents(plan: Plan) -> dict[str, bytes]:
-    """Return the documents of the store's own groups and arrays that follow entirely from ``plan``, by path."""
+    """Return the zarr.json files outside the segments whose content follows from ``plan`` alone, by their folders."""
     group, counter = plan.templates[""], plan.templates[layout.COMMITTED]
     words = 2 * layout.COUNTER_WORDS
     return {
@@ -227,19 +228,19 @@ def store_documents(plan: Plan) -> dict[str, bytes]:
 
 
 def eviction_document(plan: Plan, rows: int) -> bytes:
-    """Return the document of ``evictions`` with this number of rows."""
+    """Return the zarr.json of the array ``evictions`` with this number of rows."""
     counter = plan.templates[layout.COMMITTED]
     return compact(shaped(counter, [rows, 2], [layout.EVICTION_ROWS, 2], ["entry", "id_and_steps"]))
 
 
 def limiter_document(plan: Plan) -> bytes:
-    """Return the document of a limiter's array."""
+    """Return the zarr.json of a limiter's array."""
     slots = [layout.LIMITER_SLOTS]
     return compact(shaped(plan.templates[layout.COMMITTED], slots, slots, ["slot"]))
 
 
 def array_mismatch(document: Any, array: Array, lead: int) -> str | None:
-    """Return why a document does not describe ``array``; None: it does. The first ``lead`` axes may have any length."""
+    """Return why zarr.json does not describe ``array``; None: it does. The first ``lead`` axes may have any length."""
     if not isinstance(document, dict):
         return "is not an object"
     dimensions = lead + len(array.shape)
@@ -268,7 +269,7 @@ def array_mismatch(document: Any, array: Array, lead: int) -> str | None:
 
 
 def is_group(document: Any) -> bool:
-    """Whether a document describes a zarr v3 group."""
+    """Whether a zarr.json describes a zarr v3 group."""
     return isinstance(document, dict) and document.get("zarr_format") == 3 and document.get("node_type") == "group"
 
 
@@ -282,7 +283,7 @@ def is_whole(value: Any, least: int = 0, most: float = math.inf) -> bool:
 
 
 def check_templates(files: Files, plan: Plan, where: str) -> None:
-    """Check the templates of the documents of segments against the schema."""
+    """Check that the templates of the segments' zarr.json files fit the schema."""
     counter = Array((), "int64")
     wanted = {path: (array, 2) for path, array in plan.arrays.items()} | dict.fromkeys(
         layout.LANE_COUNTERS, (counter, 1)

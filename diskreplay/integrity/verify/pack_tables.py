@@ -87,7 +87,10 @@ def find_superseded(packs: Mapping[int, Tables]) -> set[int]:
 
 
 def find_torn(packs: Mapping[int, Tables], superseded: Iterable[int]) -> dict[int, int]:
-    """Return superseded packs with a segment that no current pack has, each with a pack that replaces it in part."""
+    """Return the superseded packs with a segment that no current pack has, by number.
+
+    The value is the number of a current pack that has other segments of the superseded pack.
+    """
     superseded = set(superseded)
     counted = {number: {*tables.numbers} for number, tables in packs.items() if number not in superseded}
     torn = {}

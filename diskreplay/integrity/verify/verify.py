@@ -161,7 +161,7 @@ def segment_numbers(files: Files) -> list[int]:
 
 
 def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Tables]:
-    """Return the tables of all undamaged packs among these segments, by number; report no problem."""
+    """Return the tables of the undamaged packs among the segments ``numbers``, by pack number; report no problem."""
     found, quiet = {}, files.quiet()
     for number in numbers:
         where = layout.segment_folder(number)
@@ -175,10 +175,10 @@ def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Ta
 
 
 def _is_just_made(number: int, packs: Mapping[int, Tables], there: Sequence[int]) -> bool:
-    """Whether an uncounted pack was just made: its segments, or older packs with them, are all still there.
+    """Whether a pack was just made: the segments merged into it, or older packs with these segments, all still exist.
 
-    An uncounted pack has a number beyond the store's counters. Its maker is about to count it, or died before that:
-    until another writing process counts the pack, readers use the segments that were merged into it.
+    The pack has a number beyond the store's counter of segments. The process that made it is about to increase the
+    counter, or died before that. Until another process increases it, readers use the segments merged into the pack.
     """
     if number not in packs:
         return False
