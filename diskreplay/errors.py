@@ -27,7 +27,7 @@ from contextlib import contextmanager
 
 from diskreplay.folders import shown
 
-# `warn_caller` skips frames of these modules: this package, and decorators and imports between its frames.
+# `warn_caller` skips frames of these modules: of this package, and of the decorators and imports that it runs through.
 _INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib", "importlib")
 
 

@@ -139,7 +139,7 @@ class LookupBelow(Lookup):
         if path.startswith(self._folder):
             try:
                 return os.stat(path[len(self._folder) :], dir_fd=self._fd)
-            except OSError:  # as above
+            except OSError:  # the whole path is tried below, as in `open`
                 pass
         return super().status(path)
 
@@ -166,9 +166,9 @@ _open: weakref.WeakValueDictionary[int, OpenFolder] = weakref.WeakValueDictionar
 
 
 def hidden_sibling(path: Path, suffix: str) -> Path:
-    """Return the path ``.NAMEsuffix`` next to ``path``, where NAME is its name: a place for an unfinished copy.
+    """Return the path ``.NAMEsuffix`` next to ``path``, where NAME is the last part of ``path``.
 
-    A name that is too long is shortened, and ends in a hash of the whole name: names with the same beginning differ.
+    A NAME that is too long is shortened, and ends in a hash of all of it, so that names with one beginning differ.
     """
     name = os.fsencode(path.name)
     if len(name) + len(suffix) + 1 > _NAME_BYTES:

@@ -27,9 +27,8 @@ EPISODE_VALUES = 64
 DISCARDED = 128
 NO_STEP = OBSERVATION_ONLY | END_MARKER
 # Only two kinds of rows have the flag DISCARDED. DISCARD: the end marker of an episode that its writer discarded.
-# DISCARD_BEFORE: the episode was cut for its length, that is, because its segment was full, and was discarded before
-# its next step. This row is the only one of a new part, which has no step, and says that the parts before it are
-# discarded.
+# DISCARD_BEFORE: the only row of an episode without steps. It continues an episode that was cut for its length (because
+# its segment was full), and says that this earlier episode, and those that it continues, are discarded.
 DISCARD = END_MARKER | DISCARDED
 DISCARD_BEFORE = FIRST | CUT | DISCARD
 
@@ -95,7 +94,7 @@ class EpisodeTable:
         return self.select(~discarded) if discarded.any() else self
 
     def with_discarded(self, at: Any) -> "EpisodeTable":
-        """Return a copy of the table that marks the episodes at the positions ``at`` as discarded."""
+        """Return a copy of the table in which the episodes at the positions ``at`` are discarded."""
         lines = self.lines.copy()
         lines[at, END] |= DISCARDED
         return EpisodeTable(lines)

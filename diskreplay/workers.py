@@ -71,7 +71,7 @@ class computed_once(Generic[T]):
     @overload
     def __get__(self, instance: object, owner: type) -> T: ...
     def __get__(self, instance: object, owner: type) -> Self | T:
-        """Compute the value, and store it in the instance, where Python finds it before this descriptor."""
+        """Compute the value, and put it into the instance's dict, where Python finds it before this descriptor."""
         if instance is None:
             return self
         value = instance.__dict__[self._name] = self._compute(instance)
@@ -126,7 +126,10 @@ class Job(Generic[T]):
 
 
 class _Line:
-    """The queue of jobs of a `Workers`, which its threads keep after the `Workers` is gone; None ends a thread."""
+    """The queue of the jobs of a `Workers` object, in which None ends a thread.
+
+    The threads refer to the queue, and not to the `Workers` object, so that this object can be garbage collected.
+    """
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
@@ -135,7 +138,7 @@ class _Line:
 
 
 class Workers:
-    """Threads that take jobs from one queue, in order, and make their calls. They start with the first job.
+    """Threads that take jobs from one queue, first in first out, and make their calls. They start with the first job.
 
     The threads end after `close`, soon after the last reference to this object is gone, or when the interpreter ends. A
     forked child gets threads of its own. If no thread can make a call, because the system has no room for a thread or

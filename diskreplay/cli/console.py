@@ -55,7 +55,7 @@ def not_nan(value: float) -> float:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print parts, such as tables of rich, to stdout."""
+    """Print objects that rich can render, such as tables, to stdout."""
     console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
@@ -175,7 +175,7 @@ class _Amounts(ProgressColumn):
 
 
 def _amounts(task: Task) -> str:
-    """Return the state of a transfer as text, such as "12 of 80 episodes, 1.2 GB of 8.0 GB, 3 min left"."""
+    """Return the progress of a transfer as text, such as "12 of 80 episodes, 1.2 GB of 8.0 GB, 3 min left"."""
     if task.fields["amounts"] is None:
         return ""
     done, total = task.fields["amounts"]

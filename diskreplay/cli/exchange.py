@@ -146,7 +146,7 @@ def import_store(
 
 
 class WhereOfSource:
-    """A condition on the episodes of a data set; the expression is compiled at the first call, with its schema."""
+    """A condition on the episodes of a data set; compiled at the first call, with the schema of that call's episode."""
 
     def __init__(self, expression: str) -> None:
         self.expression = expression
@@ -187,8 +187,8 @@ def _watched(
 ) -> Iterator[Announced]:
     """Show the progress of an import or an export, and ``if_interrupted`` after Ctrl-C.
 
-    The yielded object is the argument ``progress`` of the import or export. Before its first episode, ``announce`` is
-    called with the plan. Until then, a bar has the title ``before``.
+    The yielded object is the argument ``progress`` of the import or export. Until its first episode, a bar with the
+    title ``before`` is shown. Then ``announce`` is called with what will be written, and a bar has the title ``title``.
     """
     with ExitStack() as shown:
         shown.enter_context(console.bar(before))
@@ -282,7 +282,7 @@ def export_store(
 
 
 def _listed(title: str, names: Sequence[str]) -> list[str]:
-    """Return a list of one text, the title and the names, for the last line of the output; [] without names."""
+    """Return a list with one text, such as "not kept: a, b", for the last line of the output; [] without names."""
     return [f"{title}: {', '.join(map(text.clean, names))}"] if names else []
 
 

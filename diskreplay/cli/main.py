@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
-    """Print a warning as one line, without the place in the source code."""
+    """Print a warning as one line, without the file and the line of the code that issued it."""
     console.complain(f"warning: {text.clean(' '.join(str(message).split()))}")
 
 
@@ -123,9 +123,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _unfit(found: Mapping[str, Any], message: str) -> str:
-    """Return why pydantic refused an argument, with its value, from an entry of pydantic's errors.
+    """Return in words why pydantic refused an argument, with the argument's value.
 
-    For other types of errors, return ``message``.
+    ``found`` is an entry of the list of errors in pydantic's exception. For other types of errors, return ``message``.
     """
     value, context = found["input"], found.get("ctx", {})
     match found["type"]:

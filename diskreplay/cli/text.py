@@ -25,7 +25,7 @@ def count(number: int | None) -> str:
 def step_classes(counts: Mapping[str, int]) -> list[str]:
     """Return the counts of hidden, evicted, discarded and lost steps that are not 0 as texts, such as "9 hidden".
 
-    ``counts`` has them with the keys of `Store.info`.
+    ``counts`` has these counts under the keys of `Store.info`.
     """
     names = {"hidden": "hidden", "evicted": "evicted", "discarded": "discarded", "lost": "lost to damage"}
     return [f"{count(counts[f'steps_{key}'])} {name}" for key, name in names.items() if counts[f"steps_{key}"]]

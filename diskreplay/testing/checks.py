@@ -17,7 +17,7 @@ from diskreplay.testing.reference import transition
 _CLOCK_SLACK_S = 5.0
 
 COMPUTED = ("reward", "discount")
-"""Fields of a transition that are sums or powers. Rounded to float32, they may differ in the last place."""
+"""Fields of a transition that are sums or powers. Rounded to float32, they may differ in the last digit."""
 
 
 def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cuts: bool = False) -> dict[int, int]:
@@ -46,7 +46,7 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
         if last not in real:
             raise AssertionError(f"the episode whose last step is {last} is not in the store")
         if length_cuts:
-            # An end without a row of its own becomes visible when a background thread seals the segment.
+            # An end that no row marks becomes visible when a background thread seals the segment.
             episode.show_end(real[last].cut)
         check_episode(real[last], episode)
         serials = [int(step.extra[key]) for step in episode.steps[episode.hidden :]]
@@ -142,7 +142,7 @@ def check_transitions(
 
 
 def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """Split each episode of the model where a writer of the store cut it because it began a new segment."""
+    """Split each episode of the model where the store's writer cut the real one to begin a new segment."""
     starts = {int(np.asarray(episode[key])[0]): episode for episode in real.values()}
     for lane in model.lanes():
         followed: list[ModelEpisode] = []
@@ -160,7 +160,7 @@ def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) ->
 
 
 def _follow_idle_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """End each open episode of the model that its writer cut to begin a new segment, and has not yet continued."""
+    """End each open episode of the model that the store's writer cut for a new segment, and has not yet continued."""
     newest: dict[int, int] = {}
     waiting: list[tuple[ModelEpisode, Any]] = []
     for lane in model.lanes():
@@ -207,7 +207,7 @@ def _equal(what: str, got: Any, expected: Any) -> None:
 
 
 def _same(what: str, got: Flat, expected: Flat) -> None:
-    """Raise AssertionError unless all leaves have the same bytes: NaN then equals NaN."""
+    """Raise AssertionError unless all leaves have the same bytes, so NaN equals NaN."""
     _equal(f"{what}: leaves", list(got), list(expected))
     for leaf, x in expected.items():
         _equal(f"{leaf}: dtype and shape", (got[leaf].dtype, got[leaf].shape), (x.dtype, x.shape))

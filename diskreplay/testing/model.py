@@ -93,7 +93,7 @@ class ModelEpisode:
         self.ended, self.terminated, self.truncated, self.cut = True, terminated, truncated or cut, cut
 
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:
-        """Cut the episode before step `at`, as a writer does if its segment is full; return an episode with the rest.
+        """Cut the episode before step `at`, as a writer does if its segment is full; return the later episode.
 
         `final`: the observation of step `at` becomes the final observation of this episode.
         """
@@ -146,7 +146,7 @@ class ModelLane:
         current = self.open
         if current is not None and current.final is not None:
             if same_values(current.final, seen):
-                seen = current.final  # equal values may differ in their bytes: the first ones are kept
+                seen = current.final  # equal values may differ in their bytes: those of `next_obs` are kept
             else:
                 self.discontinuities += 1
                 current.end(cut=True)

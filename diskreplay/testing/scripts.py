@@ -229,7 +229,7 @@ def _vector_calls(
 
 
 def _random_row(schema: Schema, width: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Return random arguments of one `append` for all lanes: a skipped lane has values, which must have no effect."""
+    """Return random arguments of one `append` for all lanes; the values for a skipped lane must have no effect."""
     trees = {"obs": schema.obs, "next_obs": schema.obs, "action": schema.action, "extra": schema.extra}
     row: dict[str, Any] = {name: random_values(tree, rng, (width,)) for name, tree in trees.items()}
     row["reward"] = random_rewards(schema.reward, rng, width)

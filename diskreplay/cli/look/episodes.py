@@ -127,7 +127,7 @@ def with_fields(store: dr.Store, columns: Columns) -> Columns:
 
 
 def fields_of(columns: Columns) -> list[str]:
-    """Return the names of the columns with episode fields, which are paths."""
+    """Return the names of the columns with episode fields; these names are paths such as ``episode/seed``."""
     return [name for name in columns if name.startswith("episode/")]
 
 
@@ -164,7 +164,7 @@ def passing(columns: Columns, bounds: Bounds, ended: Sequence[Ended]) -> NDArray
 
 
 def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: bool) -> NDArray[np.intp]:
-    """Return the indices ``found`` sorted by a column; equal episodes by age, episodes with no value or NaN last."""
+    """Return the indices ``found`` sorted by a column, and by age if values are equal; no value and NaN come last."""
     if descending:
         found = found[::-1]
     if sort == SortBy.age:

@@ -27,7 +27,7 @@ from diskreplay.segments.documents.root import read_root
 from diskreplay.segments.documents.state_files import state_names
 
 BINS = 40
-WIDE = 100.0  # if the largest priority is at least this many times the least, logarithms are drawn
+WIDE = 100.0  # if the largest priority is at least this many times the smallest, logarithms are drawn
 MOST_SERIES = 6  # the most elements of a vector that are drawn
 Ints = NDArray[np.int64]
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
@@ -159,9 +159,9 @@ def of_elements(title: str, rows: NDArray[Any]) -> Chart:
 
 
 def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any]]]:
-    """Return the title, and by name the values of each of the first `MOST_SERIES` elements of the rows.
+    """Return a title, and the values of each of the first `MOST_SERIES` elements of the rows, by name ("[0]"...).
 
-    If elements are left out, the title says so.
+    If the rows have more elements, the title says so.
     """
     columns = rows.reshape(len(rows), math.prod(rows.shape[1:])).T
     if len(columns) > MOST_SERIES:
@@ -171,7 +171,7 @@ def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any
 
 
 def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: str = "steps") -> Chart:
-    """Return histograms of several columns in the same bins; ``of`` names the counted things."""
+    """Return histograms with the same bins of several arrays, ``columns``; ``of`` says what is counted, as "steps"."""
     every = _finite(np.concatenate([*columns.values()]))
     if every.dtype.kind in "biu" and (distinct := np.unique(every)).size <= BINS:
         series = [Series(name, distinct, _counts(values, distinct)) for name, values in columns.items()]
@@ -208,7 +208,7 @@ def _some(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def in_units(seconds: NDArray[np.float64], label: str) -> tuple[NDArray[np.float64], str]:
-    """Return times in the largest unit in which the longest is at least 2, and ``label`` with the unit before it."""
+    """Return times in the largest unit in which the longest is at least 2, and ``label`` after the unit's name."""
     name, unit = next(((n, u) for n, u in _UNITS if seconds.max() >= 2 * u), _UNITS[-1])
     return seconds / unit, f"{name} {label}"
 
@@ -230,7 +230,7 @@ def read_priorities(store: dr.Store, samplers: Sequence[str]) -> Saved:
 
 
 def _tables(tree: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the tables of priorities in a state, each with the kind of its ids."""
+    """Yield the tables of priorities in a sampler's saved state, each with the kind of its ids."""
     if not isinstance(tree, Mapping):
         return
     if is_priority_table(tree):

@@ -60,7 +60,7 @@ def watch(
         with console.bar("Measuring segments") as progress:
             activity = Activity(path, limiters, progress)
         with activity:
-            first = activity.look()  # the rates of the next look are measured from this one
+            first = activity.look()  # the next look measures rates since this look
             if not (once or json) and sys.stdout.isatty():
                 _draw(first, _look_again(activity, interval, count and count - 1))
                 return
@@ -96,7 +96,7 @@ def _look_again(activity: Activity, interval: float, count: int | None) -> Itera
 
 
 def _draw(look: Look, looks: Iterator[Look]) -> None:
-    """Draw ``look``, then each of ``looks`` in its place, on the whole terminal; print the last one at the end."""
+    """Draw ``look`` on the whole terminal, then each of ``looks`` in its place; at the end, print the last look."""
     terminal = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     try:
         with (

@@ -64,7 +64,7 @@ def _of_times(info: Mapping[str, Any], steps: Steps) -> Iterator[Chart]:
 
 
 def _by_writer(writers: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield the names of the writers with most steps, each with a mask of its steps; last, all others together."""
+    """Yield the names of the writers with most steps, each with a mask of its steps; then all others together."""
     numbers, counts = np.unique(writers, return_counts=True)
     most = numbers[np.argsort(-counts, kind="stable")]
     alone = most if len(most) <= MOST_SERIES else most[: MOST_SERIES - 1]
@@ -84,7 +84,7 @@ def _of_priorities(store: dr.Store, steps: Steps) -> Iterator[Chart]:
             try:
                 yield priorities_chart(store, [name], None)
             except (ReplayError, ValueError, BadParameter):
-                continue  # the state has no priorities, was deleted, or is damaged, which `diskreplay verify` reports
+                continue  # the saved state has no priorities, or was deleted, or `diskreplay verify` reports its damage
 
 
 ELEMENTS = 4_000_000  # the most elements of a field that are read

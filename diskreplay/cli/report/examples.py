@@ -34,7 +34,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Frames:
-    """Images of a field: ``count`` of its ``rows`` as an animation (GIF), and ``steps`` as a strip (PNG)."""
+    """Images of a field with ``rows`` rows: ``count`` of them as a GIF, ``moving``, and those of ``steps`` as a PNG."""
 
     field: str
     rows: int
@@ -115,7 +115,7 @@ def _readable(schema: Schema) -> dict[str, Field]:
 
 
 def frames(episode: Episode, schema: Schema) -> Iterator[Frames]:
-    """Yield frames of each of the first `IMAGES` fields that have images."""
+    """Yield the images of each of the first `IMAGES` fields with images."""
     paths = [path for path, leaf in _readable(schema).items() if is_image(leaf)]
     for path in paths[:IMAGES]:
         rows = row_count(episode, path)

@@ -20,8 +20,8 @@ EPISODES, STEPS = 5_000, 100_000  # the most episodes and steps that are read
 LONGEST = 1_000_000  # the most steps of an episode whose rewards are summed
 REWARDS = 20_000_000  # the most rewards that are summed
 ASKED = 50_000  # the most episodes that --where is tested on
-SEGMENTS = 256  # the newest segments, which are searched for the newest episode
-PIECES = 400  # ranges of successive steps of a sample
+SEGMENTS = 256  # the number of newest segments that are searched for the newest episode
+PIECES = 400  # the number of ranges of successive steps in a sample
 
 Ints = NDArray[np.int64]
 
@@ -105,7 +105,7 @@ class Steps:
         return len(self.ids)
 
     def read(self, path: str, most: int = STEPS) -> tuple[Ints, NDArray[Any]]:
-        """Return the ids of at most ``most`` steps that are not evicted meanwhile, and their values of a field."""
+        """Return the ids and the values of a field of at most ``most`` steps, without steps evicted meanwhile."""
         ids = self.ids if len(self.ids) <= most else self.ids[np.linspace(0, len(self.ids) - 1, most).astype(int)]
         snapshot, leaf = self.snapshot, self.snapshot.leaf(path)
         if not len(ids):
@@ -135,7 +135,7 @@ def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
 
 
 def places(total: int) -> Ints:
-    """Return the positions of sampled steps among ``total`` steps: all, or a random range in each of `PIECES` parts."""
+    """Return the positions of sampled steps: all of ``total``, or a random range in each of `PIECES` equal parts."""
     if total <= STEPS:
         return np.arange(total)
     size, part = STEPS // PIECES, total / PIECES
