@@ -56,7 +56,7 @@ def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progre
     """Make a consistent copy of a store, which other processes may write to meanwhile; see `Store.backup`."""
     check_local(to)
     target = Path(to).absolute()
-    root.counters().read()  # raises before anything is made: a store without counters cannot be backed up
+    root.counters().read()  # raises before a folder is made: a store without counters cannot be backed up
     with root.still_there(), storage_errors(target, full_message(target)), unfinished(root, target) as folder:
         copying = _Backup(root, read_root(folder), link, progress)
         copying.run()
@@ -127,7 +127,7 @@ class _Backup:
 
     def _read_moment(self) -> _Moment:
         """Copy the files outside the segments, and return counters and segments. The caller holds the store lock."""
-        # Copied before the segments are read: otherwise a saved state or a limiter could count a step that they lack.
+        # Copied before the segments are read, so that no saved state or limiter counts a step that the copy lacks.
         self._store_files.copy()
         words = self._root.counters().read()
         words[layout.STEPS_EVICTED] = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))

@@ -66,7 +66,10 @@ def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Ac
 
 
 def _make_folders(source: Path, target: Path) -> set[str]:
-    """Make the folders of ``source`` in ``target``, remove files that ``source`` lacks, and return its file paths."""
+    """Make the folders of ``source`` in ``target``, and remove files from ``target`` that ``source`` lacks.
+
+    Returns the paths of all files of ``source``, relative to it.
+    """
     names: set[str] = set()
     was_begun = is_folder(target)
     for folder, files in files_below(source):
@@ -111,7 +114,7 @@ class _Copy:
         is_chunk = name in self._chunks
         self._copier.copy(str(self._info.path / name), target, may_clone=is_chunk, may_link=is_chunk and self._stays)
         if is_chunk and (mode := os.stat(target).st_mode) & WRITE_BITS:
-            # Readers check the bytes of writable chunks, which may predate the sealing; this copy is checked below.
+            # Readers check the bytes of a writable chunk, which may be older than the seal. The copy is checked below.
             os.chmod(target, mode & 0o7777 & ~WRITE_BITS)
         if name in self._info.checksums and not self._matches(name):
             self._account.note(self._where, "checksum", name, "does not match its checksum; copied as it is")
@@ -144,7 +147,7 @@ def read_live(info: SegmentInfo) -> LiveRows:
     Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
     """
     shown, committed = map_trusted(info)
-    # `observed` is copied first. If it is then one more than `committed`, the committed rows' last observation exists.
+    # `observed` is read first: if it is one more than `committed`, the observation after the committed rows exists.
     observed = shown.copy()
     committed = committed.copy()
     if (committed < 0).any() or (observed > committed + 1).any():

@@ -55,7 +55,7 @@ class DeadWriters:
         self._root, self._dry_run = remedies.root, remedies.dry_run
 
     def seal(self) -> None:
-        """Seal the segments of dead writers, delete their temporary files, and complete evictions that they began.
+        """Seal the segments of dead writers, delete their temporary files, and complete the evictions they began.
 
         This method takes the store lock itself: its caller must not hold it.
         """
@@ -71,7 +71,7 @@ class DeadWriters:
         for where in lost:
             self._remedies.note("quarantined", where, f"was lost when the power failed; now in {QUARANTINE}")
         for name in sorted(leftovers):
-            # Not "by a process that died": living processes delete files with this prefix without the store lock.
+            # The text names no dead process: a living one may be deleting this file, which needs no store lock.
             detail = "was being deleted" if name.startswith(PREFIX) else "was left by a process that died"
             self._remedies.note("removed", f"{layout.COUNTERS}/{name}", detail)
         for info in unsealed:
@@ -221,7 +221,7 @@ def _salvage(info: SegmentInfo, dry_run: bool) -> Iterator[Action]:
         before, after, most = (count_steps_in(info, some) for some in (counted, rows, claimed))
         if after > before and not dry_run:
             if info.sealed:
-                with held_lock(root.lock_path):  # no process evicts it meanwhile
+                with held_lock(root.lock_path):  # so that no process evicts the segment meanwhile
                     info = _unseal(info)
             seal_segments(root, [info], {info.number: rows})
             with held_lock(root.lock_path):
@@ -269,6 +269,6 @@ def _unseal(info: SegmentInfo) -> SegmentInfo:
 
     If this process dies, the next process that opens the store with mode "a" seals the segment again.
     """
-    os.stat(info.path)  # fails if it was evicted: an evicted segment must not return
+    os.stat(info.path)  # fails if the segment was evicted: it must not come back
     write_unsealed(info)
     return dataclasses.replace(info, sealed=False)

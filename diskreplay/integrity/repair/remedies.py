@@ -95,7 +95,7 @@ class Remedies:
 
     @property
     def files(self) -> Files:
-        """A new `Files` of the store. The checks of verify add problems to it, which the repair does not report."""
+        """A new `Files` of the store, for checks. The problems that a check adds to it are not reported."""
         return Files(str(self.root))
 
     @cached_property

@@ -37,7 +37,7 @@ _MOST_ADDED = {
 
 
 def known_document(plan: Plan, where: str, evictions: int, root: Path | None = None) -> bytes | None:
-    """Return the right content of ``where``, a file outside the segments; None: it is unknown.
+    """Return the right content of ``where``, a file outside the segments; None: the content is unknown.
 
     The content of the zarr.json of each group and array is known. The copy of the store's zarr.json is known if
     ``root``, the folder of the store, is given. ``evictions`` is the number of evictions by hand.
@@ -208,7 +208,7 @@ def _newer(both: list[int], most: int) -> int:
 
 
 def _eviction_entries(root: Path) -> int:
-    """Return the number of evictions by hand in their files: all entries after the last one have 0 steps."""
+    """Return the number of evictions by hand that the store's files list; unused entries after these have 0 steps."""
     count = 0
     with suppress(OSError, FormatError):
         while is_folder(root / layout.EVICTIONS):

@@ -36,7 +36,7 @@ class Losses:
 
     info: SegmentInfo
     damage: Damage
-    tables: PackTables | None = None  # only of a pack
+    tables: PackTables | None = None  # None: the segment is not a pack
 
     @property
     def steps(self) -> int:
@@ -194,7 +194,7 @@ class SegmentRepair:
                 return
             info, problems = remedies.read(number), remedies.verify_segment(number)
         if info is not None and not info.sealed and (fate_of(info) is Fate.COPIED or prove(info) is not None):
-            return  # `DeadWriters` seals or rebuilds it with its proven rows
+            return  # `DeadWriters` seals or rebuilds this segment with its proven rows
         problems = self._repair_in_place(number, info, problems)
         if problems and not (info is not None and self._undo_pack(info, where, problems)):
             detail, steps = _summary(problems, where), steps_at_stake(info, self._root / where)
@@ -274,7 +274,7 @@ class SegmentRepair:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _undo_pack(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Set aside a damaged pack, and return True, if all segments merged into it still exist undamaged."""
+        """Move a damaged pack to quarantine, and return True, if all segments merged into it still exist undamaged."""
         if info.packed is None or not self._has_sources(info):
             return False
         detail = f"{_summary(problems, where)}; the segments that were put into it are still there"
@@ -316,7 +316,7 @@ class SegmentRepair:
         return now is not None
 
     def _keep_hidden(self) -> None:
-        """Keep hidden steps hidden: when steps are lost, the capacity would have room for some hidden ones again."""
+        """Keep hidden steps hidden, although the capacity will have room for some of them when other steps are lost."""
         store = self._remedies.store
         if store.limits.capacity is None:
             return

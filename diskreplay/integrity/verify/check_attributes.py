@@ -54,7 +54,7 @@ class Attributes:
     unproven_steps: int = 0
     was_sealed: bool = False  # copied while it was being sealed: marks or block checksums must prove its rows
     packed: tuple[int, int] | None = None  # of a pack: the numbers of lines of its two tables
-    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of a pack, by path of the array
+    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of a pack: of each compressed array, by path
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Segment:
     """A segment on disk: its folder, its attributes, and the number of rows of each lane that count as data.
 
     ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the number of
-    such rows of the longest lane, including unproven rows, which stay in the files. It is 0 if the segment has no
-    unproven rows. ``tables`` has the two tables of a pack, if they are undamaged.
+    such rows of the longest lane, including unproven rows, which stay in the files. ``kept_values`` is 0 if the
+    segment has no unproven rows. ``tables`` has the two tables of a pack, if they are undamaged.
     """
 
     files: Files
@@ -314,7 +314,7 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
         raise ValueError("lost is not a list of positions and rows")
     if any(before[0] >= after[0] for before, after in pairwise(ranges)):
         raise ValueError("lost is not in order")
-    free: dict[int, int] = {}  # the row after the last range, by lane
+    free: dict[int, int] = {}  # by lane: the row after the last range so far
     for position, rows in ranges:
         row, lane = divmod(position, lanes)
         if (row + rows) * lanes > layout.POSITION_MASK:

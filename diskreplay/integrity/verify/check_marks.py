@@ -31,7 +31,7 @@ def proven_rows(segment: Segment) -> Ints:
 
 
 def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
-    """Return the marks before the first invalid one: checksums of the new bytes, and the rows of each lane so far."""
+    """Return the marks before the first invalid one, as (checksums, rows of each lane); see `_new_bytes`."""
     where = segment.inside(layout.MARKS)
     if not os.path.lexists(segment.files.path(where)):
         return []
@@ -81,7 +81,7 @@ def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, 
 
 
 def count_unproven(segment: Segment, proven: Ints) -> int:
-    """Return the most steps that can follow the proven rows, by the counter ``committed`` and the flags."""
+    """Return the largest possible number of steps after the proven rows, by the counter ``committed`` and the flags."""
     lanes = segment.lanes
     data = segment.files.quiet().read(segment.inside(f"{layout.COMMITTED}/c.0"), 8 * lanes, 8 * lanes)
     claimed = proven if data is None else np.maximum(np.frombuffer(data, "<i8"), proven)
@@ -89,10 +89,7 @@ def count_unproven(segment: Segment, proven: Ints) -> int:
 
 
 def _count_behind(segment: Segment, lane: int, first: int, claimed: int) -> int:
-    """Return the number of steps of a lane from row ``first`` on, before row ``claimed`` or up to the last flag.
-
-    The later one of these ends counts.
-    """
+    """Return the number of steps of a lane from row ``first`` to ``claimed`` or the last flag, whichever is later."""
     per_chunk, at, steps, pending = segment.chunk_rows[layout.DONE], first, 0, 0
     while True:
         stop = min((at // per_chunk + 1) * per_chunk, at + BLOCK_BYTES)

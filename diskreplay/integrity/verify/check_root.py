@@ -293,12 +293,12 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
 
 
 def _current(root: str, where: str) -> object:
-    """Return the number of the current state, or the invalid value in zarr.json."""
+    """Return the number of the current state, or the invalid value that zarr.json has in its place."""
     return (_attributes(Files(root), where) or {}).get("current")
 
 
 def _check_current(files: Files, where: str, store: str) -> object:
-    """Check the current state, and return its number, or the invalid value in zarr.json."""
+    """Check the current state, and return its number, or the invalid value that zarr.json has in its place."""
     attributes = _attributes(files, where)
     names = files.listing(where)
     if attributes is None or names is None:

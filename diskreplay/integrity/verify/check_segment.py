@@ -51,7 +51,7 @@ def verify_segment(
 ) -> tuple[list[Problem], bool]:
     """Return the problems of a segment, and whether it is sealed. An evicted segment has no problems.
 
-    ``where`` is the segment's folder if it is not the usual one; ``on_read`` is an argument of `Files`.
+    ``where`` is the segment's folder; empty: the folder of this number. ``on_read`` is an argument of `Files`.
     """
     where = where or layout.segment_folder(number)
     found: list[Problem] = []
@@ -272,7 +272,7 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
 
 
 def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Check that exactly the chunks with rows exist, with their size; return the paths of arrays without problems."""
+    """Check that exactly the chunks with rows exist, and their sizes; return the paths of arrays without problems."""
     files, good = segment.files, set()
     for path, chunks in present.items():
         before, rows, longest = len(files.problems), segment.chunk_rows[path], segment.longest_of(path)

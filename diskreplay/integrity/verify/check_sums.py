@@ -36,7 +36,7 @@ class Blocks:
     @cached_property
     def sums(self) -> dict[str, NDArray[np.uint32]]:
         """The checksums of blocks, by path of the chunk file; incomplete if the file ``durable/blocks`` is short."""
-        quiet = self._segment.files.quiet()  # the check of this file reports its problems
+        quiet = self._segment.files.quiet()  # `check_sums` reports the problems of this file
         data = quiet.read(self._segment.inside(layout.BLOCKS), self.nbytes) or b""
         found, at = {}, 0
         for name, nbytes, length in self._chunks():

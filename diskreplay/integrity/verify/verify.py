@@ -152,7 +152,7 @@ def check_outside_segments(root: str, plan: Plan, deep: bool) -> OutsideSegments
 
 
 def segment_numbers(files: Files) -> list[int]:
-    """Return the numbers of the segments of a store, lowest first; report other names in their folder."""
+    """Return the numbers of the segments of a store, lowest first; report other names in the folder ``segments``."""
     names = files.listing(layout.SEGMENTS) or {}
     read = {int(name) for name in names if _NUMBER.fullmatch(name)}
     numbers = {number for number in read if layout.segment_name(number) in names and number < layout.MAX_SEGMENTS}
