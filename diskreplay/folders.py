@@ -83,7 +83,7 @@ class OpenFolder:
 
 
 class Lookup:
-    """Finds files by their whole paths."""
+    """Finds files by their full paths."""
 
     def open(self, path: str, flags: int) -> int:
         """Open a file, and return the descriptor."""
@@ -102,10 +102,10 @@ BY_PATH = Lookup()
 
 
 class LookupBelow(Lookup):
-    """Finds files below one folder by its descriptor: three times as fast as by whole paths. Not thread-safe.
+    """Finds files below one folder by its descriptor: three times as fast as by full paths. Not thread-safe.
 
-    Files outside the folder are found by their whole paths. A failed lookup is repeated with the whole path, so that
-    the error contains that path.
+    Files outside the folder are found by their full paths. A failed lookup is repeated with the full path, so that the
+    error contains this path.
 
     Raises
     ------
@@ -130,7 +130,7 @@ class LookupBelow(Lookup):
         if path.startswith(self._folder):
             try:
                 return os.open(path[len(self._folder) :], flags, dir_fd=self._fd)
-            except OSError:  # the whole path is tried below
+            except OSError:  # the full path is tried below
                 pass
         return super().open(path, flags)
 
@@ -139,7 +139,7 @@ class LookupBelow(Lookup):
         if path.startswith(self._folder):
             try:
                 return os.stat(path[len(self._folder) :], dir_fd=self._fd)
-            except OSError:  # the whole path is tried below, as in `open`
+            except OSError:  # the full path is tried below, as in `open`
                 pass
         return super().status(path)
 
@@ -168,7 +168,7 @@ _open: weakref.WeakValueDictionary[int, OpenFolder] = weakref.WeakValueDictionar
 def hidden_sibling(path: Path, suffix: str) -> Path:
     """Return the path ``.NAMEsuffix`` next to ``path``, where NAME is the last part of ``path``.
 
-    A NAME that is too long is shortened, and ends in a hash of all of it, so that names with one beginning differ.
+    A NAME that is too long is shortened, and ends in a hash of the full NAME, so that names with one beginning differ.
     """
     name = os.fsencode(path.name)
     if len(name) + len(suffix) + 1 > _NAME_BYTES:

@@ -41,7 +41,7 @@ PROBLEMS = 1  # the exit code of a command that found problems
 StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")]
 """The argument PATH of every command that reads a store."""
 
-SECONDS_A_LINE = 30.0  # between lines of progress, if stderr is not a terminal
+SECONDS_A_LINE = 30.0  # seconds between two lines of progress, if stderr is not a terminal
 
 Report = Callable[[int, int], None]
 Row = TypeVar("Row")
@@ -77,7 +77,7 @@ def save(path: Path, data: bytes) -> None:
 
 
 def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, problems: object = None) -> None:
-    """Print ``record`` as JSON if ``json``, or else ``shown``, its lines or tables; exit with 1 if ``problems``."""
+    """Print ``record`` as JSON with ``json``, else ``shown``: lines or tables. Exit with code 1 if ``problems``."""
     if json:
         emit(to_json(record))
     elif isinstance(shown, (Group, Table)):
@@ -101,7 +101,7 @@ def _write(write: Callable[[], None]) -> None:
         write()
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, a pager) has closed the pipe. Without this line, Python would print an error at exit.
+        # The reader (head, a pager) has closed the pipe. Without the next line, Python would print an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None
 
@@ -133,7 +133,7 @@ def ask(question: str) -> bool:
 
 @contextmanager
 def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
-    """Show a bar on a terminal during the block; the block calls the yielded function, `progress(done, total)`."""
+    """Show a progress bar on a terminal during the `with` block, which calls the yielded `progress(done, total)`."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, total: None
@@ -147,7 +147,7 @@ def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
 
 @contextmanager
 def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
-    """Show the finished episodes and bytes, and the time left, during the block.
+    """Show the finished episodes and bytes, and the time left, during the `with` block.
 
     The block calls the yielded function with the amount done and the total. A terminal shows a bar; another output,
     such as the log of a job, gets a line every 30 seconds.
@@ -189,7 +189,7 @@ def _amounts(task: Task) -> str:
 
 @contextmanager
 def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call ``handler`` for these signals during the block; outside the main thread, this has no effect.
+    """Call ``handler`` for these signals during the `with` block; outside the main thread, this has no effect.
 
     Signals that the process ignores, as with nohup, stay ignored.
     """

@@ -84,7 +84,7 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
 
 @contextmanager
 def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
-    """Make a store with the schema and settings of ``like``, and yield it; it appears at ``to`` after the block."""
+    """Make a store with the schema and settings of ``like``, and yield it; after the `with` block, it is at ``to``."""
     building = hidden_sibling(to.absolute(), f".new-{os.getpid()}")
     try:
         with dr.create(

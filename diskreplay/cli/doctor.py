@@ -144,7 +144,7 @@ def _mount(path: Path) -> tuple[str | None, list[str]]:
             # If two file systems are mounted at one place, the later one is in use.
             if path.is_relative_to(point) and len(point) >= len(found[0] or ""):
                 names = dict.fromkeys([*options.split(","), *shared.split(",")])
-                found = point, [name for name in names if "/" not in name]  # without an overlay's dozens of folders
+                found = point, [name for name in names if "/" not in name]  # without the folders of an overlay
     return found
 
 

@@ -312,7 +312,10 @@ def _amount(done: Any) -> str:
 
 
 class _Kind(NamedTuple):
-    """The kind of an option: its values in words, and a function that parses a value; ValueError or KeyError if bad."""
+    """The kind of an option: ``words`` describes its values, and ``read`` parses one.
+
+    ``read`` raises ValueError or KeyError for an invalid value.
+    """
 
     words: str
     read: Callable[[str], Any]

@@ -168,12 +168,12 @@ def _drop(path: Path, number: int, *, dry_run: bool, yes: bool, json: bool) -> N
 
 
 def entry_line(entry: Quarantined) -> str:
-    """Return the line of a segment in quarantine: number, folder, steps, reason."""
+    """Return a line of text for a segment in quarantine: number, folder, steps, reason."""
     steps = "unknown steps" if entry.steps is None else text.plural(entry.steps, "step")
     return f"segment {entry.segment}  {text.clean(entry.where)}  {steps}: {text.clean(entry.reason)}"
 
 
 def action_line(action: Action, dry_run: bool) -> str:
-    """Return the line of an action, done or planned with ``dry_run``: action, file, and reason or new place."""
+    """Return a line of text for an action, which is only planned with ``dry_run``: what, where and detail."""
     done = f"would be {action.what}" if dry_run else action.what
     return f"{done}  {text.clean(action.where)}  {text.clean(action.detail)}"

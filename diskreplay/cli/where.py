@@ -186,7 +186,7 @@ class _Compiler:
         return _joined(_COMPARISONS[type(op)], term.read, self._of_kind(right, term.kind), False)
 
     def _named(self, node: ast.expr) -> _Term:
-        """Return the term of a property, or of one number of an episode field, such as ``goal[0]``."""
+        """Return the `_Term` that reads a property, or one number of an episode field, such as ``goal[0]``."""
         keys, base = self._keys(node)
         if not keys and base in self._properties:
             return _Term(*self._properties[base])

@@ -1,7 +1,7 @@
 """The test kit: a model of a store, a reference for transitions, functions that compare, and hypothesis strategies.
 
-`diskreplay.testing.strategies` needs hypothesis (the extra "test"). Import from that module; this package lacks its
-names.
+`diskreplay.testing.strategies` needs hypothesis (the extra "test"). Import from that module: its names
+are not in this package.
 """
 
 from diskreplay.testing.checks import check_account, check_episode, check_store, check_transitions

@@ -36,7 +36,7 @@ class ModelEpisode:
     sealed. `hidden` is the number of its oldest steps that the store's capacity hides. An `evicted` or `discarded`
     episode has no visible step. If the episode continues another one that was cut because its segment was full,
     `before` is that earlier part. `shows_before` is true while the rows of `before` can be read. `left_behind` is true
-    if the episode was cut for this reason and the part that continues it has no step yet.
+    if the episode was cut because its segment was full, and no step continues it yet.
     """
 
     writer: int = 0
@@ -93,7 +93,7 @@ class ModelEpisode:
         self.ended, self.terminated, self.truncated, self.cut = True, terminated, truncated or cut, cut
 
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:
-        """Cut the episode before step `at`, as a writer does if its segment is full; return the later episode.
+        """Cut the episode before step `at`, as a writer does if its segment is full; return one with the later steps.
 
         `final`: the observation of step `at` becomes the final observation of this episode.
         """
@@ -104,7 +104,7 @@ class ModelEpisode:
         return rest
 
     def show_end(self, seen: bool) -> None:
-        """If the end is derived, make it visible to readers if `seen` is true, else hide it."""
+        """Make a derived end visible to readers if `seen` is true, else hide it; do nothing for another end."""
         if self.derived:
             self.ended = self.cut = self.truncated = seen
 
@@ -179,7 +179,7 @@ class ModelLane:
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Cut the open episode, and append a whole one, which is a cut episode if neither flag is set."""
+        """Cut the open episode, and append a complete one; this is a cut episode if neither flag is set."""
         self.end_episode()
         length = len(reward)
         frames = len(next(iter(flat(obs, "obs").values())))
@@ -199,7 +199,7 @@ class ModelLane:
         self.end_episode(episode=episode)
 
     def end_episode(self, final_obs: Any = None, episode: Mapping[str, Any] | None = None) -> None:
-        """Cut the open episode, if there is one; `final_obs` is ignored if its final observation is known already."""
+        """Cut the open episode, if there is one; `final_obs` is ignored if it has a final observation."""
         current = self.open
         if current is not None:
             if current.final is None and final_obs is not None:

@@ -67,7 +67,7 @@ def summary(usage: Mapping[str, Any]) -> str:
 
 
 def fields_table(usage: Mapping[str, Any], limit: int | None = None) -> console.TextTable:
-    """Build the table of fields by bytes, largest first."""
+    """Build the table of the bytes of each field, largest first."""
     columns: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         "field": lambda row: text.clean(row["field"]),
         ">row": lambda row: text.size(row["row_bytes"]),

@@ -114,7 +114,7 @@ def read_columns(store: dr.Store, progress: console.Report) -> Columns:
 
 
 def with_fields(store: dr.Store, columns: Columns) -> Columns:
-    """Return ``columns`` with the episode fields: a masked array for each leaf, by its path."""
+    """Return ``columns`` with the episode fields too: by path, a masked array, which masks missing values."""
     found = {**columns}
     for path in store.schema.leaves:
         if path in store.schema.step_leaves:

@@ -69,7 +69,7 @@ def as_slice(steps: str) -> slice:
 def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str], part: slice) -> dict[str, Any]:
     """Return a dict of an episode's properties, fields and the steps ``part``.
 
-    Its `final_obs` is None, unless the last step is among these steps and the episode has a final observation.
+    The value of "final_obs" is None, unless the last step is among these steps and has an observation after it.
     """
     length = len(episode)
     numbers = range(length)[part]

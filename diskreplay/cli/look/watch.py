@@ -87,7 +87,7 @@ def read_limiter(given: str) -> dr.RateLimiter:
 
 
 def _look_again(activity: Activity, interval: float, count: int | None) -> Iterator[Look]:
-    """Yield the result of a new look after each interval in seconds, ``count`` times; None: without end."""
+    """Yield a new `Look` every ``interval`` seconds, ``count`` times; None: without end."""
     next_at = time.monotonic()
     for _ in numbers() if count is None else range(count):
         next_at = max(next_at + interval, time.monotonic())
@@ -122,7 +122,7 @@ _LEAST_ROWS = 3
 
 
 def view(look: Look, height: int | None = None) -> Group:
-    """Return the output of a look; its tables are shortened to fit a terminal of ``height`` lines."""
+    """Return the output for a `Look`; its tables are shortened to fit a terminal of ``height`` lines."""
     rows = None if height is None else max(_LEAST_ROWS, height - _LINES_BESIDE)
     parts: list[RenderableType] = [
         Text(text.clean(look.path), style="bold", overflow="fold"),
@@ -243,7 +243,7 @@ SAMPLERS: Mapping[str, Callable[[SavedSampler], str]] = {
 
 
 def log_line(look: Look) -> str:
-    """Return a look as one line, for a log."""
+    """Return a `Look` as one line of text, for a log."""
     writing = sum(one.state == "writing" for one in look.writers)
     parts = [
         time.strftime("%H:%M:%S", time.localtime(look.time)),
