@@ -32,9 +32,9 @@ NO_STEP = OBSERVATION_ONLY | END_MARKER
 DISCARD = END_MARKER | DISCARDED
 DISCARD_BEFORE = FIRST | CUT | DISCARD
 
-# The bits of an episode's end are TERMINATED, TRUNCATED, OBSERVATION_ONLY (it has a final observation), CUT,
-# EPISODE_VALUES, DISCARDED, and two more. CONTINUES: the episode continues one that was cut for its length. OPEN: it
-# has not ended.
+# The bits of `EpisodeTable.end` are TERMINATED, TRUNCATED, OBSERVATION_ONLY (the episode has a final observation), CUT,
+# EPISODE_VALUES, DISCARDED, and these two. CONTINUES: the episode continues one that was cut for its length. OPEN: the
+# episode has not ended.
 CONTINUES = FIRST
 OPEN = 256
 
@@ -150,7 +150,7 @@ def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints
 def row_keys(ids: Ints, lanes: Ints, lane: Ints, row: Ints) -> Ints:
     """Return a sort key for each id: keys order ids by segment, lane and row, and grow by one per row of a lane.
 
-    ``lanes`` has the number of lanes of each id's segment; ``lane`` and ``row`` have each id's place in that segment.
+    ``lanes`` has the number of lanes of each id's segment; ``lane`` and ``row`` have each id's lane and row.
     """
     return (ids & ~np.int64(POSITION_MASK)) + (lane * (POSITION_MASK // lanes) + row)
 

@@ -96,7 +96,7 @@ def gif(images: NDArray[np.uint8], fps: float) -> bytes:
 def mp4(images: NDArray[np.uint8], fps: float) -> bytes:
     """Return the bytes of an MP4 with ``fps`` pictures a second: H.264, or MPEG-4 if PyAV cannot encode H.264.
 
-    The last row or column is repeated if their number is odd, because the codecs need even sizes.
+    The last row or column is repeated if the number of rows or columns is odd: the codecs need even sizes.
     """
     with MissingExtra.raised_for("a film of frames", "video"):
         import av

@@ -11,7 +11,7 @@ import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.repair import aside
 
-# Rows of a table without --all.
+# The most rows of a table without --all.
 ROWS_SHOWN = 10
 # In the order of the table: damaged segments first, then segments that may still be written.
 SEGMENT_STATES = ("damaged", "writing", "unknown", "dead", "foreign", "sealed")
@@ -84,7 +84,7 @@ def has_damage(info: Mapping[str, Any]) -> bool:
 
 
 def quarantine_line(quarantine: Mapping[str, Any], capacity_bytes: int | None) -> str:
-    """Return the line of steps in quarantine, which no other count includes."""
+    """Return the value of the line "quarantine": steps that no other count includes."""
     line = (
         f"{text.count(quarantine['steps'])} steps in {text.plural(quarantine['segments'], 'segment')},"
         f" {text.size(quarantine['bytes'])}"
@@ -101,7 +101,7 @@ def limits_of(info: Mapping[str, Any]) -> Iterator[str]:
 
 
 def steps_line(info: Mapping[str, Any]) -> str:
-    """Return the line of steps: visible steps, the capacity, and other classes of steps."""
+    """Return the value of the line "steps": visible steps, the capacity, and other classes of steps."""
     line = text.count(info["steps"])
     if info["capacity"] is not None:
         line += f" of a capacity of {text.count(info['capacity'])} ({text.share(info['steps'], info['capacity'])})"

@@ -217,7 +217,7 @@ Saved = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 
 def read_priorities(store: dr.Store, samplers: Sequence[str]) -> Saved:
-    """Return the ids and priorities |td| + eps of each table that all samplers, or the named ones, have saved."""
+    """Return the ids and priorities |td| + eps in the saved states of all samplers, or of the named ones, by name."""
     found: Saved = {}
     for name in samplers or state_names(read_root(store.path)):
         state = store.load_sampler_state(name)

@@ -93,9 +93,10 @@ FIELDS = 60  # the most fields in the table
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of ``count`` values. Attributes are None if no value is finite.
+    """Statistics of ``count`` values.
 
-    ``zeros`` and ``not_finite`` are shares of the values, from 0 to 1; they are None only if there are no values.
+    ``zeros`` and ``not_finite`` are shares of the values, from 0 to 1; None if there are no values. The attributes of
+    finite values are None if no value is finite.
     """
 
     count: int

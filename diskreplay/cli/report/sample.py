@@ -127,7 +127,7 @@ class Steps:
 
 
 def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
-    """Sample steps of some episodes, or of all, in ranges of successive steps; each step is equally likely."""
+    """Sample steps of ``episodes`` (None: of all), in ranges of successive steps; each step is equally likely."""
     table = store.snapshot.episodes
     if episodes is not None:
         table = table.select(np.sort(episodes.at))

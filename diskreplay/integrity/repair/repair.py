@@ -73,7 +73,6 @@ class _Repair:
         self._foreign, self._salvage = foreign, salvage
 
     def run(self, progress: Progress | None) -> Repaired:
-        """Repair the store, and return the result."""
         problems = without(verify(self._home, deep=True, progress=progress), "quarantine")
         plan = read_plan(self._remedies.files)
         if plan is None:  # only the store's zarr.json describes the layout of its segments
