@@ -184,7 +184,7 @@ def copy_noted(
 
 
 class noted:
-    """Context manager that suppresses an error of reading the original, and adds it to the account as a problem."""
+    """Context manager that suppresses an error of reading the original, and adds it to the `Account` as a problem."""
 
     def __init__(self, where: str, name: str, account: Account) -> None:
         self._where, self._name, self._account = where, name, account

@@ -29,7 +29,7 @@ from diskreplay.segments.files.machine import Volume, boot_id, volume_of
 
 Ints = NDArray[np.int64]
 
-_SECTOR = 512  # bytes that a disk writes as a whole
+_SECTOR = 512  # bytes that a disk writes all or not at all
 _MOST_NS = 1 << 62
 
 

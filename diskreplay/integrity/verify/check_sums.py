@@ -68,7 +68,7 @@ class Blocks:
         return block_length(self._segment.plan.arrays[path].row_bytes) if is_raw else layout.BLOCK_BYTES
 
     def check(self) -> None:
-        """Report chunk files whose blocks disagree with the checksum of the whole file."""
+        """Report chunk files whose block checksums, joined, are not the checksum of the file."""
         segment, where = self._segment, self._segment.inside(layout.BLOCKS)
         for name, nbytes, length in self._chunks():
             sums = self.sums.get(name)
