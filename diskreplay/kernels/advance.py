@@ -1,7 +1,7 @@
 """Make the next snapshot of a store in one call; see `advancing`.
 
 A call from Python takes about as long as the work for one new step: to read its flags, to hide the oldest step, and to
-write the record. So one call does all three.
+write the snapshot's record. So one call does all three.
 """
 
 from diskreplay.ids import Ints
@@ -18,11 +18,11 @@ else:
 
 @jit.kernel("none", "ints2", "ints2", "ints", "int", "ints", "out_ints")
 def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
-    """Write the record of a snapshot: its head, and a copy of the table `rows` for the lanes that may grow.
+    """Write the `record` of a snapshot, see `frozen`: its head, and the columns of `rows` for the lanes that may grow.
 
-    For the record see `frozen`; its numbers that this function does not compute come from `head`. `growing` and `rows`
-    are the tables `growing` and `lanes` of `following`. `oldest` is the first visible row of each lane. Episodes that
-    began at time `reached` or later have no hidden steps.
+    `head` has the numbers of the record's head that this function does not compute. `growing` and `rows` are the
+    tables `growing` and `lanes` of `following`. `oldest` has the first visible row of each lane. Episodes that began at
+    time `reached` or later have no hidden steps.
     """
     for column in range(frozen.HEAD):
         record[column] = head[column]
@@ -40,7 +40,7 @@ def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, re
 
 @jit.inner
 def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
-    """Write the record of a snapshot from `tables` that `follow` has updated, and the numbers `hidden` of `hiding`."""
+    """Write the `record` of a snapshot after `follow` has updated `tables`; for `hidden` see `hiding.SEEN`."""
     growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
     oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
     freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)
@@ -48,10 +48,10 @@ def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
-    """Call `follow` and return its result; if that is DONE and found[CHANGED] is not 0, write the snapshot's `record`.
+    """Call `follow` and return its result; write the `record` of a new snapshot if `follow` is DONE and found changes.
 
-    For `tables` see `advancing.GROWING`. `until` and `newer` are ignored; `advance_hiding`, which has the same
-    signature, needs them.
+    For `tables` see `advancing.GROWING`. `until` and `newer` are not used; they are in the signature because
+    `advance_hiding`, which can be called in place of this kernel, needs them.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, status = packed.ints(tables, advancing.HIDDEN), follow(tables, head[frozen.ORIGIN], found)
@@ -62,11 +62,12 @@ def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
-    """Do what `advance` does, and hide steps published before `until`, and the oldest steps beyond hidden[CAPACITY].
+    """Do what `advance` does, and hide steps that were published before `until` or that exceed the store's capacity.
 
-    At most hidden[CAPACITY] steps remain visible, unless this number is -1. For the result see `follow` and
-    `advancing.UNREADY`. If any step was hidden, bit HIDDEN of found[CHANGED] is set, and `newer` gets the first visible
-    row of each lane.
+    `hidden` and `found` are the arrays HIDDEN and FOUND of `tables`, see `advancing.GROWING`. The oldest steps are
+    hidden until at most hidden[CAPACITY] steps are visible; -1 means no limit. If any step was hidden, the bit HIDDEN
+    of found[CHANGED] is set, and `newer` gets the first visible row of each lane. For the result see `following.DONE`
+    and `advancing.UNREADY`.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, origin = packed.ints(tables, advancing.HIDDEN), head[frozen.ORIGIN]
@@ -77,7 +78,7 @@ def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     steps = found[live.ENDED_STEPS] + found[live.OPEN_STEPS] - hidden[hiding.HIDDEN]
     hidden[hiding.COUNT] = steps - kept if kept >= 0 else 0
     hidden[hiding.UNTIL] = max(until, hidden[hiding.PAST])
-    # LAST is not -1 if an earlier call hid steps and then returned UNMAPPED.
+    # hidden[LAST] is not -1 if an earlier call hid steps and then returned UNMAPPED.
     if hidden[hiding.COUNT] > 0 or until > hidden[hiding.PAST] or hidden[hiding.LAST] >= 0:
         if hidden[hiding.READY] == 0:
             return advancing.UNREADY

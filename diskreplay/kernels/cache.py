@@ -1,19 +1,18 @@
 """The folder of compiled kernels, and how processes share the work of compiling.
 
-numba saves machine code next to the source file. It compiles a function again if that file was changed, but not if the
-file of another function that it calls was changed. So the sources of all kernels are copied to a folder and imported
-from there. The folder's name is a digest of the sources, the versions of Python and numba, and the processor: machine
-code of another release, or from before an edit, is never loaded. The folder is in `NUMBA_CACHE_DIR`, or else in the
-user's cache folder. It is never next to the package: an uninstall would leave it there, and Python would import the
-remaining folder as an empty namespace package. If no folder can be written, each process compiles for itself, and a
-warning says so.
+numba saves machine code next to the source file. It compiles a function again if that file was changed, but not if
+only the file of a function called from it was changed. So the sources of all kernels are copied to a folder and
+imported from there. The folder's name is a digest of the sources, the versions of Python and numba, and the processor:
+machine code of another release, or from before an edit, is never loaded. The folder is in `NUMBA_CACHE_DIR`, or else in
+the user's cache folder. It is never next to the package: an uninstall would leave it there, and Python would import it
+as an empty namespace package. If no folder can be written, each process compiles for itself, and a warning says so.
 
 If processes start together, one of them compiles a kernel and logs that it does, and the others wait for the saved
 code. If the file of a saved kernel is damaged, the kernel is compiled again. If the disk is full, kernels are not
 saved. Neither case is an error; the process only takes longer to start.
 
-A process that knows the list of kernels it needs starts a second process, which compiles from the end of the list; see
-`Several`.
+A process that knows which kernels it will need starts a second process, which compiles them from the
+last one backwards; see `Several`.
 """
 
 import gc
@@ -48,7 +47,7 @@ COMPILING = (
 )
 _NAME = "diskreplay-"
 _NOTE = ".compiled"
-# The largest number of folders of kernels that are kept, including the new one.
+# The largest number of folders of compiled kernels that `_prune` leaves, including the folder in use.
 _KEPT = 8
 # Seconds to wait for a lock. A process that holds it longer is probably suspended, so the waiting process compiles the
 # kernel itself.
@@ -66,10 +65,11 @@ _refusing = set[str]()
 
 
 def _hold_at_forks() -> None:
-    """Delay forks while a kernel is compiled: the child would wait forever for the lock of a thread that it lacks.
+    """Delay forks while a thread compiles a kernel: the child lacks this thread, and would wait forever for its lock.
 
-    Before a fork, Python calls the registered functions in reverse order. So this function is called again after an
-    import that registers another function: `compiling` must be the first lock that a fork acquires.
+    Before a fork, Python calls the functions given to `register_at_fork` from the last one to the first one. The lock
+    `compiling` must be acquired before all others. So call this function again after an import that calls
+    `register_at_fork`.
     """
     os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
 
@@ -84,7 +84,10 @@ def is_disabled() -> bool:
 
 @cache
 def compile_kernel(module: str, name: str) -> Callable[..., Any]:
-    """Return the kernel `name` of a module, loaded or compiled, after the shared kernels that it calls."""
+    """Return the kernel `name` of a module, loaded from the disk or compiled.
+
+    The shared kernels that it calls, see `jit.kernel`, are loaded or compiled before it.
+    """
     path = folder()
     package = import_kernels(path)
     jit, function = import_module(f"{package}.jit"), getattr(import_module(f"{package}.{module}"), name)
@@ -97,10 +100,10 @@ def compile_kernel(module: str, name: str) -> Callable[..., Any]:
 
 
 def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable[..., Any]:
-    """Return the kernel of a function: loaded from the folder `path`, or compiled and saved there.
+    """Return the compiled `function`: loaded from the folder `path`, or compiled now and saved there.
 
-    While one process compiles a kernel, other processes that need the kernel wait. `jit` is the module `jit` of the
-    copied package.
+    While one process compiles a kernel, other processes that need the kernel wait. `jit` is the module of this name in
+    the package from `import_kernels`.
     """
     name, lock = function.__name__, None
     note = path / f"{name}{_NOTE}"
@@ -133,7 +136,7 @@ def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection in a `with` block: it would take a sixth of the time of compiling."""
+    """Pause garbage collection, which would take a sixth of the time of compiling."""
     was_on = gc.isenabled()
     try:
         gc.disable()
@@ -145,7 +148,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @cache
 def folder() -> str | None:
-    """Return the writable folder of compiled kernels, or warn and return None."""
+    """Return the folder of compiled kernels; if no folder can be written, warn and return None."""
     path, why = find_folder()
     if path is None:
         warn_caller(why, RuntimeWarning)
@@ -200,7 +203,10 @@ def _put(path: Path, name: str, text: bytes) -> None:
 
 @cache
 def import_kernels(path: str | None) -> str:
-    """Import this package under another name, from the folder `path` (None: its own folder); return that name."""
+    """Import the sources in the folder `path` (None: in the folder of this file) as a second package; return its name.
+
+    The second package is this package under another name.
+    """
     package, here = f"diskreplay_{source_digest()[:16]}", path or os.path.dirname(__file__)
     spec = importlib.util.spec_from_file_location(package, f"{here}/__init__.py", submodule_search_locations=[here])
     if spec is None or spec.loader is None:
@@ -253,7 +259,11 @@ def _processor() -> Iterator[str]:
 
 
 def _prune(parent: Path) -> None:
-    """Remove all but the `_KEPT` most recently used folders of kernels in `parent`, and numba's folders for them."""
+    """Remove all folders of compiled kernels from `parent`, except the `_KEPT` most recently used ones.
+
+    With `NUMBA_CACHE_DIR`, numba saves the code of a folder in a second folder, whose name continues with "_". It is
+    removed with the first one.
+    """
     with suppress(OSError):
         found = sorted(parent.glob(f"{_NAME}*"), key=lambda path: path.stat().st_mtime, reverse=True)
         kept = list(dict.fromkeys(path.name.partition("_")[0] for path in found))[:_KEPT]
@@ -324,7 +334,10 @@ def _begin_helper(names: Sequence[str]) -> "subprocess.Popen[bytes]":
 
 
 def helper_lock() -> "BaseFileLock":
-    """Return the lock that a helping process holds while it runs, not yet acquired; each folder of kernels has one."""
+    """Return the lock, not yet acquired, that a helping process (see `Several`) holds while it runs.
+
+    There is one such lock for each folder of compiled kernels.
+    """
     return _file_lock()(f"{folder()}/lock-helper", timeout=0, fallback_to_soft=False)
 
 

@@ -1,13 +1,13 @@
-"""Copies of rows: runs of successive rows into a batch, one row into each of many lanes, and streamed copies.
+"""Kernels that copy rows: successive rows into a batch, one row into each of many lanes, and copies past the caches.
 
-`copy_runs` computes the address of a run once per chunk and reads the rows in sequence, while it prefetches the next
-runs.
+A run is a number of successive rows of a lane. `copy_runs` computes one address for each chunk with rows of a run, and
+prefetches the next runs while it reads a run.
 
 `write_lanes` writes rows that are far apart in memory, mostly in separate pages. It prefetches the rows of later lanes,
 which reduces its time to a third.
 
-`stream` bypasses the caches. A plain store instruction reads the cache line that it overwrites. A streamed
-(non-temporal) store does not, so a streamed copy moves two thirds of the bytes. With batches of 14 MB it had 1.45 times
+`stream` bypasses the caches. An ordinary write instruction first reads the cache line that it overwrites. A streamed
+(non-temporal) one does not, so a streamed copy moves two thirds of the bytes. With batches of 14 MB it had 1.45 times
 the bandwidth of memcpy, with batches of 37 MB 1.7 to 2.4 times. But the next reader has to fetch a streamed batch from
 memory, so smaller batches are not streamed and stay in the cache.
 """
@@ -21,8 +21,8 @@ from .jit import STREAM_BLOCK, copy_bytes, stream_block
 _RUNS_AHEAD = 4
 _LINES = 6  # cache lines to prefetch at the start of a run; the processor itself prefetches the following lines
 
-# Rows of the table of runs, a column per run. SLOT (see `frozen`), LANE and ROW identify the run's first row. COUNT is
-# the number of rows, and ITEM the position in the batch of the item that gets the first row.
+# Rows of the table `runs` of `copy_runs`, which has a column per run. SLOT (see `frozen`), LANE and ROW identify the
+# run's first row. COUNT is the number of rows, and ITEM the position in the batch to which the first row is copied.
 SLOT, LANE, ROW, COUNT, ITEM = range(5)
 RUN_ROWS = 5
 
@@ -41,7 +41,10 @@ def _copy_spaced(target: int, spacing: int, source: int, row_bytes: int, count: 
 
 @jit.inner
 def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[int, int]:
-    """Return the address of row `done` of run `i`, 0 if unmapped, and the number of rows from it to its chunk's end."""
+    """Return the address of row `done` of run `i`, and the number of rows from this row to the end of its chunk.
+
+    The address is 0 if the row is not mapped. For the arguments see `copy_runs`.
+    """
     slot, lane, row = runs[SLOT, i], runs[LANE, i], runs[ROW, i] + done
     folder = jit.load_int(record[frozen.FOLDERS] + 8 * slot)
     if folder < 0 or folder >= line[cols.FOLDERS]:
@@ -61,11 +64,11 @@ def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[
 
 @jit.kernel("int", "ints", "ints", "ints2", "int", "int", "int", "int")
 def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begin: int, until: int) -> int:
-    """Copy the rows of runs `begin` to `until` - 1 to the items of a batch at address `out`.
+    """Copy the rows of runs `begin` to `until` - 1 to a batch at address `out`; for `runs` see `SLOT`.
 
-    Successive rows of a run are `columns` items apart. `record` is the record of a snapshot, see `frozen`. `line` is
-    the chunk table of the stored array that has the rows, see `gathering.table_line`. Returns the number of the first
-    run with an unmapped row, or -1.
+    An item of the batch is one row; successive rows of a run are copied to items that are `columns` apart. `record` is
+    the record of a snapshot, see `frozen`. `line` is the result of `gathering.table_line` for the stored array that has
+    the rows. Returns the number of the first run with an unmapped row, or -1.
     """
     row_bytes = line[cols.ROW_BYTES]
     for i in range(begin, until):
@@ -84,9 +87,9 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
     return -1
 
 
-# The numbers of one field in the record of `write_lanes`. FIRST_CHUNK is the first chunk with any of the rows. SHIFT is
-# the binary logarithm of the rows per chunk. SOURCE is the address of the rows to write. BASES is the index in the
-# record where the addresses of the field's chunks begin.
+# The numbers of one field in the record of `write_lanes`. FIRST_CHUNK is the number of the first chunk with rows to be
+# written. SHIFT is the binary logarithm of the rows per chunk. SOURCE is the address of the new rows. BASES is the
+# index in the record where the addresses of the field's chunks begin.
 FIRST_CHUNK, SHIFT, ROW_BYTES, SOURCE, BASES = range(5)
 FIELD = 5
 
@@ -108,9 +111,10 @@ def _copy_row(target: int, source: int, count: int) -> None:
 
 @jit.kernel("none", "ints", "ints", "ints", "int")
 def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
-    """Copy row i at the `SOURCE` of each field to row rows[i] of lane lanes[i], for all i and all fields of a record.
+    """Write row rows[i] of lane lanes[i] for every i and every field: it is a copy of row i at the field's `SOURCE`.
 
-    `fields` is the number of fields. All chunks from the first to the last chunk with any written row must be mapped.
+    `record` has `FIELD` numbers for each of the `fields` fields, see `FIRST_CHUNK`. All chunks from the first to the
+    last chunk with any written row must be mapped.
     """
     last = rows.size - 1
     for field in range(fields):
@@ -138,7 +142,7 @@ WIDE = 1024
 def stream(target: int, source: int, count: int) -> None:
     """Copy `count` bytes from one address to another, bypassing the caches; the ranges must not overlap.
 
-    The caller must call `fence` before another thread reads the copy; one call after several copies is enough.
+    The caller must call `jit.fence` before another thread reads the copy; one call after several copies is enough.
     """
     head = min(-target & 31, count)
     copy_bytes(target, source, head)

@@ -1,6 +1,6 @@
 """Follow lanes that grow: read counters and new flags, and find the ended episodes and the open episode of each lane.
 
-A writer stores the counters `observed` and `committed` of a lane after the rows that they count. So a reader reads the
+A writer writes the counters `observed` and `committed` of a lane after the rows that they count. So a reader reads the
 counters before the rows, `observed` first. The byte of flags of each new row is read once. Without numba,
 `follow_plain` replaces `follow`.
 """
@@ -39,30 +39,30 @@ from .frozen import OWN_FOLDER
 from .packed import number
 
 # Columns of `growing`, a line per segment that may grow. SLOT is the segment's number minus the number of the store's
-# first segment, LANES its number of lanes, PLACE the place of its first lane among all lanes. OBSERVED_AT and
-# COMMITTED_AT are the addresses of that lane's counters; the counters of the other lanes follow. All rows before row
-# CHECKED are in chunks that a check has found complete. CLOCK is added to the times of the segment's rows to get times
-# since the epoch. FOLDER is the number of the segment's folder in the tables of chunks.
+# first segment, LANES its number of lanes, PLACE the number of its first lane among the lanes of all segments.
+# OBSERVED_AT and COMMITTED_AT are the addresses of the first lane's counters; the counters of the segment's other lanes
+# follow in memory. All rows before row CHECKED are in chunks that a check has found complete. CLOCK is added to the
+# times of the segment's rows to get times since the epoch. FOLDER is the number of the segment's folder in `Chunks`.
 SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK, FOLDER = range(8)
 GROWING_COLUMNS = 8
 
 # Rows of `lanes`, a column per lane. An open episode has not ended yet. COMMITTED is the number of complete rows,
 # OBSERVED the number of rows with an observation. OPEN_START is the first row of the open episode or -1, and OPEN_TIME
-# the time when its first step was published. OPEN_END has the bits of its end (see `ids.OPEN`) that are known already.
+# the time when its first step was published. OPEN_END has the bits of its end that are known already, see `ids.OPEN`.
 COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
 LANE_ROWS = 5
 
-# The table of chunks of one stored array consists of four arrays. The first three have a value per folder: the index of
-# its first chunk in `bases`, the number of its chunks there, and the binary logarithm of the rows per chunk. The
-# fourth, `bases`, has the address of each chunk, 0 if it is not mapped. If the `bases` of times are empty, all times
-# are 0.
+# The chunk table of one stored array consists of four arrays. The first three have a value per folder: the index of the
+# folder's first chunk in `bases`, the number of its chunks there, and the binary logarithm of the rows per chunk. The
+# fourth, `bases`, has the address of each chunk, 0 if the chunk is not mapped. If the `bases` of times are empty, all
+# times are 0.
 Chunks = tuple[Ints, ...]
 
-# The numbers of `found`. ENDED is the number of filled lines of the log `ended`, ENDED_STEPS the number of steps in
-# these episodes. CHANGED is 0 if the snapshot stays the same; for its bits see HIDDEN. OPEN_STEPS is the number of
-# steps of open episodes. LEFT is the line in `growing` of the segment that made `follow` return. FOLLOWED is 1 when all
-# lanes were followed; then `follow` does nothing until the caller sets it to 0. SPLITS is 1 if the caller must check
-# new ended episodes, because some may be discarded, evicted or lost.
+# The numbers of `found`. ENDED is the number of ended episodes, that is, of filled lines of the table `ended` (see
+# `advancing.GROWING`), and ENDED_STEPS the number of their steps. CHANGED is 0 if the snapshot stays the same; for its
+# bits see HIDDEN. OPEN_STEPS is the number of steps of open episodes. LEFT is the line in `growing` of the segment that
+# `follow` read last. FOLLOWED is 1 when all lanes were read; then `follow` does nothing until the caller sets it to 0.
+# SPLITS is 1 if the caller must check new ended episodes, because some may be discarded, evicted or lost.
 ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT, FOLLOWED, SPLITS = range(7)
 FOUND = 7
 
@@ -70,10 +70,10 @@ HIDDEN = 2
 """The bit of CHANGED for newly hidden steps; the bit of value 1 stands for any other change."""
 
 DONE, UNCHECKED, DAMAGED, FULL, ADDED = range(5)
-"""Results of `follow`. DONE: all lanes are followed. UNCHECKED: a lane of segment LEFT has rows that were not checked
-or mapped yet. DAMAGED: the flags or counters of a lane of segment LEFT are damaged. FULL: the new rows of a lane may
-have more episodes than `ended` has room for, and none of these rows was followed. ADDED: all lanes are followed, but
-the caller must check the new ended episodes first (SPLITS)."""
+"""Results of `follow`. DONE: the new rows of all lanes were read. UNCHECKED: a lane of the segment in line LEFT has new
+rows that are not checked or not mapped yet. DAMAGED: the flags or counters of a lane of this segment are damaged. FULL:
+the new rows of a lane may have more episodes than the table `ended` has free lines; none of these rows was read. ADDED:
+as DONE, but first the caller must check the new ended episodes, see SPLITS."""
 
 ENDS = TERMINATED | TRUNCATED
 # LAST_STEP has the bits of an episode's end that come from its last step. BEHIND_LAST has the bits that come from the
@@ -82,7 +82,7 @@ LAST_STEP = ENDS | EPISODE_VALUES
 BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
 
 
-AHEAD = 32  # lanes to prefetch ahead
+AHEAD = 32  # so many lanes before its use, a lane's newest flag is prefetched
 
 _at = np.uint64
 
@@ -92,7 +92,10 @@ WORD = 8  # flags read at once
 
 @jit.inner
 def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: int, end: int, time: int) -> None:
-    """Append an ended episode to the log; it counts as cut if `end` says neither terminated nor truncated."""
+    """Append an ended episode to the table `ended`; if `end` has no bit of `ENDS`, the episode counts as cut.
+
+    `width` is the number of lanes of the segment. `final` is 1 if the episode has a final observation, else 0.
+    """
     if end & ENDS == 0:
         end |= TRUNCATED | CUT
     if end & DISCARDED:
@@ -110,9 +113,9 @@ def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: i
 
 @jit.inner
 def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) -> bool:
-    """Return whether all chunks with the rows `first` to `last` of a folder are mapped.
+    """Return whether all chunks of one array with the rows `first` to `last` of a folder are mapped.
 
-    The chunk table of their array begins at line `table` of the record `tables`.
+    The array's chunk table, see `Chunks`, begins at line `table` of the record `tables`.
     """
     bits, start = number(tables, table + packed.SHIFT, folder), number(tables, table, folder)
     count = number(tables, table + packed.CHUNKS, folder)
@@ -124,11 +127,12 @@ def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) ->
 
 @jit.kernel("int", "ints2", "int", "out_ints")
 def follow(tables: Ints, origin: int, found: Ints) -> int:
-    """Update `tables` and `found` by the new committed rows of all lanes; for the result see `DONE`.
+    """Read the new committed rows of all lanes, and update `tables` and `found`; for the result see `DONE`.
 
-    The call does nothing if found[FOLLOWED] is not 0. Newer segments are read first: if a writer has continued in a
-    newer segment, its older one is complete when it is read. Ended episodes are appended to the log from line
-    found[ENDED] on. For the record `tables` see `advancing.GROWING`; if TIMES is empty, no times are read.
+    The call does nothing if found[FOLLOWED] is not 0. Newer segments are read before older ones: a segment whose writer
+    has continued in a newer one is then complete when it is read. Ended episodes are appended to the array ENDED of
+    `tables` from line found[ENDED] on. For `tables` see `advancing.GROWING`; if its array TIMES is empty, no times are
+    read. `origin` is the number of the store's first segment.
     """
     if found[FOLLOWED] != 0:
         return DONE
@@ -142,7 +146,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
         slot, width, place = growing[line, SLOT], growing[line, LANES], growing[line, PLACE]
         folder, segment = growing[line, FOLDER], (slot + origin) << POSITION_BITS
         bits, chunks = number(tables, advancing.SHIFT, folder), number(tables, advancing.CHUNKS, folder)
-        # The address of the entry with the segment's first chunk of flags.
+        # The address of the entry in BASES for the segment's first chunk of flags.
         bases = tables[advancing.BASES, packed.ADDRESS] + 8 * number(tables, advancing.FIRST_CHUNK, folder)
         mask = (1 << bits) - 1
         for lane in range(width - 1, -1, -1):
@@ -253,7 +257,7 @@ def _follow_lane_plain(
     segment: list[int], lane: int, flags_table: Chunks, time_table: Chunks, origin: int, lanes: Ints, ended: Ints,
     found: Ints,
 ) -> int:  # fmt: skip
-    """Do what `follow` does for one lane of a `segment`, a line of `growing`; for the result see `DONE`."""
+    """Do what `follow` does for one lane of a segment; `segment` is the segment's line of the table `growing`."""
     place, addresses = segment[PLACE] + lane, (segment[OBSERVED_AT] + 8 * lane, segment[COMMITTED_AT] + 8 * lane)
     observed, stop = (ctypes.c_int64.from_address(address).value for address in addresses)
     row, seen, start, so_far, time = lanes[:, place].tolist()
@@ -279,7 +283,7 @@ def _follow_lane_plain(
         *over, (start, so_far) = episodes
         base = ((segment[SLOT] + origin) << POSITION_BITS) + lane
         for first, steps, final, end in over:
-            # The last entry of `published` is the time of the episode that was open before.
+            # The last entry of `published` is the time of the episode that was open before these rows.
             line = base + first * segment[LANES], segment[LANES], steps, steps + final, end
             ended[found[ENDED]] = *line, published[max(first - row, -1)]
             found[ENDED] += 1
@@ -300,7 +304,7 @@ def _follow_lane_plain(
 def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:
     """Return the values of an array in the rows `row` to `stop` - 1 of a lane, or None if any of them is not mapped.
 
-    `segment` is a line of `growing`, and `table` the array's table of chunks.
+    `segment` is a line of the table `growing`, and `table` the array's chunk table.
     """
     (first_chunk, chunks, shift, bases), folder = table, segment[FOLDER]
     parts, bits, size = [], int(shift[folder]), np.dtype(dtype).itemsize
@@ -316,11 +320,12 @@ def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunk
 
 
 def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[tuple[int, ...]] | None:
-    """Return (start, steps, final observations, end) of each ended episode; last, (start, end) of the open episode.
+    """Split new rows of a lane into episodes: return a tuple for each ended episode, then one for the open episode.
 
-    The start of the open episode is -1 if no episode is open. `flags` are the flags of the rows from `row` on. `start`
-    and `so_far` are the lane's OPEN_START and OPEN_END before these rows were followed. Returns None if the flags are
-    not a valid sequence of episodes.
+    An ended episode has (first row, number of steps, number of final observations, bits of its end), the open episode
+    (first row, bits of its end known so far). If no episode is open, the first row in the last tuple is -1. `flags` are
+    the flags of the rows from `row` on. `start` and `so_far` are the lane's OPEN_START and OPEN_END before these rows
+    were read. Returns None if the flags are not a valid sequence of episodes.
     """
     over: list[tuple[int, ...]] = []
     previous, before = so_far & EPISODE_VALUES, so_far & CONTINUES

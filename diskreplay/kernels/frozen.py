@@ -2,26 +2,28 @@
 
 Its head has numbers, and addresses of arrays that the snapshot keeps alive. After the head comes a table with a column
 for each lane that may still grow, and the rows COMMITTED to OPEN_TIME of `following`. Lanes of sealed segments never
-change, so all snapshots read them from one shared table. This module names the columns of the head.
+change, so all snapshots read them from one shared table. This module names the numbers of the head.
 """
 
-# A slot is the number of a segment minus ORIGIN, the number of the first segment. SLOTS is the number of slots. The
-# next three are addresses of arrays with a number per slot. LANES: the segment's number of lanes, 0 if the segment is
-# gone. LANE_BASE: the place of its first lane among all lanes. LIVE_BASE: the column of its first lane among the lanes
-# that may grow, -1 if the segment is sealed.
+# A slot is the number of a segment minus ORIGIN, the number of the first segment. SLOTS is the number of slots. A
+# place is the number of a lane among the lanes of all segments. The next three are addresses of arrays with a number
+# per slot. LANES: the segment's number of lanes, 0 if the segment is gone. LANE_BASE: the place of its first lane.
+# LIVE_BASE: the column of its first lane in the table after the head, -1 if the segment is sealed.
 ORIGIN, SLOTS, LANES, LANE_BASE, LIVE_BASE = range(5)
-# A time: episodes that began at this time or later have no hidden steps. Steps beyond the store's limits are hidden.
+# A time: episodes that began at this time or later have no hidden steps. Steps that exceed the store's limits are
+# hidden.
 REACHED = 5
 # GROWING is the address of a table with GROWING_COUNT lines, one for each segment that may grow. A line has the
 # segment's slot, its number of lanes, and the column of its first lane in the table after the head.
 GROWING, GROWING_COUNT = 6, 7
 # LIVE_LANES is the number of lanes that may grow, ALL_LANES the number of all lanes. OLDEST and ROWS are addresses of
-# arrays by place, which is a lane's place among all lanes. OLDEST: the first visible row of each lane. ROWS: a table
-# with a column per lane, and the rows COMMITTED to OPEN_TIME of `following`.
+# arrays by place. OLDEST: the first visible row of each lane. ROWS: a table with a column per lane, and the rows
+# COMMITTED to OPEN_TIME of `following`.
 LIVE_LANES, ALL_LANES, OLDEST, ROWS = range(8, 12)
-# FOLDERS is the address of an array by slot: the number, in the tables of chunks, of the folder with the segment's
-# rows. FOLDER_COUNT is the number of folders. FIRST_ROWS is the address of an array by place: the first row of the lane
-# in its pack. It is OWN_FOLDER for a lane in the folder of its own segment, where each chunk has a line per lane.
+# FOLDERS is the address of an array by slot: the number of the folder with the segment's rows in the chunk tables, see
+# `following.Chunks`. FOLDER_COUNT is the number of folders. FIRST_ROWS is the address of an array by place. If the
+# lane's segment was merged into a pack, it has the row of the pack at which the lane begins. If the segment has a
+# folder for itself, it has OWN_FOLDER: in each chunk of such a folder, every lane has a line with its rows.
 FOLDERS, FOLDER_COUNT, FIRST_ROWS = range(12, 15)
 # The lowest slot of a segment that may grow, or the number of slots if all segments are sealed.
 FIRST_GROWING = 15

@@ -5,12 +5,12 @@ leaf by leaf. Here the address of every row is computed once, and the first and 
 prefetched, before the first byte is copied.
 
 The arguments are in one record of int64, since each argument of a kernel costs about 50 ns. The record has numbers, and
-addresses of arrays that the caller keeps alive. After its head it has a line per leaf. The first lines are leaves to
-copy: `LENGTH` rows of each window, to array `TARGET` of the batch. `BEGIN` and `STOP` are the numbers of two rows of
-the table of windows, see `gathering`, which have two bounds for each window. The copied rows begin `OFFSET` rows after
-the bound at `BEGIN`. A row below the window's floor is replaced by the row at the floor, so that the first frame of a
-stack repeats. A row at or above the bound at `STOP` becomes zeros. The other lines are summands of the return, and an
-optional last line has the discount of each step.
+addresses of arrays that the caller keeps alive. After its head, see `gathering.FINDS`, it has a line per leaf. The
+first lines are leaves to copy: `LENGTH` rows of each window, to array `TARGET` of the batch. `BEGIN` and `STOP` are the
+numbers of two rows of the table of windows, see `gathering`, which have two bounds for each window. The copied rows
+begin `OFFSET` rows after the bound at `BEGIN`. A row before the window's `FLOOR` is replaced by row `FLOOR`, so that
+the first frame of a stack repeats. A row at or above the bound at `STOP` becomes zeros. The other lines are summands of
+the return: leaves whose weighted sum is the reward. An optional last line has the discount of each step.
 
 Every row is checked against the table of chunks before its address is formed.
 """
@@ -34,10 +34,10 @@ _PART = 512
 
 @jit.inner
 def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Write the address of each item's rows of a leaf to `sources`, or 0; return the number of zeros.
+    """Write to `sources`, for each item, the address of its rows of a leaf, or 0; return the number of zeros.
 
-    The address is 0 unless the rows are successive rows of one mapped chunk. `copied` is the number of leaves to copy;
-    the leaves after these are summands.
+    The address is 0 unless the rows are successive rows of one mapped chunk. `plan` has the lines of the record of
+    `gather`, one per leaf: first `copied` leaves to copy, then summands.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -68,10 +68,10 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 
 @jit.inner
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Do what `_locate` does for windows from `find_windows`, if one row or all steps of each window are read.
+    """Do what `_locate` does, for windows from `find_windows` and a leaf of which one row or all steps are read.
 
-    These rows are never before the window's first allowed row, `FLOOR`, and the steps never go beyond its `STOP`. So
-    fewer values are checked and kept in registers. Each row lies in one cache line.
+    These rows are never before the window's row `FLOOR`, and the steps never go beyond the bound at the leaf's `STOP`.
+    So fewer values must be checked and held in registers. Each row lies in one cache line.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -100,9 +100,9 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
 
 @jit.inner
 def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) -> int:
-    """Write the address of row `r` of the lane of item `i` to `sources`.
+    """Write the address of a leaf's row `r`, in the lane of item `i`, to `sources`.
 
-    Returns the number of rows from there to the end of the chunk, or 0 if the row is not mapped.
+    Returns the number of rows from row `r` to the end of its chunk, or 0 if the row is not mapped.
     """
     item = _at(i)
     folder, row = windows[cols.FOLDER, item], windows[cols.BEFORE, item] + r
@@ -120,7 +120,7 @@ def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) ->
 def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: int, count: int, sources: Ints) -> int:
     """Copy a leaf's rows of each item to address `out`; with `streamed`, wide runs are copied by `stream`.
 
-    `left` is the number of zeros that `_locate` returned, summed over all leaves. The rows of items without an address
+    `left` is the sum of the results of `_locate` for all leaves. For items whose address in `sources` is 0, the rows
     are copied chunk by chunk. Returns the first item with an unmapped row, or -1.
     """
     row_bytes, length = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
@@ -197,10 +197,10 @@ def _sum(
     windows: Ints, ends: Bytes, plan: Ints, record: Ints, addresses: Ints, begin: int, count: int, missing: int,
     sources: Ints,
 ) -> int:  # fmt: skip
-    """Write the return of each window, summed as in `returns.nstep`, its discount, and its flags of the end.
+    """Write each window's return, computed as by `returns.nstep`, its discount, and its two end flags.
 
-    `missing` is the number of zeros that `_locate` returned for the last summand. Returns the first item with an
-    unmapped row, or -1.
+    The flags say whether the window has the end of a terminated or of a truncated episode. `missing` is the result of
+    `_locate` for the last leaf. Returns the first item with an unmapped row, or -1.
     """
     copied, summed, gamma = record[cols.COPIED], record[cols.SUMMED], number_of(record[cols.GAMMA])
     rewards, discounts = addresses[record[cols.REWARD]], addresses[record[cols.DISCOUNT]]
@@ -248,9 +248,10 @@ def _sum(
 
 @jit.inner
 def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
-    """Write the rows FOLDER, LINE and BEFORE of a table of windows that the caller made, as `find_windows` does.
+    """Write the rows FOLDER, LINE and BEFORE of `windows`, if the caller of `gather` made the table.
 
-    Returns the first item with a lane or floor that the snapshot does not have, or -1.
+    `find_windows` writes these rows of the tables that it makes. Returns the first item whose lane the snapshot does
+    not have, or whose row `FLOOR` is before the start of the stored arrays; else -1.
     """
     for i in range(count):
         item = _at(i)
@@ -274,16 +275,16 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
 
 @jit.kernel("int", "ints", "ints", "ints", "out_ints", "int", "int")
 def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
-    """Write items `begin` to `until` - 1 of a batch, for the ids at the same places, to the arrays at `addresses`.
+    """Write items `begin` to `until` - 1 of a batch to the arrays at `addresses`; item i of the batch is for ids[i].
 
     The last entry of `addresses` is 0, so that -1 can be the array number of a field that is not wanted. `snapshot` is
-    the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the place of an item without a
-    window or with an unmapped row, or -1. Several threads may write parts of one batch at the same time.
+    the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the position of an item without
+    a window or with an unmapped row, or -1. Several threads may write parts of one batch at the same time.
     """
     items, lines, copied, streamed = record[cols.ITEMS], record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
     plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)
     while begin < until:
-        # Arrays from this part's first item on, so that indices start at 0 and cannot be negative.
+        # These arrays begin at the first of the next `count` items, so indices start at 0 and cannot be negative.
         count = min(_PART, until - begin)
         windows = jit.ints2_at(record[cols.WINDOWS] + 8 * begin, cols.WINDOW_ROWS, items)
         ends = jit.bytes_at(record[cols.WINDOWS] + 8 * cols.WINDOW_ROWS * items + begin, count)

@@ -16,36 +16,36 @@ from .jit import load_byte, load_int, touch
 
 Bytes = NDArray[np.uint8]
 
-# Rows of a table of windows, one column per id.
+# Rows of a table of windows, one column per id. SLOT (see `frozen`), LANE and ROW identify the first row of the window.
 SLOT, LANE, ROW = 0, 1, 2
 FLOOR = 3  # the oldest row that a frame stack may show: depth - 1 rows back, but not before the episode's start
-AFTER = 4  # the row K steps after ROW; at first `find_windows` keeps the address of the window's first flag here
-OBS_STOP = 5  # AFTER + 1 if that row has an observation, else 0
-STEP_STOP = 6  # AFTER + 1 if that row is a step of the episode, else 0
+AFTER = 4  # the row K steps after ROW; `find_windows` first writes the address of the flags of row ROW here
+OBS_STOP = 5  # AFTER + 1 if row AFTER has an observation, else 0
+STEP_STOP = 6  # AFTER + 1 if row AFTER is a step of the episode, else 0
 K = 7  # the number of steps in the window
 FRAMES_STOP = 8  # the row after the last observation: AFTER + 1 if row AFTER has one, else AFTER
-OWN, OWN_STOP = 9, 10  # free for callers; `find_windows` keeps the end of the lane in OWN_STOP
+OWN, OWN_STOP = 9, 10  # free for callers; `find_windows` writes the end of the lane to OWN_STOP
 # Written by the kernels: the folder whose chunks hold the rows, the lane's line in these chunks, and the number of rows
 # in the line before the first row of the lane.
 FOLDER, LINE, BEFORE = 11, 12, 13
 WINDOW_ROWS = 14
 
-# Columns of the record's head. FINDS is 1 if `gather` must find the windows, with the arguments N, STACK and WHOLE of
-# `find_windows`; it is 0 if the caller has made them. WINDOWS is the address of the table of ITEMS windows, and SOURCES
-# the address of scratch memory for the addresses of all items' rows.
+# The numbers at the start of the `record` of `gather`, its head. FINDS is 1 if `gather` must find the windows, with the
+# arguments N, STACK and WHOLE of `find_windows`; it is 0 if the caller has made the windows. WINDOWS is the address of
+# the table of ITEMS windows, and SOURCES the address of scratch memory for the addresses of all items' rows.
 FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
 LIMITS = 7  # the address of an array with the largest number of steps for each window, or 0
-# LINES is the number of lines after the head, COPIED the number of copied leaves. SUMMED is the line after the
-# summands, which has the discounts of steps if the store has them. GAMMA has the bits of a float64. STREAMED is 1 if
-# copies of wide rows bypass the caches. FAILED is the line that could not be copied, or -1.
+# LINES is the number of lines after the head, one per leaf (see `gather`), and COPIED the number of copied leaves.
+# SUMMED is the line after the summands, which has the discounts of steps if the store has them. GAMMA has the bits of a
+# float64. STREAMED is 1 if copies of wide rows bypass the caches. FAILED is the line that could not be copied, or -1.
 LINES, COPIED, SUMMED, GAMMA, STREAMED, FAILED = range(8, 14)
 # For each computed field, the number of its array in the argument `addresses` of `gather`, or -1.
 COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
 REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(14, 21)
-# The chunk table of the flags, with the columns FIRST_CHUNK to ROW_BYTES.
+# From here on, the head has the chunk table of the flags: the numbers FIRST_CHUNK to ROW_BYTES.
 FLAGS = 21
-# Columns of a line. First come the numbers of the leaf's chunk table, see `following.Chunks`: the addresses of its
-# three arrays by folder, and their length; the address of `bases`, and its length; the bytes of a row.
+# Columns of a line. The first seven describe the leaf's chunk table, see `following.Chunks`: the addresses of its three
+# arrays by folder, and their length; the address of `bases`, and its length; the bytes of a row.
 FIRST_CHUNK, CHUNKS, SHIFT, FOLDERS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7
 BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
@@ -79,7 +79,7 @@ _ENDS = ids.TERMINATED | ids.TRUNCATED
 
 @jit.inlined
 def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
-    """Load the entries for the lanes of ids from the snapshot's tables early, so that many cache misses overlap."""
+    """Load what `_locate` will read about the lanes of the ids into the caches, so that many cache misses overlap."""
     origin, slots, reached = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS], snapshot[frozen.REACHED]
     lanes, lane_base = snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
     committed = snapshot[frozen.ROWS] + 8 * COMMITTED * snapshot[frozen.ALL_LANES]
@@ -101,10 +101,11 @@ def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
 
 @jit.inlined
 def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Ints) -> int:
-    """Write the row of each id to `windows`, up to the first id that is hidden, gone or has unmapped flags.
+    """Write the lane and row of each id to `windows`; stop at an id that is hidden or gone or whose flags are unmapped.
 
-    AFTER gets the address of the row's flags, K the number of flags in the chunk from there on, and OWN_STOP the end of
-    the lane. Returns the number of ids before that first one.
+    AFTER gets the address of the row's flags, K the number of flags from there to the end of the chunk, and OWN_STOP
+    the end of the lane. `table` has the numbers FIRST_CHUNK, CHUNKS, SHIFT, BASES and BASES_SIZE of the flags' chunk
+    table. Returns the number of ids that were written.
     """
     # Read once, because the compiler assumes that each write may change the record.
     origin, lanes, lane_base = snapshot[frozen.ORIGIN], snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
@@ -162,8 +163,8 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
 def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: int) -> int:
     """Return the oldest row that a frame stack of depth `stack` may show, or -1 if the flags of a row are not mapped.
 
-    Stacks show hidden rows, too, because such rows belong to the episode. `bases` is the address of the array with the
-    addresses of the folder's chunks.
+    Stacks show hidden rows, too, because such rows belong to the episode. `before` and `line` are the window's BEFORE
+    and LINE. `bases` is the address of the array with the addresses of the folder's chunks.
     """
     chunk, base, floor = -1, 0, row
     while floor > 0 and row - floor < stack - 1:
@@ -181,7 +182,7 @@ def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: 
 
 @jit.inlined
 def _are_zeros(at: int, count: int) -> bool:
-    """Return whether the `count` flags from the address `at` on are zeros; at least `WORD` bytes must be readable."""
+    """Return whether the `count` flags from the address `at` on are zeros; `WORD` bytes from there must be readable."""
     words = (1 << WORD * count) - 1 if count < WORD else -1
     last = at + count - WORD
     found = load_int(max(at, last)) & words
@@ -195,11 +196,11 @@ def _are_zeros(at: int, count: int) -> bool:
 def _walk(
     windows: Ints, item: int, flags: int, n: int, whole: int, live: tuple[int, int, int], table: tuple[int, ...]
 ) -> tuple[int, int, bool, int]:
-    """Find the end of an item's window: read the flags row by row, after the window's first row, which has `flags`.
+    """Find the end of an item's window by reading the flags of each row; `flags` are those of the window's first row.
 
     Returns four values: the number of steps of the window, 0 if there is no window or its flags are not mapped; the
-    flags that end its episode, 0 if the window ends earlier; whether the row after the window has an observation; the
-    flags of that row, 0 if the lane ends.
+    bits of its episode's end, 0 if the window ends before the episode; whether the row after the window has an
+    observation; the flags of that row, 0 if the lane has no such row.
     """
     folder, before = windows[FOLDER, item], windows[BEFORE, item]
     first_chunks, chunk_counts, shifts, bases, places = table
@@ -245,16 +246,18 @@ def find_windows(
     step_ids: Ints, n: int, stack: int, whole: int, snapshot: Ints, table: int, windows: Ints, ends: Bytes,
     behind: Bytes,
 ) -> int:  # fmt: skip
-    """Write the window of up to `n` steps (-1: to the episode's end) that starts at each id of a snapshot.
+    """Write, for each id, the window of `n` steps that starts at it, or of fewer steps if the episode ends earlier.
 
-    `table` is the address of the table of flags, see `table_line`. `stack` is the depth of frame stacks: the search for
-    the episode's start goes back at most `stack` - 1 rows. With `whole`, row AFTER of an open episode must be a step,
-    not only an observation. `ends` gets TERMINATED or TRUNCATED if the window reaches the end of a terminated or
-    truncated episode; a cut episode counts as truncated. `ends` also gets the flags FIRST and CUT of the window's first
-    row. Returns the place of the first id without a window or with unmapped flags, or -1.
+    With `n` -1, windows reach to the end of the episode. For `windows` see `SLOT`. `snapshot` is the record of a
+    snapshot, see `frozen`. `table` is the address of the numbers from `table_line` for the flags. `stack` is the depth
+    of frame stacks: the search for the episode's start goes back at most `stack` - 1 rows. With `whole`, the row after
+    a window in an open episode must be a step, not only an observation. `ends` gets TERMINATED or TRUNCATED if the
+    window reaches the end of a terminated or truncated episode; a cut episode counts as truncated. `ends` also gets the
+    flags FIRST and CUT of the window's first row. Returns the position of the first id without a window or with
+    unmapped flags, or -1.
 
     With `n` 0, each window is the single row of its step. The flags of that row go to `ends`. The flags of the next
-    row, 0 if the lane ends, go to `behind`. OWN_STOP gets the end of the lane.
+    row, 0 if the lane has no such row, go to `behind`. OWN_STOP gets the end of the lane.
     """
     if snapshot[frozen.SLOTS] >= MANY_SLOTS:
         _touch_lanes(step_ids, snapshot)

@@ -1,12 +1,14 @@
 """Hide the oldest steps of a store, in the order of publishing.
 
 A heap has an entry for each lane that still has visible steps. An entry has the publishing time and the id of the
-lane's oldest visible step, and the lane's place among all lanes. The ended episodes of a lane form a chain of lines of
-the log, and the lane's open episode follows them. The log and the table of lanes have the time of each episode's first
-step. If the oldest visible step is not the first of its episode, the time of this step is read from the segment.
+lane's oldest visible step, and the lane's number among the lanes of all segments. The log, the table ENDED of
+`advancing`, has a line per ended episode, and FOLLOWING links the lines of a lane from its oldest to its newest
+episode. After these comes the lane's open episode. The log and the table `lanes` of `following` have the time of each
+episode's first step. If a lane's oldest visible step is not the first of its episode, the time of this step is read
+from the segment.
 
-Lanes that are appended together get their next entries in the same order as their previous ones. These entries wait in
-a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
+Lanes to which a writer appends together get their next entries in the order of their previous entries. The next
+entries wait in a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
 
 Without numba, `hide_oldest_plain` replaces `hide_oldest`: run by Python, the loop of `hide_oldest` takes twice as long.
 """
@@ -24,22 +26,22 @@ from .packed import number, row_address
 from .runs import NEVER as NEVER
 
 # Columns of the heap, a line per lane with visible steps. WHEN, ID and ROW are the time of publishing, the id and the
-# row of the lane's oldest visible step. PLACE is the lane's place among all lanes. The second half of the lines is the
-# ring of `hide_oldest`.
+# row of the lane's oldest visible step. PLACE is the lane's number among the lanes of all segments. The first half of
+# the table's lines is the heap, the second half a ring: a queue of entries in the order of `_before`.
 WHEN, ID, ROW, PLACE = range(4)
 HEAP_COLUMNS = 4
 
-# Rows of `by_place`, a column per lane. OLDEST is the lane's first visible row. LINE and TAIL are the lines of the log
-# with its oldest and newest ended episodes that have visible steps, or -1. LISTED is 1 if the lane has an entry in the
-# heap or the ring, else 0.
+# Rows of `by_place`, a column per lane; the column's number is the lane's PLACE. OLDEST is the lane's first visible
+# row. LINE and TAIL are the lines of the log with its oldest and newest ended episodes that have visible steps, or -1.
+# LISTED is 1 if the lane has an entry in the heap or the ring, else 0.
 OLDEST, LINE, TAIL, LISTED = range(4)
 PLACE_ROWS = 4
 
 # The numbers of `found`. SEEN is the number of lines of the log that `hide_oldest` has read, SIZE the number of entries
 # in the heap. COUNT is the number of steps to hide; all steps published before UNTIL are hidden, too. HIDDEN is the
-# number of hidden steps. LAST is the time of publishing of the newest step hidden since `note_last` was called, or -1.
-# NEEDED is the id of a step whose time is not mapped. FRONT is the first used line of the ring, WAITING the number of
-# used lines. The other numbers are for `advance_hiding`. CAPACITY is the largest number of visible steps, or -1. All
+# number of hidden steps. LAST is the time of publishing of the newest step hidden since `note_last` was called, or
+# -1. NEEDED is the id of a step whose time is not mapped. FRONT is the first used line of the ring, WAITING the number
+# of used lines. The other numbers are for `advance_hiding`. CAPACITY is the largest number of visible steps, or -1. All
 # steps published before PAST are hidden. Episodes that began at REACHED or later have no hidden steps. READY is 1 if
 # the arrays of `hide_oldest` exist. BEHIND is 1 ns after the newest hidden step: steps that one call of a writer
 # appended share a time, and some of them may still be visible. OLDEST_AT is the address of the array with the first
@@ -50,8 +52,8 @@ PLACE_ROWS = 4
 FOUND = 15
 
 DONE, UNMAPPED = range(2)
-"""Results of `hide_oldest`. DONE: the requested steps are hidden. UNMAPPED: the caller must map the time of step
-NEEDED, and call `hide_oldest` again."""
+"""Results of `hide_oldest`. DONE: the requested steps are hidden. UNMAPPED: the caller must map the time of the step
+with the id found[NEEDED], and call `hide_oldest` again."""
 
 
 @jit.inner
@@ -71,7 +73,7 @@ def _copy(heap: Ints, target: int, source: int) -> None:
 
 @jit.inner
 def _push(heap: Ints, line: int, found: Ints) -> None:
-    """Push a copy of the ring's entry at `line` into the heap."""
+    """Push a copy of the entry at `line`, which is in the second half of the table `heap`, into the first half."""
     at = found[SIZE]
     found[SIZE] = at + 1
     while at > 0 and _before(heap, line, (at - 1) >> 1):
@@ -82,7 +84,10 @@ def _push(heap: Ints, line: int, found: Ints) -> None:
 
 @jit.inner
 def _behind(heap: Ints, count: int, front: int) -> int:
-    """Return the line of `heap` after the first `count` entries of the ring; `front` is the ring's first used line."""
+    """Return the line behind `count` entries of the ring, which is the second half of the table `heap`.
+
+    `front` is the position of the ring's first entry in this half. From the last line the ring continues at the first.
+    """
     half = heap.shape[0] >> 1
     at = front + count
     return half + (at - half if at >= half else at)
@@ -93,10 +98,11 @@ def _set_entry(
     tables: Ints, origin: int, place: int, base: int, width: int, log: Ints, rows: Ints, heap: Ints, by_place: Ints,
     found: Ints,
 ) -> int:  # fmt: skip
-    """Write an entry for a lane's oldest visible step to the line after the last entry of the ring.
+    """Write an entry for a lane's oldest visible step to the line after the last entry of the ring, see `WHEN`.
 
-    `base` is the id of the lane's row 0. Returns 1 if the entry was written, 0 if the lane has no visible step, and -1
-    if the step's time is not mapped (NEEDED).
+    `place` is the lane's number among the lanes of all segments, `base` the id of the lane's row 0, and `width` the
+    number of lanes of its segment. Returns 1 if the entry was written, 0 if the lane has no visible step, and -1 if the
+    step's time is not mapped; then found[NEEDED] gets the id of the step.
     """
     line, kept = by_place[LINE, place], by_place[OLDEST, place]
     if line >= 0:
@@ -126,7 +132,10 @@ def _list_lane(
     tables: Ints, origin: int, place: int, base: int, width: int, log: Ints, rows: Ints, heap: Ints, by_place: Ints,
     found: Ints,
 ) -> bool:  # fmt: skip
-    """Push an entry for the oldest visible step of a lane, if it has one; return False if its time is not mapped."""
+    """Push an entry for a lane's oldest visible step into the heap, unless the lane has no visible step.
+
+    Returns False if the step's time is not mapped; for the arguments see `_set_entry`.
+    """
     status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
     if status > 0:
         by_place[LISTED, place] = 1
@@ -136,7 +145,7 @@ def _list_lane(
 
 @jit.inlined
 def _take_first(heap: Ints, at: int, found: Ints) -> None:
-    """Remove the first entry of the heap if `at` is 0, else the first entry of the ring."""
+    """Remove the first entry of the heap if `at` is 0, else the first entry of the ring, see `WHEN`."""
     half = heap.shape[0] >> 1
     if at > 0:
         front = found[FRONT] + 1
@@ -157,7 +166,7 @@ def _take_first(heap: Ints, at: int, found: Ints) -> None:
 
 @jit.inner
 def note_last(found: Ints) -> None:
-    """Update PAST, BEHIND and REACHED from LAST, the time of the newest hidden step, and reset LAST to -1."""
+    """Update found[PAST], found[BEHIND] and found[REACHED] from the time found[LAST], and set found[LAST] to -1."""
     found[PAST] = max(found[PAST], found[LAST])
     found[BEHIND] = max(found[BEHIND], found[LAST] + 1)
     found[REACHED] = max(found[REACHED], found[PAST], found[BEHIND])
@@ -168,7 +177,8 @@ def note_last(found: Ints) -> None:
 def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
     """Hide the oldest found[COUNT] visible steps, and all steps published before found[UNTIL]; return DONE or UNMAPPED.
 
-    For the record of `tables` see `advancing.GROWING`. The log has `end` lines; lines from found[SEEN] on are new.
+    For `tables` see `advancing.GROWING`, for `found` see `SEEN`. The table of ended episodes has `end` lines; those
+    from line found[SEEN] on are new.
     """
     log, growing = packed.ints2(tables, advancing.ENDED), packed.ints2(tables, advancing.GROWING)
     rows, heap = packed.ints2(tables, advancing.ROWS), packed.ints2(tables, advancing.HEAP)
@@ -233,8 +243,8 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
             by_place[LISTED, place] = 0
             continue
         # The new entry joins the ring if that keeps the ring's order. If not, the ring's last entry moves to the heap,
-        # because an entry with a late time would keep all further entries out of the ring. The new entry takes the line
-        # of the moved one if that keeps the order, and goes to the heap if not.
+        # because while it is in the ring, no entry with an earlier time can join. The new entry takes its line if that
+        # keeps the order, and goes to the heap if not.
         count, front = found[WAITING], found[FRONT]
         line, last = _behind(heap, count, front), _behind(heap, count - 1 if count > 0 else 0, front)
         if count == 0 or not _before(heap, line, last):
@@ -252,7 +262,7 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
 def _time_of(step_id: int, origin: int, where: tuple[Ints, ...], times: tuple[Ints, ...]) -> int | None:
     """Return the time of publishing of a step, or None if it is not mapped.
 
-    `where` are the arrays LANES to FIRST_ROWS of `advancing`, `times` the arrays FIRST_TIMES to TIMES.
+    `where` are the arrays LANES to FIRST_ROWS that `advancing` names, `times` the arrays FIRST_TIMES to TIMES.
     """
     lanes, lane_base, clocks, folders, first_rows = where
     first_times, time_chunks, time_shift, bases = times
@@ -281,7 +291,7 @@ def hide_oldest_plain(tables: Ints, origin: int, end: int, found: Ints) -> int:
     lines, following, origin = log[:end], packed.ints(tables, advancing.FOLLOWING), int(origin)
 
     def oldest_of(place: int, base: int, width: int) -> tuple[int, int, int] | None:
-        """Return the time, id and row of a lane's oldest visible step, or None; an unmapped time is returned as -1."""
+        """Return the time (-1 if it is not mapped), id and row of a lane's oldest visible step, or None without one."""
         kept, line = int(by_place[OLDEST, place]), int(by_place[LINE, place])
         if line >= 0:
             begin, time = (int(lines[line, FIRST_ID]) & POSITION_MASK) // width, int(lines[line, TIME])

@@ -12,7 +12,7 @@ from diskreplay.ids import Ints
 
 from . import jit
 
-# Bytes of a huge page. In small pages, a large table has more pages than the TLB has entries.
+# Bytes of a huge page. With small pages, a large table has more pages than the TLB has entries.
 LARGE_PAGE = 2 << 20
 # After making a table with more lines than this, freed memory is given back to the system.
 _MANY_LINES = 1 << 16
@@ -22,13 +22,13 @@ CACHE_LINE = 64  # bytes
 def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
     """Return an array of zeros for each (count, dtype), all in one block of memory and aligned to cache lines.
 
-    Huge pages are requested only where the arrays fill them, so the arrays take no more memory than their size.
+    Huge pages are requested only where the arrays fill them: a partly filled one would take 2 MiB of memory.
     """
     starts, end = [], 0
     for count, dtype in parts:
         starts.append(end)
         end += -(-count * np.dtype(dtype).itemsize // CACHE_LINE) * CACHE_LINE
-    # Private, because a forked child must not share the block. Untouched pages take no memory.
+    # MAP_PRIVATE, because a forked child must not share the block. Pages that are never written take no memory.
     block = mmap.mmap(-1, end + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = np.frombuffer(block, np.uint8)
     first = -memory.ctypes.data % LARGE_PAGE
@@ -51,9 +51,9 @@ def give_back_free(lines: int) -> None:
 
 
 def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
-    """Return the ranges of whole pages that contain the given ranges, as addresses and bytes in ascending order.
+    """Extend ranges of memory to full pages; return the addresses and sizes of the extended ranges, in ascending order.
 
-    Ranges of pages that touch or overlap are merged.
+    Sizes are in bytes. Extended ranges that touch or overlap are merged.
     """
     some = sizes > 0
     first = starts[some] & -mmap.PAGESIZE
@@ -67,7 +67,7 @@ def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
 
 @jit.kernel("int", "ints", "ints", "int")
 def advise(starts: Ints, sizes: Ints, advice: int) -> int:
-    """Call madvise for ranges of whole pages, given by address and bytes; return the number of failed calls."""
+    """Call madvise for ranges of full pages, given by address and size in bytes; return the number of failed calls."""
     refused = 0
     for i in range(starts.size):
         refused += jit.madvise(starts[i], sizes[i], advice) != 0

@@ -1,4 +1,4 @@
-"""Random numbers, and ids at random positions of a population, by a search in the runs' cumulative counts."""
+"""Random numbers, and the ids at random positions in runs of ids: a search in the numbers of ids before each run."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ mix = jit.inner(mixed)
 
 @jit.inner
 def fraction(key: int, i: int) -> float:
-    """Return random number `i`, 0 <= number < 1: the first 53 bits of number `i` of splitmix64 from state `key`.
+    """Return random number `i`, 0 <= number < 1: the highest 53 bits of output `i` of splitmix64 with the seed `key`.
 
     See Steele et al. 2014.
     """
@@ -24,10 +24,11 @@ def fraction(key: int, i: int) -> float:
 def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out: Ints) -> None:
     """Write the id at each position of `wanted` to `out`; positions are counted from the first id of run 0.
 
-    The search finds the last run that starts at or before a position. With many runs it first searches `coarse`, which
-    takes few cache lines. The searches for all positions halve their ranges together, with the same width and without a
-    branch on data: so cache misses overlap, and the inner loop becomes vector code. Indices are unsigned, because numba
-    tests a signed index for being negative.
+    All positions are in runs `low` to `high` - 1. For `block` and `coarse` see `runs.RULE`. The search finds the last
+    run that starts at or before a position. With many runs it first searches `coarse`, which takes few cache lines. The
+    searches for all positions halve their ranges together, with the same width and without a branch on data. So cache
+    misses overlap, and the inner loop becomes vector code. Indices are unsigned, because numba tests a signed index for
+    being negative.
     """
     before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
     covered = coarse.size << COARSE_BITS
@@ -63,11 +64,11 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
 
 @jit.kernel("none", "floats", "int", "int", "ints2", "out_ints")
 def ids_at(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> None:
-    """Write the id at the integer part of each position.
+    """Write the id at the integer part of each position in runs `low` to `high` - 1.
 
-    For the `record` see `runs.RULE`. Positions count the ids in runs `low` to `high` - 1 of the block: run i starts at
-    position before[i] - before[low]. COARSE has `before` for every `1 << COARSE_BITS`-th run from run 0 on; it may
-    leave out the last runs. WANTED has memory for at least one number per position.
+    The runs are in the array BLOCK of the `record`, see `runs.RULE`: run i starts at position before[i] - before[low],
+    where `before` is the row BEFORE. The array COARSE may leave out the last runs. The array WANTED has memory for at
+    least one number per position.
     """
     block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
     for i in range(out.size):
@@ -77,7 +78,10 @@ def ids_at(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> N
 
 @jit.kernel("none", "int", "int", "int", "ints2", "out_ints")
 def random_ids(key: int, low: int, high: int, record: Ints, out: Ints) -> None:
-    """Write random ids of the runs `low` to `high` - 1, all with the same probability; for `key` see `fraction`."""
+    """Write random ids of runs `low` to `high` - 1, all with the same probability.
+
+    For `key` see `fraction`, for `record` see `runs.RULE`.
+    """
     block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
     count = block[BEFORE, high] - block[BEFORE, low]
     for i in range(out.size):

@@ -66,8 +66,8 @@ _ERRORS = "numpy"  # divisions raise no errors, so that loops with divisions can
 def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that makes a function a kernel; `result` and `arguments` are names of types in `_TYPES`.
 
-    Other kernels may call the kernel, too. A `shared` kernel is compiled once for all of its callers; use it for
-    kernels that are also called from Python. Any other kernel is compiled again as a part of each caller. Kernels must
+    Other kernels may call the kernel, too. A `shared` kernel is compiled once for all of its callers; kernels that are
+    also called from Python should be shared. Any other kernel is compiled again as a part of each caller. Kernels must
     not raise errors, and must not divide by zero.
     """
 
@@ -207,7 +207,7 @@ def touch(builder: Builder, address: Value) -> None:
 
 @_instruction(interpreted.copy_bytes, "int64", "int64", "int64", "int64")
 def copy_bytes(builder: Builder, target: Value, source: Value, count: Value) -> None:
-    """Copy `count` bytes from one address to another; the ranges do not overlap."""
+    """Copy `count` bytes from one address to another; the ranges must not overlap."""
     function = builder.module.declare_intrinsic("llvm.memcpy", [_POINTER, _POINTER, _INT])
     builder.call(function, [*(builder.inttoptr(a, _POINTER) for a in (target, source)), count, _NO])
 
@@ -257,7 +257,7 @@ def madvise(builder: Builder, address: Value, count: Value, advice: Value) -> Va
 
 @_instruction(partial(interpreted.copy_bytes, count=STREAM_BLOCK), "int64", "int64", "int64")
 def stream_block(builder: Builder, target: Value, source: Value) -> None:
-    """Copy `STREAM_BLOCK` bytes with stores that bypass the caches; `target` must be a multiple of 32."""
+    """Copy `STREAM_BLOCK` bytes with writes that bypass the caches; `target` must be a multiple of 32."""
     pointer, offsets = ir.VectorType(_INT, 4).as_pointer(), [_INT(at) for at in range(0, STREAM_BLOCK, 32)]
     to, origin = ([builder.inttoptr(builder.add(a, at), pointer) for at in offsets] for a in (target, source))
     loaded = [builder.load(place, align=1) for place in origin]
@@ -268,5 +268,5 @@ def stream_block(builder: Builder, target: Value, source: Value) -> None:
 
 @_instruction(interpreted.do_nothing, "int64")
 def fence(builder: Builder) -> None:
-    """Make all stores of `stream_block` visible to other threads before any later store."""
+    """Make all writes of `stream_block` visible to other threads before any later write."""
     builder.fence("seq_cst")

@@ -1,7 +1,7 @@
-"""One record with all array arguments of a kernel that every batch calls: each argument would cost up to 0.1 µs.
+"""A record passes many arrays to a kernel as one argument, since each argument of a call costs up to 0.1 µs.
 
-The caller that makes a record keeps its arrays alive. A record has the address and shape of each array, but not its
-type, which the kernel assumes.
+A record has the address and shape of each array, but not its type, which the kernel assumes. The caller that makes a
+record keeps the arrays alive.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ ADDRESS, LINES, COLUMNS = range(3)
 
 
 def pack(*arrays: NDArray[np.generic]) -> Ints:
-    """Return the record of contiguous arrays with one or two dimensions: ADDRESS, LINES and COLUMNS of each, (n, 3)."""
+    """Return a record of n contiguous arrays of one or two dimensions, (n, 3): ADDRESS, LINES and COLUMNS of each."""
     return np.array([(a.ctypes.data, len(a), a.shape[-1]) for a in arrays], np.int64)
 
 
@@ -48,20 +48,20 @@ def floats(record: Ints, i: int) -> Floats:
 
 @jit.inner
 def number(record: Ints, i: int, j: int) -> int:
-    """Return number `j` of array `i` of a record, for a one-dimensional array of int64."""
+    """Return entry `j` of array `i` of a record; this array has one dimension and the type int64."""
     return jit.load_int(record[i, ADDRESS] + 8 * j)
 
 
 FIRST_CHUNK, CHUNKS, SHIFT, BASES = range(4)
-"""The arrays of a `ChunkTable` in a record, as offsets from the line of its first array."""
+"""The arrays of a chunk table (see `following.Chunks`) in a record, numbered from the line of the first one."""
 
 
 @jit.inner
 def row_address(record: Ints, table: int, folder: int, first: int, lane: int, row: int) -> int:
     """Return the address of a row in an array with 8 bytes per row, or 0 if the row is not mapped.
 
-    The chunk table of that array is in the record from line `table` on, and must have the folder. `first` is the
-    lane's value in `frozen.FIRST_ROWS`.
+    The array's chunk table, see `following.Chunks`, is in the record from line `table` on, and must have the folder.
+    `first` is the lane's value in `frozen.FIRST_ROWS`.
     """
     is_own = first == OWN_FOLDER
     row, lane = row + jit.either(is_own, 0, first), jit.either(is_own, lane, 0)
