@@ -66,8 +66,8 @@ _ERRORS = "numpy"  # divisions raise no errors, so that loops with divisions can
 def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that makes a function a kernel; `result` and `arguments` are names of types in `_TYPES`.
 
-    Other kernels may call the kernel, too. A `shared` kernel is compiled once for all of its callers; kernels that are
-    also called from Python should be shared. Any other kernel is compiled again as a part of each caller. Kernels must
+    Other kernels may call the kernel, too. A `shared` kernel is compiled once for all of its callers; use `shared`
+    for kernels that Python calls, too. Any other kernel is compiled again as a part of each caller. Kernels must
     not raise errors, and must not divide by zero.
     """
 

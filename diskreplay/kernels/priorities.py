@@ -30,16 +30,16 @@ _FINITE = np.finfo(np.float64).max
 
 
 LANE_BASE, FOLDERS, FIRST_ROWS, TABLE = range(4)
-"""The record of `initial_priorities`, see `packed`: three arrays of `frozen`, and the chunk table of the priorities
-that writers gave."""
+"""Lines of the record of `initial_priorities`, see `packed`: three arrays of `frozen`; and from TABLE on, the chunk
+table of the priorities that writers gave."""
 
 
 @jit.kernel("int", "ints", "int", "ints", "ints2", "out_floats")
 def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: NDArray[np.float64]) -> int:
-    """Write the initial priority of each step, |td|; NaN if the writer gave no priority or the segment is gone.
+    """Write the priority |td| that the writer gave to each step; NaN if it gave none or the segment is gone.
 
-    `lanes` are the numbers of lanes of the segments from number `origin` on. A negative shift in the chunk table means
-    that a folder has no priorities. Returns the place of the first id with an unmapped chunk, or -1.
+    `lanes` has the number of lanes of each segment from number `origin` on. A negative shift in the chunk table means
+    that a folder has no priorities. Returns the position of the first id with an unmapped chunk, or -1.
     """
     for i in range(ids.size):
         out[i] = np.nan
@@ -62,11 +62,12 @@ def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: N
 
 @jit.kernel("none", "int", "int", "ints2", "out_ints", "out_floats")
 def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None:
-    """Draw random ids: write them to `ids` and their probabilities to `chances`, and keep their places for `update`.
+    """Draw random ids in proportion to their masses; write them to `ids`, and their probabilities to `chances`.
 
     The total mass, which must not be 0, is divided into `strata` equal parts: id i comes from part i modulo `strata`.
-    For the random numbers see `ids_at.fraction`. For the record `table` see `priority_pages.PAGES`; its scratch memory
-    must have room for all drawn ids.
+    The ids and their places are also written to `table`, for `update`. For the random numbers and `key` see
+    `ids_at.fraction`. For the record `table` see `priority_pages.PAGES`; its scratch memory must have room for all
+    drawn ids.
     """
     starts, tree = packed.ints(table, priority_pages.STARTS), packed.floats(table, priority_pages.TREE)
     pages, sums = packed.ints2(table, priority_pages.PAGES), packed.floats(table, priority_pages.SUMS)
@@ -86,13 +87,13 @@ def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None
 
 @jit.kernel("int", "ints", "floats", "float", "float", "ints2", "ints2")
 def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, table: Ints) -> int:
-    """Set raw = |error| + eps and mass = raw ** alpha of the ids that `locate` finds.
+    """Set the priority |error| + eps, and the mass priority ** alpha, of each id that can be drawn.
 
-    If an id occurs twice, its last error counts. The new priorities are marked as given, see `raw` in `priority_pages`.
-    Returns the number of ids that were not found. If error i is not finite, returns -1 - i and changes nothing.
-    `offered` are the runs of the last `sync_priorities`, see `priority_pages.ENDED`. For the record `table` see
-    `priority_pages.PAGES`; its scratch memory must have room for all ids. Most updates are for the ids of the last
-    draw, whose places are still in the table.
+    If an id occurs twice, its last error counts. The priorities are positive numbers in `raw`, see `priority_pages`.
+    Returns the number of ids that cannot be drawn. If error i is the first one that is not finite, returns -1 - i and
+    changes nothing. `offered` is the table `new` of the last call of `sync_priorities`, see `priority_pages.ENDED`. For
+    the record `table` see `priority_pages.PAGES`; its scratch memory must have room for all ids. Most updates are for
+    the ids of the last call of `draw`, whose places are still in the record's arrays.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
@@ -145,8 +146,8 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
 
 AHEAD = 12  # runs or pages to prefetch ahead
 
-# Offered runs have four rows: first ids, strides, counts, and in row PAGE_ROW the number of the page where the run has
-# changed last, or -1.
+# The tables `old` and `new` of `sync_priorities` have four rows: first ids, strides, counts, and in row PAGE_ROW the
+# number of the page in which the run has changed last, or -1.
 PAGE_ROW = 3
 
 
@@ -157,11 +158,12 @@ def _want_difference(
 ) -> int:  # fmt: skip
     """Set (`wanted` 1) or clear (0) the bits `WANTED` of the ids of `runs` that are not in `others`.
 
-    The runs are `i` to `stop` - 1 of the table `runs`, and `j` to `others_stop` - 1 of the table `others`. For a run in
-    both tables, only the ids that it has gained or lost at one end are visited. This works if both tables are in the
-    order of lanes (`by_lane`), or else if the new runs begin with the remaining old ones in the same order. In any
-    other order, more ids than necessary are visited. The result is the same, because all ids are cleared before any is
-    set. Returns the number of pages that are missing, because no unused page was left for them.
+    For `WANTED` see `priority_pages`. The runs are `i` to `stop` - 1 of the table `runs`, and `j` to `others_stop` - 1
+    of the table `others`. For a run in both tables, only the ids that it has gained or lost at one end are visited.
+    This works if both tables are in the order of lanes (`by_lane`), or else if the new runs begin with those old runs
+    that remain, in their old order. In any other order, more ids than necessary are visited. The result is the same,
+    because `sync_priorities` clears all ids before it sets any. Returns the number of missing pages: those that were
+    needed when no unused page was left.
     """
     missing = 0
     while i < stop:
@@ -170,7 +172,7 @@ def _want_difference(
             if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # usually the page of a later run
                 jit.prefetch(pages.ctypes.data + 8 * others[PAGE_ROW, j + AHEAD] * pages.shape[1])
             elif i + 2 * AHEAD < stop:
-                # Prefetch the slot with the page of a run's last id, and some runs later that page.
+                # Prefetch the entry of `slots` for a run's last id, and `AHEAD` runs later the page in this entry.
                 for ahead in range(i + AHEAD, i + 2 * AHEAD + 1, AHEAD):
                     last = runs[0, _at(ahead)] + (runs[2, _at(ahead)] - 1) * runs[1, _at(ahead)]
                     width = width_of(last, origin, lanes)
@@ -246,9 +248,10 @@ def _want_difference(
 
 @jit.inner
 def _entering_priority(table: Ints) -> float:
-    """Return the priority for new ids, and raise the bounds for ids that can be drawn again.
+    """Return the priority for new ids, and raise the bounds of pages with ids that can be drawn again.
 
-    The priority is the largest one that was given to an id that can be drawn, or 1.0 if there is no such id.
+    The priority is the largest one that was given to an id that can be drawn when `sync_priorities` returns, or 1.0 if
+    there is no such id.
     """
     pages, stacks = packed.ints2(table, priority_pages.PAGES), packed.ints2(table, priority_pages.STACKS)
     raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
@@ -274,17 +277,18 @@ def sync_priorities(
 ) -> int:  # fmt: skip
     """Make exactly the ids of `runs` drawable; ids of the `old` runs that are not in `runs` become undrawable.
 
-    Runs are (3, n), in contiguous rows: first ids, strides and counts. All but the last `provisional` runs are final:
-    they never change again, so final runs in `old` are not compared with the new runs. The first `partially_hidden` of
-    the provisional runs match the partially hidden runs in `old` in number and order. The other provisional runs are
-    ordered by segment and lane. With `whole`, `old` is ignored, and all ids that are not in `runs` become undrawable.
+    `runs` is (3, n), with contiguous rows: first ids, strides and counts. All but the last `provisional` runs are
+    final: they never change again, so final runs in `old` are not compared with the new runs. The first
+    `partially_hidden` of the provisional runs match the partially hidden runs in `old` in number and order. The other
+    provisional runs are ordered by segment and lane. With `whole`, `old` is ignored, and all ids that are not in `runs`
+    become undrawable.
 
     `new`, (4, `RUNS` + n), is filled, and becomes the `old` of the next call; see `priority_pages.ENDED`. `snapshot` is
     the record of the snapshot that has the runs; see `frozen`.
 
-    New ids enter with the largest priority that was given to an id that can be drawn when the call returns, or with 1.0
-    if there is no such id. See `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks`
-    has the pages of new ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old
+    A new id gets the largest priority that was given to an id that can be drawn when the call returns, or 1.0 if there
+    is no such id. See `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks` has the pages
+    with new ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old
     ones, and the caller repeats the call with more pages. For the record `table` see `priority_pages.PAGES`; its
     scratch memory must have room for at least one page.
     """
@@ -311,7 +315,7 @@ def sync_priorities(
             heights[CHANGED] += 1
     missing = 0
     for wanted in range(2):
-        # Three parts: final runs, which are not compared with old ones; partially hidden runs; and the rest.
+        # Three parts: final runs, which are not compared with old ones; partially hidden runs; and all other runs.
         begin = old_begin = np.int64(priority_pages.RUNS)
         for part in range(3):
             is_rest, end, old_end = part == 2, begin + new[_at(part), 0], old_begin + old[_at(part), 0]
@@ -332,8 +336,8 @@ def sync_priorities(
     if missing > 0:
         return missing
     fresh = _entering_priority(table)
-    # In touched pages, set the masses of rows that can be drawn from now on, and 0 for rows that can be drawn no
-    # longer.
+    # In the pages in the stack CHANGED, set the masses of rows that can be drawn from now on, and set 0 for rows that
+    # can no longer be drawn.
     values[0] = fresh
     powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])
     fresh_mass = masses[0]
@@ -356,7 +360,7 @@ def sync_priorities(
             pages[page, priority_pages.TOUCHED] = 0
             if rows & wanted_rows & ~known:
                 pages[page, priority_pages.ENTERED] = rows & wanted_rows & ~known
-                stacks[CHANGED, entered] = page  # overwrites a page that is done
+                stacks[CHANGED, entered] = page  # overwrites the entry of a page that is done
                 entered += 1
             known_again |= rows & wanted_rows & known
             while rows != 0:

@@ -8,18 +8,18 @@ is 1 while the page is in the stack `CHANGED`. The other columns are masks with 
 - `SHOWN`: rows that can be drawn,
 - `WANTED`: rows that can be drawn when the current call of `sync_priorities` returns,
 - `KNOWN`: rows with a priority,
-- `ENTERED`: rows that got their first priority in one call of `sync_priorities`, the last one that added new ids to the
-  page.
+- `ENTERED`: rows that got their first priority in the latest call of `sync_priorities` that added new ids to the page.
 
 `slots` is a hash table with open addressing: the number of a page plus 1, at the hash of its first id or after it.
 
 `raw` has a number per place, whose absolute value is the priority |td| + eps. It is positive if an update or a writer
-gave the id this priority, and negative if the id entered with it by the rule for new ids. The masks of the page say
+gave the id this priority, and negative if the id got it as a new id from `sync_priorities`. The masks of the page say
 which ids can be drawn.
 
-`bounds` has a number for each page, which is at least the largest priority given to its rows. Before these numbers it
-has the largest number of each block of `BLOCK` successive pages. Updates only raise bounds, which takes a comparison.
-`largest_given` lowers the bounds that it finds too high, each at most once for each update that raised it.
+`bounds` has a number for each page, which is at least the largest priority given to a row of the page. Before these
+numbers it has, for each block of `BLOCK` successive pages, the largest of their numbers. Updates only raise bounds,
+which takes a comparison. `largest_given` lowers the bounds that it finds too high, each at most once for each update
+that raised it.
 """
 
 import numpy as np
@@ -35,23 +35,23 @@ PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
 # The record of a table of priorities, see `packed`. PAGES to BOUNDS are arrays of this module, STARTS to LEAST arrays
-# of `sumtree`. DRAWN_PLACES and DRAWN_IDS are the places and ids of the last draw, for its update. The others are
-# scratch memory. All arrays from DRAWN_PLACES on have the same length.
+# of `sumtree`. DRAWN_PLACES and DRAWN_IDS are the places and ids of the last draw, for the update of these
+# ids. The others are scratch memory. All arrays from DRAWN_PLACES on have the same length.
 (
     PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, DRAWN_PLACES, DRAWN_IDS, PLACES, NODES,
     VALUES, NUMBERS, MASSES,
 ) = range(17)  # fmt: skip
 
-# `stacks` has two lines. UNUSED has the unused pages; the last of them is used next. CHANGED has the pages that the
-# current call of `sync_priorities` has touched and, after the call, the pages with new ids. `heights` has the heights
-# of both stacks, and two more numbers. heights[NEW] is the number of pages with new ids, and heights[DRAWN] the number
-# of ids in the last draw, 0 if pages have changed since.
+# `stacks` has two lines. UNUSED has the unused pages; the last of them is used next. CHANGED has the pages of which
+# the current call of `sync_priorities` has changed `WANTED` and, after the call, the pages with new ids. `heights` has
+# the heights of both stacks, and two more numbers. heights[NEW] is the number of pages with new ids, and heights[DRAWN]
+# the number of ids in the last draw, 0 if pages have changed since that draw.
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
-# Offered runs, the arrays `old` and `new` of `sync_priorities`, (4, `RUNS` + n), begin in column RUNS. Column 0 has
-# four numbers. ENDED is the number of final runs, LEFT the number of partially hidden runs. ORIGIN is the number of the
+# The tables `old` and `new` of `sync_priorities`, (4, `RUNS` + n), have the runs from column RUNS on. Column 0 has four
+# numbers. ENDED is the number of final runs, LEFT the number of partially hidden runs. ORIGIN is the number of the
 # first segment, and SLOT_COUNT the number of segments. Row LANES_AT of column 1 has the address of an array with the
-# number of lanes of each of these segments; the owner of the runs keeps that array alive.
+# number of lanes of each of these segments; the caller keeps that array alive.
 ENDED, LEFT, ORIGIN, SLOT_COUNT = range(4)
 LANES_AT = 0
 RUNS = 2
@@ -64,7 +64,7 @@ _at = np.uint64
 
 @jit.inner
 def lanes_of(offered: Ints) -> Ints:
-    """Return the number of lanes of each segment of offered runs."""
+    """Return the number of lanes of each segment; `offered` is a table of `sync_priorities`, see `ENDED`."""
     return jit.ints_at(offered[LANES_AT, 1], offered[SLOT_COUNT, 0])
 
 
@@ -83,7 +83,7 @@ def slot_of(first: int, slots: int) -> int:
 
 @jit.inner
 def find_slot(first: int, pages: Ints, slots: Ints32) -> int:
-    """Return the slot of the page whose first id is `first`, or the free slot for this page."""
+    """Return the index in the hash table `slots` of the page with the first id `first`, or of a free entry for it."""
     at = slot_of(first, slots.size)
     while slots[_at(at)] > 0 and pages[_at(slots[_at(at)] - 1), FIRST] != first:
         at = (at + 1) & (slots.size - 1)
@@ -92,7 +92,7 @@ def find_slot(first: int, pages: Ints, slots: Ints32) -> int:
 
 @jit.kernel("none", "ints", "int", "ints", "ints2", "ints32", "out_ints")
 def locate(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, places: Ints) -> None:
-    """Write the place of each id, -1 if it cannot be drawn; for `lanes` see `width_of`."""
+    """Write each id's place, its leaf in the sum tree, or -1 if the id cannot be drawn; for `lanes` see `width_of`."""
     for i in range(ids.size):
         places[i] = -1
         width = width_of(ids[i], origin, lanes)
@@ -127,7 +127,7 @@ BLOCK = 1 << BLOCK_BITS
 
 
 def bounds_of(pages: int, before: Floats) -> Floats:
-    """Return the bounds of `pages` pages; `before` are the bounds of the first ones, empty for a new table."""
+    """Return the array `bounds` for `pages` pages; `before` is this array for fewer pages, empty for a new table."""
     blocks, known = -(-pages // BLOCK), len(before) // (BLOCK + 1)
     bounds = np.zeros(blocks * (BLOCK + 1))
     bounds[:known] = before[:known]
@@ -137,7 +137,7 @@ def bounds_of(pages: int, before: Floats) -> Floats:
 
 @jit.inner
 def raise_bound(page: int, value: float, bounds: Floats) -> None:
-    """Raise the bounds of a page to at least `value`; a value that is not positive changes nothing."""
+    """Raise the bounds of a page and its block to at least `value`; a value that is not positive changes nothing."""
     at = bounds.size // (BLOCK + 1) + page
     if value > bounds[_at(at)]:
         bounds[_at(at)] = value
@@ -148,7 +148,10 @@ def raise_bound(page: int, value: float, bounds: Floats) -> None:
 
 @jit.kernel("float", "ints2", "floats", "out_floats")
 def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
-    """Return the largest priority given to a wanted id, or 0. Bounds that are found to be too high are lowered."""
+    """Return the largest priority that an update or a writer gave to a row in `WANTED`, or 0.
+
+    Bounds that are found to be too high are lowered.
+    """
     blocks = bounds.size // (BLOCK + 1)
     while True:
         block, at, begin, end = -1, 0, 0, blocks

@@ -1,4 +1,4 @@
-"""Ids in arithmetic runs, as distributions receive them, and the rule for the ids that start samples."""
+"""Runs of ids, as distributions receive them, and the rule that says at which ids samples start."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -41,22 +41,23 @@ class TimedRuns(NamedTuple):
 Runs = TypeVar("Runs", IdRuns, TimedRuns)
 
 LaneIndex = tuple[Ints, Ints]
-"""The keys of runs from `lane_keys` in ascending order, and for each key the place of its run."""
+"""The `lane_keys` of the first ids of runs, in ascending order, and for each key the index of its run."""
 
-# The largest number of ids in a block of `id_blocks`.
+# The largest number of ids in an array from `id_blocks`.
 _AT_ONCE = 1 << 18
 
 FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
-"""Rows of a block of runs: the fields of `TimedRuns`; and BEFORE, the number of ids before each run. BEFORE has one
-more entry, the number of all ids."""
+"""Rows of a block, which is a table with a column per run: the fields of `TimedRuns`; and BEFORE, the number of ids
+before each run. BEFORE has one more entry, the number of all ids."""
 BLOCK_ROWS = 5
 
 COARSE_BITS = 4
 """The array COARSE has the value of BEFORE for each run whose number is a multiple of `1 << COARSE_BITS`."""
 
 RULE, BLOCK, COARSE, WANTED = range(4)
-"""The places of the arrays in a population's record, see `packed`: the fields of its `Starts`; its block of runs; every
-16th value of BEFORE, for `ids_at`; scratch memory for a number per drawn id."""
+"""Lines of the record (see `packed`) of a `Population`, the ids that a sampler can draw. RULE has the fields of its
+`Starts`, BLOCK its runs, and COARSE every 16th value of BEFORE, for `ids_at`. WANTED is scratch memory for a number per
+drawn id."""
 
 
 class Visible(NamedTuple):
@@ -65,11 +66,11 @@ class Visible(NamedTuple):
     reached: int
     origin: int  # the number of the first segment
     lanes: NDArray[np.int64]  # the number of lanes of each segment, 0 if it is gone
-    lane_base: NDArray[np.int64]  # the place of each segment's first lane among all lanes
-    oldest: NDArray[np.int64]  # the oldest visible row of each lane, by place
+    lane_base: NDArray[np.int64]  # the number of each segment's first lane among the lanes of all segments
+    oldest: NDArray[np.int64]  # the oldest visible row of each lane of all segments
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the place of each id's lane among all lanes, -1 if its segment is gone."""
+        """Return the number of each id's lane among the lanes of all segments, -1 if its segment is gone."""
         known, slot, _, lane, _ = locate(ids, self.origin, self.lanes)
         if not known.any():
             return np.full(len(ids), -1)
@@ -96,7 +97,7 @@ ALL_VISIBLE = Visible(0, 0, *(np.zeros(0, np.int64) for _ in range(3)))
 
 
 def without_hidden(runs: Runs, least: Any) -> Runs:
-    """Return the runs without ids below `least`, a number or one number per run; an emptied run stays, with count 0."""
+    """Return the runs without ids below `least`, one number or one per run; an empty run stays, with count 0."""
     return behind(runs, np.clip(-((runs.first - least) // runs.stride), 0, runs.count))
 
 
@@ -106,12 +107,12 @@ def keep(runs: Runs, where: NDArray[np.bool_]) -> Runs:
 
 
 def joined(parts: list[Runs]) -> Runs:
-    """Return the runs of all parts in one object."""
+    """Return one `IdRuns` or `TimedRuns` with the runs of all `parts`."""
     return type(parts[0])(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def behind(runs: Runs, skipped: NDArray[np.int64]) -> Runs:
-    """Return the runs without the first `skipped[i]` ids of run i; an emptied run stays, with count 0."""
+    """Return the runs without the first `skipped[i]` ids of run i; a run that becomes empty stays, with count 0."""
     return runs._replace(first=runs.first + skipped * runs.stride, count=runs.count - skipped)
 
 
@@ -133,13 +134,13 @@ def pieces_of(runs: IdRuns, most: Any) -> tuple[IdRuns, Ints]:
 
 
 def numbered(runs: IdRuns, before: Ints, numbers: Ints) -> Ints:
-    """Return the ids with these numbers among the ids of all runs; `before` is the number of ids before each run."""
+    """Return the ids at positions `numbers` of all runs' ids; `before` is the number of ids before each run."""
     run = np.searchsorted(before, numbers, side="right") - 1
     return np.asarray(runs.first[run] + (numbers - before[run]) * runs.stride[run], np.int64)
 
 
 def id_blocks(runs: IdRuns) -> Iterator[Ints]:
-    """Yield the ids of all runs in order, in arrays of at most `_AT_ONCE` ids."""
+    """Yield the ids of all runs, run after run, in arrays of at most `_AT_ONCE` ids."""
     before, total = np.cumsum(runs.count) - runs.count, int(runs.count.sum())
     for start in range(0, total, _AT_ONCE):
         yield numbered(runs, before, np.arange(start, min(start + _AT_ONCE, total)))
@@ -153,7 +154,7 @@ def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
 
 
 def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return the only run that may contain each id, the id's number in this run, and whether the run contains the id.
+    """Return for each id: the only run that may contain it, the id's position in this run, and whether the run has it.
 
     `keys` are the `lane_keys` of the ids, and `index` is the result of `by_lane` for the runs. There must be at least
     one run.
@@ -167,7 +168,7 @@ def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[In
 def lane_keys(ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return numbers that order ids by segment, lane and row; -1 if the segment is gone.
 
-    `lanes` are the numbers of lanes of the segments from number `origin` on, 0 if a segment is gone.
+    `lanes` has the number of lanes of each segment from number `origin` on, 0 if the segment is gone.
     """
     known, _, width, lane, row = locate(ids, origin, lanes)
     return np.where(known, row_keys(ids, width, lane, row), -1)
@@ -178,7 +179,7 @@ PADDED, MOVED_BACK, FIRST_ONLY, ALL_STEPS, DROPPED = range(5)
 
 
 class Starts(NamedTuple):
-    """The rule for the steps of an episode that start the samples of a view.
+    """The rule that says at which steps of an episode the samples of a view start.
 
     In an ended episode samples start at steps 0, `step`, 2 `step`, ..., up to the first sample whose `length` steps
     reach the end. `last` is the treatment of that sample if it reaches beyond the end. PADDED: it stays. MOVED_BACK: it
@@ -207,7 +208,8 @@ class Starts(NamedTuple):
 
 
 LINES, RUNS, RUNS_AND_OPEN = range(3)
-"""Kinds of input for `starts`: lines of episodes; partially hidden runs; such runs and also all open episodes."""
+"""Kinds of input for `starts`. LINES: lines of an `EpisodeTable`. RUNS: runs of which some ids may be hidden.
+RUNS_AND_OPEN: such runs, and also all open episodes."""
 
 
 def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:
@@ -223,7 +225,7 @@ def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:
 def open_episodes(origin: int, growing: NDArray[np.int64], live: NDArray[np.int64]) -> EpisodeTable:
     """Return the open episodes of lanes that may grow.
 
-    See `frozen`: `growing` is the table at GROWING, and `live` the table at LIVE.
+    `growing` and `live` are the tables at GROWING and LIVE of a snapshot's record, see `frozen`.
     """
     slot, width, column = np.repeat(growing, growing[:, 1], axis=0).T
     lane = np.arange(len(slot)) - column
@@ -241,10 +243,10 @@ _at = np.uint64
 
 @jit.inlined
 def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tuple[int, int, int]:
-    """Return the number of samples of an episode, and the steps where the first one and a moved one start.
+    """Return the number of samples of an episode, the step of the first one, and the step of a moved one.
 
-    The number does not include the moved sample, whose step is -1 if no sample was moved. `rule` has the fields of
-    `Starts`.
+    A sample is moved if MOVED_BACK, see `Starts`, changes its start. It is not in the number, and its step is -1 if no
+    sample is moved. `rule` has the fields of `Starts`, and `end` the bits of the episode's end, see `ids.OPEN`.
     """
     length, step, last, open_rows, observed, _, followed, from_end = rule
     skipped, count, moved, total = 0, 0, -1, steps
@@ -274,16 +276,16 @@ def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tupl
 
 @jit.kernel("int", "out_ints2", "int", "ints", "ints2", "int")
 def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int:
-    """Write the ids that start samples as runs into a block; return the place after the last run.
+    """Write the ids at which samples start, as runs, into a block; return the column after the last written run.
 
-    `record` is the record of a population, see `RULE`. Its `Starts` select the ids. Their runs, at most two per
-    episode, are written into the block from place `at` on, without hidden ids and ids below `since`. `snapshot` is the
-    record of the snapshot.
+    `record` is the record of a population, see `RULE`: the rule in it selects the ids, and its block gets their runs,
+    at most two per episode, from column `at` on. Hidden ids and ids below `since` are left out. `snapshot` is the
+    record of a snapshot, see `frozen`.
 
-    `given` are lines of episodes (LINES), or partially hidden runs, (4, n) (RUNS). Hidden ids of such runs are removed
-    from `given`, and are not written into the block. A run without visible ids gets count 0 and is not written. If
-    there is such a run, the bitwise complement of the place is returned, which is negative. With RUNS_AND_OPEN, the
-    runs of the snapshot's open episodes are written after the partially hidden runs.
+    `kind` says what `given` has. With LINES it has lines of an `EpisodeTable`. With RUNS it has runs of which some ids
+    may be hidden, (4, n). Hidden ids of these runs are also removed from `given`; a run without visible ids gets count
+    0 there and is not written. If there is such a run, the bitwise complement of the column is returned, which is
+    negative. With RUNS_AND_OPEN, `given` is the same, and the runs of the snapshot's open episodes are written last.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
     step, since = rule[1], rule[5]
@@ -294,7 +296,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
     origin, reached = snapshot[frozen.ORIGIN], snapshot[frozen.REACHED]
     gone = 0
     for i in range(listed + (snapshot[frozen.LIVE_LANES] if kind == RUNS_AND_OPEN else 0)):
-        # The steps of the first sample and of a moved one, the number of samples, and the lowest visible id.
+        # The step of the first sample, the number of samples, the step of a moved one, and the lowest visible id.
         skipped, count, moved, least = 0, 0, -1, since
         item = _at(i)
         if i < left:

@@ -11,7 +11,7 @@ A node of the tree has 8 children, one cache line. `tree` has all levels one aft
 is tree[starts[l] : starts[l + 1]]. Node i of level l + 1 is the sum of entries 8 * i to 8 * i + 7 of level l, added
 from left to right. The last level is the first one with at most `TOP` nodes. sums[i] is the sum of the last level's
 nodes before node i, so the last entry of `sums` is the total. Levels are padded with zeros to a multiple of 8. `least`,
-which may be empty, has the smallest positive mass below each inner node, or 0, at the node's place in the tree minus
+which may be empty, has the smallest positive mass below each inner node, or 0, at the node's index in `tree` minus
 starts[1]. Its last entry is the smallest positive mass of all leaves.
 
 A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares
@@ -36,7 +36,8 @@ _LOG_FIRST, _LOG_REST = _LOG[0], _LOG[1:]
 _EXP_FIRST, _EXP_REST = _EXP[0], _EXP[1:]
 _ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
 _EXPONENT = 52  # the first bit of the exponent in a float64
-# Binary logarithms of the least and the largest mass: sums of 1e17 masses are finite, and no mass is a denormal number.
+# Binary logarithms of the smallest and the largest mass: sums of 1e17 masses are finite, and no mass is a denormal
+# number.
 SMALLEST, LARGEST = -963.0, 963.0
 # Adding this to a number below 2 ** 51 leaves the nearest integer in the lowest bits.
 _ROUND = 1.5 * 2.0**52
@@ -74,12 +75,12 @@ def powers(values: Floats, exponent: float, low: float, high: float, numbers: Fl
 
 @jit.kernel("none", "floats", "float", "float", "out_floats2", "out_floats32")
 def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
-    """Write (least / chance) ** exponent, at most 1; with `least` 0, the smallest of these chances except NaN is used.
+    """Write (least / chance) ** exponent for each chance, at most 1; `least` 0 stands for the smallest of the chances.
 
-    `scratch` is scratch memory, (3, n).
+    NaN does not count as the smallest. `scratch` is scratch memory, (3, n).
     """
     if least == 0.0:
-        # Positive floats sort like their bits, and the compiler finds the least of these in vectors of eight.
+        # Positive floats sort like their bits, and the compiler finds the smallest of these in vectors of eight.
         bits = np.uint64(bits_of(math.inf))
         for i in range(chances.size):
             mine = np.uint64(bits_of(chances[i]))
@@ -105,7 +106,10 @@ _at = np.uint64
 
 
 def tree_starts(capacity: int, top: int = TOP) -> Ints:
-    """Return the start of each level of a tree and, last, the tree's length; the last level has at most `top` nodes."""
+    """Return the index in `tree` where each level starts, and last the tree's length.
+
+    The last level has at most `top` nodes.
+    """
     starts, nodes = [0], max(capacity, 1)
     while True:
         starts.append(starts[-1] + -(-nodes // FAN_OUT) * FAN_OUT)
@@ -190,7 +194,7 @@ def sumtree_find(
     """Find the leaf at each cumulative mass from 0 to the total; `mass` is overwritten with the leaf's mass.
 
     All searches go down level by level together, without a branch on data, so that cache misses overlap. `notes` has a
-    byte per leaf. The caller reads the bytes of the found leaves next, so their cache lines are prefetched. The total
+    byte per leaf. The caller then reads the bytes of the found leaves, so their cache lines are prefetched. The total
     must not be 0. `some` is scratch memory for `SOME` numbers.
     """
     below_total = sums[_at(sums.size - 1)] * _BELOW

@@ -78,7 +78,7 @@ def if_made(name: str) -> Kernel | None:
 
 
 def of_sampler(weighted: bool) -> tuple[str, ...]:
-    """Return the names of the kernels for a sampler's first batches and its first update of priorities."""
+    """Return the names of the kernels for a sampler's first batches and, if `weighted`, its first priority update."""
     return _OF_ALL_SAMPLERS + (_OF_WEIGHTED_ONES if weighted else ())
 
 
