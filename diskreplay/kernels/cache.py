@@ -86,7 +86,7 @@ def is_disabled() -> bool:
 def compile_kernel(module: str, name: str) -> Callable[..., Any]:
     """Return the kernel `name` of a module, loaded from the disk or compiled.
 
-    The shared kernels that it calls, see `jit.kernel`, are loaded or compiled before it.
+    The shared kernels that this kernel calls, see `jit.kernel`, are loaded or compiled before it.
     """
     path = folder()
     package = import_kernels(path)
@@ -156,7 +156,7 @@ def folder() -> str | None:
 
 
 def find_folder() -> tuple[str | None, str]:
-    """Return the folder of compiled kernels and an empty text, or None and the text of a warning.
+    """Return the folder of compiled kernels and an empty text; if none can be written, None and the text of a warning.
 
     A missing folder is created, and the sources of the kernels are copied to it.
     """
@@ -203,9 +203,9 @@ def _put(path: Path, name: str, text: bytes) -> None:
 
 @cache
 def import_kernels(path: str | None) -> str:
-    """Import the sources in the folder `path` (None: in the folder of this file) as a second package; return its name.
+    """Import the sources in the folder `path` as a package with a new name, and return this name.
 
-    The second package is this package under another name.
+    With `path` None, the sources are those in the folder of this file.
     """
     package, here = f"diskreplay_{source_digest()[:16]}", path or os.path.dirname(__file__)
     spec = importlib.util.spec_from_file_location(package, f"{here}/__init__.py", submodule_search_locations=[here])
@@ -285,8 +285,8 @@ _here = threading.local()
 class Several:
     """Iterates over names of kernels, while the caller compiles or loads each of them. Used by one thread.
 
-    It shows the progress on the terminal. As soon as a kernel must be compiled, it starts a helping process, which
-    compiles from the last name backwards. Processes that start together share one helping process.
+    The iteration shows its progress on the terminal. As soon as a kernel must be compiled, it starts a helping process,
+    which compiles from the last name backwards. Processes that start together share one helping process.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -350,7 +350,7 @@ def _show(text: str) -> None:
 
 @cache
 def _file_lock() -> "type[BaseFileLock]":
-    # Imported late, because the import takes longer than loading compiled kernels.
+    # Imported only here, because the import takes longer than loading compiled kernels.
     with MissingExtra.raised_for("sampling", "torch"):
         from filelock import FileLock
     # filelock acquires a lock of its own at a fork. A compiling thread acquires `compiling` before that lock, so a fork

@@ -21,8 +21,9 @@ from .jit import STREAM_BLOCK, copy_bytes, stream_block
 _RUNS_AHEAD = 4
 _LINES = 6  # cache lines to prefetch at the start of a run; the processor itself prefetches the following lines
 
-# Rows of the table `runs` of `copy_runs`, which has a column per run. SLOT (see `frozen`), LANE and ROW identify the
-# run's first row. COUNT is the number of rows, and ITEM the position in the batch to which the first row is copied.
+# Rows of the table `runs` of `copy_runs`. Each column is a run, that is, successive rows of a lane. SLOT (see
+# `frozen`), LANE and ROW identify the run's first row. COUNT is the number of rows, and ITEM the position in the batch
+# to which the first row is copied.
 SLOT, LANE, ROW, COUNT, ITEM = range(5)
 RUN_ROWS = 5
 

@@ -82,7 +82,7 @@ LAST_STEP = ENDS | EPISODE_VALUES
 BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
 
 
-AHEAD = 32  # so many lanes before its use, a lane's newest flag is prefetched
+AHEAD = 32  # the flags of a lane are prefetched this many lanes earlier
 
 _at = np.uint64
 

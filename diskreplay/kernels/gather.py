@@ -34,10 +34,10 @@ _PART = 512
 
 @jit.inner
 def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Write to `sources`, for each item, the address of its rows of a leaf, or 0; return the number of zeros.
+    """Write to `sources`, for each item, the address of its rows of a leaf or 0; return the number of zeros.
 
-    The address is 0 unless the rows are successive rows of one mapped chunk. `plan` has the lines of the record of
-    `gather`, one per leaf: first `copied` leaves to copy, then summands.
+    The address is 0 unless the rows are successive rows of one mapped chunk. A leaf is a stored array. `plan` has the
+    lines of the record of `gather`, one per leaf: first `copied` leaves to copy, then summands.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -118,7 +118,7 @@ def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) ->
 
 @jit.inner
 def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: int, count: int, sources: Ints) -> int:
-    """Copy a leaf's rows of each item to address `out`; with `streamed`, wide runs are copied by `stream`.
+    """Copy a leaf's rows of each item to address `out`; with `streamed`, copies of at least `WIDE` bytes use `stream`.
 
     `left` is the sum of the results of `_locate` for all leaves. For items whose address in `sources` is 0, the rows
     are copied chunk by chunk. Returns the first item with an unmapped row, or -1.

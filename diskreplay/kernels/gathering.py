@@ -45,7 +45,8 @@ REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(14, 21)
 # From here on, the head has the chunk table of the flags: the numbers FIRST_CHUNK to ROW_BYTES.
 FLAGS = 21
 # Columns of a line. The first seven describe the leaf's chunk table, see `following.Chunks`: the addresses of its three
-# arrays by folder, and their length; the address of `bases`, and its length; the bytes of a row.
+# arrays by folder, and their length; the address of `bases`, and its length; the bytes of a row. For the columns BEGIN
+# to TARGET see `gather`.
 FIRST_CHUNK, CHUNKS, SHIFT, FOLDERS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7
 BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
@@ -63,7 +64,10 @@ twice this size, it was clearly faster."""
 
 
 def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int) -> Ints:
-    """Return a leaf's chunk table as the numbers FIRST_CHUNK to ROW_BYTES; the caller keeps the arrays alive."""
+    """Return the chunk table of a stored array as the numbers FIRST_CHUNK to ROW_BYTES.
+
+    For the arguments see `following.Chunks`; the caller keeps these arrays alive.
+    """
     addresses = [array.ctypes.data for array in (first_chunk, chunks, shift)]
     folders = min(len(first_chunk), len(chunks), len(shift))
     return np.array([*addresses, folders, bases.ctypes.data, len(bases), row_bytes], np.int64)

@@ -97,7 +97,7 @@ def shared_in(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 
 def compiled(function: Callable[..., Any], kept: bool) -> Callable[..., Any]:
-    """Return a kernel compiled for its declared types; with `kept`, it is loaded from disk or saved there."""
+    """Return a kernel compiled for its declared types; with `kept`, its code is loaded from the disk or saved there."""
     # Serial and nogil: numba's thread pools hang or die in a forked child, and callers bring their own threads.
     decorate: Callable[..., Any] = numba.njit
     return decorate([_SIGNATURES[function][0]], nogil=True, error_model=_ERRORS, cache=kept)(function)

@@ -64,10 +64,10 @@ def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: N
 def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None:
     """Draw random ids in proportion to their masses; write them to `ids`, and their probabilities to `chances`.
 
-    The total mass, which must not be 0, is divided into `strata` equal parts: id i comes from part i modulo `strata`.
-    The ids and their places are also written to `table`, for `update`. For the random numbers and `key` see
-    `ids_at.fraction`. For the record `table` see `priority_pages.PAGES`; its scratch memory must have room for all
-    drawn ids.
+    The mass of an id is its priority ** alpha. The total mass, which must not be 0, is divided into `strata` equal
+    parts: id i comes from part i modulo `strata`. The ids and their places are also written to `table`, for `update`.
+    For the random numbers and `key` see `ids_at.fraction`. For the record `table` see `priority_pages.PAGES`; its
+    scratch memory must have room for all drawn ids.
     """
     starts, tree = packed.ints(table, priority_pages.STARTS), packed.floats(table, priority_pages.TREE)
     pages, sums = packed.ints2(table, priority_pages.PAGES), packed.floats(table, priority_pages.SUMS)
@@ -279,18 +279,18 @@ def sync_priorities(
 
     `runs` is (3, n), with contiguous rows: first ids, strides and counts. All but the last `provisional` runs are
     final: they never change again, so final runs in `old` are not compared with the new runs. The first
-    `partially_hidden` of the provisional runs match the partially hidden runs in `old` in number and order. The other
-    provisional runs are ordered by segment and lane. With `whole`, `old` is ignored, and all ids that are not in `runs`
-    become undrawable.
+    `partially_hidden` of the provisional runs are visible parts of runs with hidden ids; they match the partially
+    hidden runs in `old` in number and order. The other provisional runs are ordered by segment and lane. With `whole`,
+    `old` is ignored, and all ids that are not in `runs` become undrawable.
 
     `new`, (4, `RUNS` + n), is filled, and becomes the `old` of the next call; see `priority_pages.ENDED`. `snapshot` is
     the record of the snapshot that has the runs; see `frozen`.
 
     A new id gets the largest priority that was given to an id that can be drawn when the call returns, or 1.0 if there
     is no such id. See `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks` has the pages
-    with new ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old
-    ones, and the caller repeats the call with more pages. For the record `table` see `priority_pages.PAGES`; its
-    scratch memory must have room for at least one page.
+    with new ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old ones, and the
+    caller repeats the call with more pages. For the record `table` see `priority_pages.PAGES`; its scratch memory must
+    have room for at least one page.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     stacks, heights = packed.ints2(table, priority_pages.STACKS), packed.ints(table, priority_pages.HEIGHTS)

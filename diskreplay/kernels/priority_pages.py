@@ -35,8 +35,8 @@ PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
 # The record of a table of priorities, see `packed`. PAGES to BOUNDS are arrays of this module, STARTS to LEAST arrays
-# of `sumtree`. DRAWN_PLACES and DRAWN_IDS are the places and ids of the last draw, for the update of these
-# ids. The others are scratch memory. All arrays from DRAWN_PLACES on have the same length.
+# of `sumtree`. DRAWN_PLACES and DRAWN_IDS are the places and ids of the last draw, for the update of these ids. The
+# others are scratch memory. All arrays from DRAWN_PLACES on have the same length.
 (
     PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, DRAWN_PLACES, DRAWN_IDS, PLACES, NODES,
     VALUES, NUMBERS, MASSES,
@@ -148,7 +148,7 @@ def raise_bound(page: int, value: float, bounds: Floats) -> None:
 
 @jit.kernel("float", "ints2", "floats", "out_floats")
 def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
-    """Return the largest priority that an update or a writer gave to a row in `WANTED`, or 0.
+    """Return the largest priority that an update or a writer gave to a row in a mask `WANTED`, or 0.
 
     Bounds that are found to be too high are lowered.
     """

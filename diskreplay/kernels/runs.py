@@ -134,7 +134,7 @@ def pieces_of(runs: IdRuns, most: Any) -> tuple[IdRuns, Ints]:
 
 
 def numbered(runs: IdRuns, before: Ints, numbers: Ints) -> Ints:
-    """Return the ids at positions `numbers` of all runs' ids; `before` is the number of ids before each run."""
+    """Return the ids at positions `numbers` among the ids of all runs; `before[i]` ids come before run i."""
     run = np.searchsorted(before, numbers, side="right") - 1
     return np.asarray(runs.first[run] + (numbers - before[run]) * runs.stride[run], np.int64)
 
@@ -154,7 +154,7 @@ def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
 
 
 def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return for each id: the only run that may contain it, the id's position in this run, and whether the run has it.
+    """Return for each id the index of the only run that may have it, its position there, and whether the run has it.
 
     `keys` are the `lane_keys` of the ids, and `index` is the result of `by_lane` for the runs. There must be at least
     one run.
@@ -166,7 +166,7 @@ def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[In
 
 
 def lane_keys(ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return numbers that order ids by segment, lane and row; -1 if the segment is gone.
+    """Return a number for each id, -1 if its segment is gone; the numbers order ids by segment, lane and row.
 
     `lanes` has the number of lanes of each segment from number `origin` on, 0 if the segment is gone.
     """
@@ -182,9 +182,10 @@ class Starts(NamedTuple):
     """The rule that says at which steps of an episode the samples of a view start.
 
     In an ended episode samples start at steps 0, `step`, 2 `step`, ..., up to the first sample whose `length` steps
-    reach the end. `last` is the treatment of that sample if it reaches beyond the end. PADDED: it stays. MOVED_BACK: it
-    starts `length` steps before the end, or at step 0 in a shorter episode. DROPPED: it is left out. Two other values
-    of `last` replace the rule: with FIRST_ONLY, only the first step starts a sample; with ALL_STEPS, every step does.
+    reach the end. `last` says what becomes of that sample if it reaches beyond the end. PADDED: it stays. MOVED_BACK:
+    it starts `length` steps before the end, or at step 0 in a shorter episode. DROPPED: it is left out. Two other
+    values of `last` replace the rule: with FIRST_ONLY, only the first step starts a sample; with ALL_STEPS, every step
+    does.
 
     If an ended episode did not terminate, some last steps do not count, except with ALL_STEPS. With a final observation
     these are the last `followed` steps, since no step comes `followed` steps after them. Without a final observation,
@@ -213,7 +214,7 @@ RUNS_AND_OPEN: such runs, and also all open episodes."""
 
 
 def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:
-    """Sort the runs `start` to `end` - 1 of a block by the start of their episodes, then by id, and set BEFORE."""
+    """Sort the runs `start` to `end` - 1 of a block by TIME, then by id, and compute their BEFORE; see `FIRST`."""
     runs = block[:BEFORE, start:end]
     order = np.lexsort((runs[FIRST], runs[TIME]))
     for column in runs:

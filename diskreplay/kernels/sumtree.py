@@ -47,7 +47,7 @@ _ROUND = 1.5 * 2.0**52
 def powers(values: Floats, exponent: float, low: float, high: float, numbers: Floats, out: Floats) -> None:
     """Raise positive values to a power, and clip the results to 2 ** low and 2 ** high; -1022 <= low <= high <= 1023.
 
-    `numbers` is scratch memory of the same length. The three arrays must not overlap.
+    `numbers` is scratch memory, as long as `values`. The three arrays must not overlap.
     """
     for i in range(values.size):
         bits = bits_of(values[i])
@@ -131,9 +131,9 @@ def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Int
 
 @jit.inner
 def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -> float:
-    """Return the smallest positive mass of the leaves in or below entries `first` to `first` + `count` - 1, or 0.
+    """Return the smallest positive mass of the leaves at or below `count` entries of `tree`, or 0.
 
-    Entries of `tree` before `inner` are leaves.
+    These are the entries from `first` on. Entries before `inner` are leaves.
     """
     smallest = math.inf
     for i in range(first, first + count):
@@ -193,9 +193,9 @@ def sumtree_find(
 ) -> None:
     """Find the leaf at each cumulative mass from 0 to the total; `mass` is overwritten with the leaf's mass.
 
-    All searches go down level by level together, without a branch on data, so that cache misses overlap. `notes` has a
-    byte per leaf. The caller then reads the bytes of the found leaves, so their cache lines are prefetched. The total
-    must not be 0. `some` is scratch memory for `SOME` numbers.
+    All searches go down the tree together, level by level and without a branch on data, so that cache misses overlap.
+    `notes` has a byte per leaf. The caller then reads the bytes of the found leaves, so their cache lines are
+    prefetched. The total must not be 0. `some` is scratch memory for `SOME` numbers.
     """
     below_total = sums[_at(sums.size - 1)] * _BELOW
     for i in range(mass.size):
