@@ -229,7 +229,6 @@ def _parents() -> Iterator[Path]:
 
 @cache
 def _sources() -> dict[str, bytes]:
-    """Return the sources of all kernels by file name."""
     return {path.name: path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))}
 
 

@@ -66,7 +66,6 @@ def _before(heap: Ints, one: int, other: int) -> bool:
 
 @jit.inner
 def _copy(heap: Ints, target: int, source: int) -> None:
-    """Copy the entry at line `source` to line `target`."""
     for column in range(HEAP_COLUMNS):
         heap[target, column] = heap[source, column]
 
