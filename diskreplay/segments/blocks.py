@@ -48,7 +48,7 @@ def block_bytes(row_bytes: int) -> int:
 class BlockSums:
     """The checksums of the blocks of a segment's chunks, collected in memory until `write` writes them.
 
-    ``chunks`` has the checksums of each chunk in their stored form, by array path and chunk number.
+    ``chunks`` has the checksums of each chunk as `stored` returns them, by array path and chunk number.
     """
 
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class BlockSums:
         return crc
 
     def content(self) -> bytes:
-        """Return the content of ``durable/blocks``: all added checksums, in the order of arrays and chunks."""
+        """Return the content of ``durable/blocks``: all of ``chunks``, sorted by array path and chunk number."""
         return b"".join(self.chunks[key] for key in sorted(self.chunks))
 
     def write(self, segment: str) -> int:
@@ -100,8 +100,8 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
                 crc32c(part.data[i : min(i + block, count)]) for i in range(0, count, block)
             ]
             crc, at, done = crc32c(part.data, crc), at + count, done + count
-    # If no hole precedes the last data, `crc` is the checksum of all bytes before `at`. The loop computes it, because
-    # the bytes are cached there: combining the checksums of blocks takes longer.
+    # `crc` is the checksum of the data, without holes. If no hole precedes the last data, it is the checksum of all
+    # bytes before `at`. The loop computes it, because the bytes are in the cache there, and `combine` takes longer.
     crc = crc if done == at else combine(sums[: -(-at // block)], at, block)
     return sums, with_zeros(crc, size - at)
 
@@ -115,7 +115,7 @@ def stored(sums: Sums, size: int, block: int) -> bytes:
 
 
 def parse(data: bytes, size: int, block: int) -> Sums:
-    """Return the checksums of the blocks of a file of ``size`` bytes; ``data`` is its part of ``durable/blocks``."""
+    """Return the checksums of the blocks of a file of ``size`` bytes from ``data``, as `stored` returned it."""
     return np.frombuffer(data, "<u4").astype(np.uint32) ^ _of_zeros(size, block)
 
 

@@ -70,13 +70,13 @@ class ParsedEpisodes(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """Runs of zeros that were left out of an array of flags: ``rows[i]`` zeros after position ``at[i]`` of it."""
+    """Zeros that were left out of an array of flags: ``rows[i]`` zeros after position ``at[i]`` of the array."""
 
     at: Ints
     rows: Ints
 
     def before(self, positions: Ints) -> Ints:
-        """Return, for each of these positions in the array, the number of flags that were left out before it."""
+        """Return, for each of these positions in the array, the number of zeros that were left out before it."""
         total: Ints = np.append(0, np.cumsum(self.rows))
         return total[np.searchsorted(self.at, positions)]
 
@@ -91,7 +91,7 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
     begin_at = end_at - slices.rows
     filled = np.flatnonzero(slices.rows)
     starts, marks = _starts(flags)
-    # The first row of every slice begins an episode. So an episode stops at the next start or at the end of all flags.
+    # The first row of every slice begins an episode. So an episode ends before the next start, or with the last flag.
     discards = marks[marks >= DISCARDED]
     if ((discards != DISCARD) & (discards != DISCARD_BEFORE)).any() or not (flags[begin_at[filled]] & FIRST).all():
         raise _damaged(flags, slices, "the flags in done are damaged at row {}")
@@ -135,7 +135,7 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
 
 
 def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
-    """Return the positions of flags that begin an episode, and all nonzero flags in order, maybe with some zeros."""
+    """Return the positions of flags that begin an episode, and the nonzero flags in their order, maybe with zeros."""
     # In long episodes most flags are 0, so eight flags are compared at once.
     whole = len(flags) & ~7
     words = np.flatnonzero(flags[:whole].view(np.uint64))
@@ -171,7 +171,7 @@ _ROWS_AT_ONCE = 1 << 20
 def add_rewards(totals: Floats, episode: Ints, rewards: NDArray[Any]) -> None:
     """Add ``rewards[i]`` to ``totals[episode[i]]`` in float64, for each i in order.
 
-    Because of this order, a total is the same to the last bit however many rewards are added in one call.
+    Because they are added in order, a total is the same to the last bit, however many rewards are added in one call.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # rewards may be +inf and -inf
         np.add.at(totals, episode, rewards.astype(np.float64))
@@ -248,7 +248,7 @@ def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
 
 
 def _refuse_holes(info: SegmentInfo, lookup: Lookup) -> None:
-    """Raise FormatError if the file of positions has a hole: a sparse file may claim more lines than fit in memory.
+    """Raise FormatError if the file of positions has a hole: a sparse file may claim more episodes than fit in memory.
 
     In an intact table the positions increase, so only the first one can be 0. A hole would cover several positions.
     """
@@ -278,7 +278,7 @@ class _NoEpisodes(Exception):
 
 
 def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
-    """Yield tables of a segment's episodes, lane by lane; their ids are positions, without a segment number."""
+    """Yield tables of a segment's episodes, lane by lane; ids in them have no segment number, only positions."""
     for lane, first, flags, counts in _flags(info, rows):
         same = np.ones_like(counts)
         lanes = lane + np.arange(len(counts))
@@ -328,7 +328,7 @@ def _flags_of_lane(info: SegmentInfo, lane: int, rows: int) -> Iterator[tuple[in
 
 
 def _columns(info: SegmentInfo, episodes: EpisodeTable) -> dict[str, NDArray[Any]]:
-    """Return the columns of the table for some of its episodes; ``episodes`` is sorted by lane and row."""
+    """Return the columns of `layout.EPISODE_COLUMNS` for these episodes, which must be sorted by lane and row."""
     row, lane = np.divmod(episodes.first, len(info.lanes))
     times, totals = np.zeros(len(episodes), np.int64), np.zeros(len(episodes))
     for which, values in _values(info, layout.TIME, lane, row, row + 1):

@@ -66,9 +66,9 @@ Flags = Callable[[int, int, int], Iterable[NDArray[np.uint8]]]
 
 
 class ValueRows:
-    """Finds the values of rows in the arrays of episode fields, which have values only for rows with `EPISODE_VALUES`.
+    """Finds the values of a row in the arrays of episode fields, which only have values of rows with `EPISODE_VALUES`.
 
-    A line is a lane of a segment, or all rows of a pack. The flags of a line are read when they are first needed.
+    A *line* is a lane of a segment, or all rows of a pack. The flags of a line are read when they are first needed.
 
     Concurrency: any thread. `find` holds the lock that it receives while it reads flags.
     """
@@ -77,7 +77,7 @@ class ValueRows:
         lanes = len(info.lanes)
         self._least = 0 if pack is None else int((pack.first_rows + pack.rows)[-1])
         self._known: tuple[Ints, Ints] = np.zeros(lanes, np.int64), np.zeros(0, np.int64)
-        # Values of lost rows keep their places in the arrays, but these rows do not have the flag.
+        # Values of lost rows stay in the arrays, but these rows do not have the flag.
         row, lane = np.divmod(np.array([position for position, _ in info.lost.ranges], np.int64), lanes)
         lost = _key(lane, row)
         order = np.argsort(lost)
@@ -85,10 +85,10 @@ class ValueRows:
         self._lost_values = np.append(0, np.cumsum(np.array(info.lost.values, np.int64)[order]))
 
     def find(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, row: Ints, stop: Ints) -> Ints:
-        """Return the place of the values of each row among all values of its line in the arrays of episode fields.
+        """Return the index of each row's values among all values of its line in an array of an episode field.
 
-        Row ``row[i]`` of line ``line[i]`` must have values. If the flags of its line have not been read up to this row,
-        they are read up to row ``stop[i]`` with the function ``flags``.
+        Row ``row[i]`` of line ``line[i]`` must have values. If the flags of this line have not been read up to this
+        row, they are read up to row ``stop[i]`` with the function ``flags``.
         """
         rows, valued = self._known
         if (row >= rows[line]).any():
@@ -143,13 +143,13 @@ class Folder:
 
     _tables: PackTables | None = None
     info: SegmentInfo
-    _now: tuple[SegmentInfo, PackTables | None]  # the segment or pack that was last known to have the rows
+    _now: tuple[SegmentInfo, PackTables | None]  # the segment, or the pack in which its rows were last found
 
     def __init__(self, info: SegmentInfo) -> None:
         self.note(info)
 
     def note(self, info: SegmentInfo) -> None:
-        """Replace the attributes of the segment by newly read ones."""
+        """Use ``info``, newly read attributes of the same segment, from now on."""
         self.info, self._now = info, (info, self._tables)
 
     def lanes_of(self, number: int) -> tuple[int, Ints]:
@@ -157,7 +157,7 @@ class Folder:
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the rows in a chunk of an array, or `LACKING`, and the array's least number of chunks."""
+        """Return log2 of the rows in a chunk of an array, or `LACKING`, and 1: an array has at least one chunk."""
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
     @computed_once
@@ -334,9 +334,10 @@ def lost_ids(info: SegmentInfo) -> Ints:
 
 
 def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[[int, Exception], None]) -> list[Pack]:
-    """Replace packs, and the segments that are in packs, by None in ``infos``; return the packs in order.
+    """Replace packs, and the segments that are in packs, by None in ``infos``; return the packs.
 
-    ``infos[i]`` is the segment with the number ``start + i``. A pack that was merged into another one is not returned.
+    ``infos[i]`` is the segment with the number ``start + i``, and packs are returned in ascending order of their
+    numbers. A pack that was merged into another one is not returned.
     For a damaged pack, ``leave_out`` is called with its number and the error.
     """
     found, taken = list[Pack](), set[int]()
@@ -369,10 +370,10 @@ def _zeros(nbytes: int) -> NDArray[np.uint8]:
 
 
 def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8]], None]:
-    """Return a function of a first row and an array ``(rows, row_bytes)`` that reads rows of a pack into the array.
+    """Return a function that reads the rows of a pack from a first row on into an array ``(rows, row_bytes)``.
 
-    The array must be zeros: inner chunks of zeros are not stored, so their rows are not written. Raises
-    FileNotFoundError if the pack is gone.
+    The function takes the row and the array. The array must be zeros: inner chunks of zeros are not stored, so their
+    rows are not written. Raises FileNotFoundError if the pack is gone.
     """
     row_bytes = info.arrays[leaf].row_bytes
     refuse_links(info.path, above(leaf))

@@ -58,7 +58,7 @@ _INVERTED = 0xFFFFFFFF
 
 
 class Sums(NamedTuple):
-    """The checksums of new rows: one of all arrays except the priorities, and one of the priorities."""
+    """The checksums of the rows since the previous mark: of all arrays except the priorities, and of the priorities."""
 
     crc: int
     priority: int
@@ -198,14 +198,14 @@ def shows_live_rows(info: SegmentInfo) -> bool:
 def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
     """Return the number of rows with a trusted observation, and of rows with all fields trusted, for each lane.
 
-    Both arrays are ``(lanes,)``. They are mapped counters, which grow while the segment is written. If the segment must
-    prove its rows by marks, the arrays are ordinary ones. To compute these arrays, all marked bytes are read, unless
+    Both arrays are ``(lanes,)``. They are mapped counters, which grow while the segment is written. But if marks must
+    prove the rows of the segment, they are ordinary arrays, and all bytes with marks are read to compute them, unless
     `SegmentInfo.shown` has the numbers. Raises FileNotFoundError if the segment was evicted, FormatError if a counter
     is damaged.
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
-        os.stat(info.path)  # raises if the segment was evicted: otherwise, reading its rows would
+        os.stat(info.path)  # raises now if the segment was evicted, and not when its rows are read
         return rows, rows
     observed, committed = (
         map_lane_counter(f"{info.path}/{name}", len(info.lanes)) for name in (layout.OBSERVED, layout.COMMITTED)
@@ -272,7 +272,7 @@ class MarkLog:
         return extent_of(self._info, rows, self.marked, self._map_chunk)
 
     def chunks_behind(self, leaf: str, upto: Extent) -> set[int]:
-        """Return the numbers of an array's chunks that have rows of the extent ``upto`` without a mark."""
+        """Return the numbers of an array's chunks that have rows which ``upto`` has but no mark covers."""
         return _chunks_between(self.marked.of(leaf), upto.of(leaf), self._info.chunk_rows[leaf])
 
     def append(self, upto: Extent, *, synced: bool = True) -> None:
@@ -307,8 +307,9 @@ class DurableRows:
 
     ``after_sync`` is called with the path of each array whose chunks were synced.
 
-    ``is_left``: no writer publishes further rows, and the segment may be sealed while a mark is made. In this case,
-    making a mark changes no byte that a checksum covers, and does not set the modification time of a sealed chunk back.
+    ``is_left``: the segment's writer publishes no further rows, and the segment may be sealed while a mark is made. In
+    this case, making a mark changes no byte that a checksum covers, and does not set the modification time of a sealed
+    chunk back.
 
     Concurrency: one thread at a time, which need not be the thread that appends rows.
     """
@@ -345,7 +346,7 @@ class DurableRows:
     def prepare(self, rows: Ints) -> None:
         """Set the modification times of the chunks with unmarked rows; the caller then syncs the file system.
 
-        Copying tools compare these times, but a store through mapped memory may leave them unchanged.
+        Copying tools compare these times, but writes through mapped memory may leave them unchanged.
         """
         upto = self._log.extent(rows)
         for leaf in self._info.chunk_rows:
@@ -378,7 +379,7 @@ class DurableRows:
             self._named[leaf] = newest
 
     def _descriptor(self, leaf: str, chunk: int) -> int:
-        """Return a descriptor of a chunk; it stays open until another chunk of its array is requested."""
+        """Return a descriptor of a chunk, which stays open at most until another chunk of the array is requested."""
         known = self._open.get(leaf)
         if known is None or known.number != chunk:
             self._open.pop(leaf, None)

@@ -30,7 +30,7 @@ from diskreplay.segments.shards import Shard, ShardWriter, codec, inner_rows, is
 
 _AT_ONCE = 4 << 20
 _MOST_ROWS = 1 << 24
-# The approximate number of a pack's arrays and documents that do not belong to a field.
+# About this many arrays and groups of a pack do not belong to a field.
 _FILES = 8
 
 EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
@@ -43,7 +43,7 @@ def chunk_rows(rows: int) -> int:
 
 
 def is_compressed(array: RowArray) -> bool:
-    """Return whether a compressed pack compresses this array: its rows are wide and not values of episodes."""
+    """Return whether compressed packs compress this array: its rows are wide (see `is_wide`), and not values."""
     return is_wide(array.row_bytes) and not array.is_of_episodes
 
 
@@ -84,9 +84,9 @@ def build_pack(
 
     ``building`` is the folder of the new pack. It has only a lock, which the caller holds. The new pack is complete and
     durable, and has no number yet. The sources are only read. For episodes in ``evicted``, only flags and times are
-    copied. With a ``level`` of zstd, wide fields are compressed. ``pace`` is called after each small part of the work:
-    it may sleep to slow the work down, or raise an error to stop it. Raises StorageFull if the disk has no room. Raises
-    Unfit if a source cannot be read, does not match its checksums, or is gone.
+    copied. ``level`` is the level of zstd, or None for a pack without compression. ``pace`` is called after each small
+    part of the work: it may sleep to slow the work down, or raise an error to stop it. Raises StorageFull if the disk
+    has no room. Raises Unfit if a source cannot be read, does not match its checksums, or is gone.
     """
     with storage_errors(building):
         info = _Build(root, building, list(_opened(sources, pace)), evicted, level, pace).run()
@@ -105,10 +105,11 @@ class Unfit(FormatError):
 
 
 class _Run(NamedTuple):
-    """A lane of a source segment.
+    """A lane whose rows are copied from the segment or pack ``source`` into the new pack.
 
-    ``lane`` is its number in the files of the source, which is 0 in a pack. In these files, the lane has ``rows`` rows
-    from ``first`` on. In arrays of episode fields, it has ``values`` rows from ``first_value`` on.
+    ``lane`` is the lane's number in the files of ``source``; all lanes of a pack are in lane 0 of its files. In this
+    lane of the files, the copied rows are ``rows`` rows from row ``first`` on. In arrays of episode fields, they are
+    ``values`` rows from row ``first_value`` on.
     """
 
     source: "_Source"
@@ -119,7 +120,7 @@ class _Run(NamedTuple):
     values: int
 
     def of(self, leaf: str) -> tuple[int, int]:
-        """Return the first row of the lane in an array of the source, and its number of rows."""
+        """Return the first of the copied rows in an array of ``source``, and their number."""
         return (self.first_value, self.values) if layout.is_of_episodes(leaf) else (self.first, self.rows)
 
 
@@ -136,7 +137,7 @@ class _Source:
             raise Unfit(info, error) from error
 
     def _read(self) -> PackTables:
-        """Return the tables of the source; a segment gets tables as if it were a pack with all lanes at row 0."""
+        """Return the tables of a pack, or tables of a segment in which each lane begins at row 0."""
         info = self.info
         if info.packed is not None:
             return read_tables(info)
@@ -157,13 +158,14 @@ class _Source:
         ]
 
     def read(self, leaf: str, run: _Run, begin: int, stop: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield rows ``begin`` to ``stop`` of a lane of an array in parts, each as (first row in the lane, bytes).
+        """Yield the rows ``begin`` to ``stop`` of a lane in an array, in parts: (first row of the part, bytes).
 
-        Zeros that a compressed array does not store are left out. Raises Unfit if rows are damaged or gone.
+        Rows are counted in the lane. Zeros that a compressed array does not store are left out. Raises Unfit if rows
+        are damaged or gone.
         """
         info = self.info
         if leaf not in info.chunk_rows:
-            return  # it is the array of priorities: no step of this source has one
+            return  # it is the array of priorities: the steps of this source have none
         array, per_chunk, (begins, _) = info.arrays[leaf], info.chunk_rows[leaf], run.of(leaf)
         if leaf in info.compressed:
             yield from self._decompressed(array, run.first, begin, stop)
@@ -318,7 +320,7 @@ class _Build:
         return (times.view("<i8") + (run.source.info.clock.wall - self._clock.wall)).view(np.uint8)
 
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
-        """Return, in order, the ranges of the pack's rows that belong to episodes evicted by hand.
+        """Return the sorted ranges of the pack's rows that belong to episodes evicted by hand.
 
         Final observations are included. ``fd`` is the pack's file of flags.
         """
@@ -335,7 +337,7 @@ class _Build:
         return layout.merge_ranges(found)
 
     def _find_skipped_values(self, fd: int) -> Iterator[tuple[int, int]]:
-        """Yield, in order, the ranges of rows in arrays of episode fields that belong to episodes evicted by hand."""
+        """Yield, in ascending order, the ranges of rows of evicted episodes in the pack's arrays of episode fields."""
         lost = {first: values for first, _, values in self._lost().entries}
         stops = {stop for _, stop in self._skipped}
         edges = {first for first, _ in self._skipped} | stops
@@ -384,13 +386,13 @@ class _Build:
         )
 
     def _lost(self) -> Lost:
-        """Return the lost rows of the segments, as rows of the pack."""
+        """Return the rows that the segments lost, and the unused rows between lanes, as rows of the pack."""
         ranges = [(first, stop - first, 0) for first, stop in self._between]
         for source in self._sources:
             info = source.info
             for position, rows, values in info.lost.entries:
                 if info.packed is not None and not source.tables.holds(position):
-                    continue  # these rows are between lanes
+                    continue  # unused rows between the lanes of this older pack
                 if info.packed is not None:
                     ids = source.tables.ids_of(np.array([position]))
                 else:
@@ -400,17 +402,16 @@ class _Build:
 
 
 def _parts(first: int, rows: int, skipped: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the row ranges of a lane that are not skipped.
+    """Return the ranges of a lane's rows that are not in ``skipped``, counted from the lane's first row.
 
-    The lane has ``rows`` rows from row ``first`` of the pack on. ``skipped`` has rows of the pack, but the returned
-    ranges are rows of the lane.
+    The lane has ``rows`` rows from row ``first`` of the pack on. ``skipped`` has ranges of rows of the pack.
     """
     without = [(a - first, b - first) for a, b in skipped if a < first + rows and first < b]
     return layout.subtract_ranges([(0, rows)], without)
 
 
 class _Output:
-    """Rows of a file, written in batches; rows that are never written stay a hole."""
+    """Writes rows of a file in batches; rows that are never written stay holes."""
 
     def __init__(self, fd: int, row_bytes: int) -> None:
         self._fd, self._row_bytes = fd, row_bytes

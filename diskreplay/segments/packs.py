@@ -38,11 +38,11 @@ _ATTEMPTS = 20
 
 @dataclass(frozen=True, eq=False)
 class PackTables:
-    """The segments in a pack, in the order of their numbers, and the place of each of their lanes.
+    """Two tables: the segments in a pack, and where the rows of each of their lanes begin.
 
-    ``members`` has one line per segment, with the columns `layout.MEMBER_COLUMNS`. ``runs`` has one line per lane, with
-    the columns `layout.RUN_COLUMNS`, in the order of the segments. The column ``first_row`` has rows of the pack, and
-    ``first_value`` has rows of the pack's arrays of episode fields.
+    ``members`` has one line per segment, sorted by segment number, with the columns `layout.MEMBER_COLUMNS`. ``runs``
+    has one line per lane, in the same order of segments, with the columns `layout.RUN_COLUMNS`. The column
+    ``first_row`` has rows of the pack, and ``first_value`` has rows of the pack's arrays of episode fields.
     """
 
     members: Ints
@@ -70,7 +70,7 @@ class PackTables:
 
     @property
     def first_rows(self) -> Ints:
-        """The first row of each lane in the pack."""
+        """The row of the pack at which each lane begins."""
         return self.runs[:, 0]
 
     @property
@@ -106,11 +106,11 @@ class PackTables:
         return np.where(self.numbers[at] == numbers, at, -1)
 
     def runs_of(self, member: int) -> slice:
-        """Return the lines of ``runs`` for the lanes of the segment at line ``member``."""
+        """Return the lines of ``runs`` that have the lanes of the segment at line ``member`` of ``members``."""
         return slice(int(self.first_run[member]), int(self.first_run[member + 1]))
 
     def ids_of(self, rows: Ints) -> Ints:
-        """Return the id of each of these rows of the pack; no row may be between lanes."""
+        """Return the id of each of these rows of the pack, which must not be unused rows between lanes."""
         run = np.searchsorted(self.first_rows, rows, "right") - 1
         member = np.searchsorted(self.first_run, run, "right") - 1
         position = (rows - self.first_rows[run]) * self.lanes[member] + run - self.first_run[member]
@@ -125,7 +125,7 @@ class PackTables:
         return rows
 
     def holds(self, row: int) -> bool:
-        """Return whether a row of the pack is in a lane of a segment, and not between lanes."""
+        """Return whether a row of the pack is in a lane of a segment, and not an unused row between lanes."""
         run = int(np.searchsorted(self.first_rows, row, "right")) - 1
         return run >= 0 and row < int(self.first_rows[run] + self.rows[run])
 
@@ -137,9 +137,9 @@ class PackTables:
         return PackTables(self.members[member : member + 1], runs)
 
     def split(self, first: int, rows: int) -> list[tuple[int, int]]:
-        """Split the ``rows`` rows from row ``first`` of the pack on by lane, without rows between lanes.
+        """Return the rows of each lane among ``rows`` rows of the pack, from row ``first`` on.
 
-        Return the parts in order, each as (first row, number of rows).
+        They are returned as (first row of the pack, number of rows), in ascending order.
         """
         run = int(np.searchsorted(self.first_rows, first, "right")) - 1
         parts, stop = [], first + rows
@@ -168,7 +168,7 @@ def read_tables(info: SegmentInfo) -> PackTables:
 
 
 def read_members(info: SegmentInfo) -> Ints:
-    """Return the segments whose rows a folder has: the segment itself, or the segments in a pack.
+    """Return the segments whose rows ``info`` has: the segment itself or, for a pack, the segments in it.
 
     The result is ``(n, 4)`` int64, with the columns `layout.MEMBER_COLUMNS`. The steps of an unsealed segment are
     unknown, and given as 0. Errors as for `read_tables`.
@@ -237,9 +237,10 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
 
 
 def _are_values(tables: PackTables, count: int) -> bool:
-    """Return whether the lanes have ``count`` values of episodes in total, one lane after another, at most one per row.
+    """Return whether the columns of values in ``runs`` are possible.
 
-    `_are_possible` has refused negative numbers. The sums could overflow, so they are compared only if no lane has more
+    The values of lanes must follow each other, be ``count`` in total, and be at most one per row. `_are_possible` has
+    refused negative numbers. The sums could overflow, so they are compared only if no lane has more
     values than rows.
     """
     values = tables.runs[:, 4]
@@ -248,7 +249,7 @@ def _are_values(tables: PackTables, count: int) -> bool:
 
 
 def read_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
-    """Yield the readable packs of a store, newest first, without packs that were merged into others."""
+    """Yield the readable packs of a store, newest first, without packs that were merged into newer ones."""
     merged = set[int]()
     for info, tables in all_packs(root):
         members = tables.numbers.tolist()
@@ -258,7 +259,7 @@ def read_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
 
 
 def all_packs(root: Root, first: int = 0) -> Iterator[tuple[SegmentInfo, PackTables]]:
-    """Yield the readable packs of a store, newest first, down to the number ``first``."""
+    """Yield the readable packs of a store with the number ``first`` or a higher one, newest first."""
     for number in sorted((number for number in listed_numbers(root) if number >= first), reverse=True):
         folder = root.segment_path(number)
         if os.path.exists(f"{folder}/{layout.MEMBERS}") or os.path.exists(f"{folder}/{layout.TABLES_COPY}"):
@@ -296,13 +297,13 @@ def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTab
 
 
 def current_numbers(root: Root) -> list[int]:
-    """Return the numbers of a store's segments and packs, in order, unless later packs have their rows."""
+    """Return the sorted numbers of a store's segments and packs, without those whose rows a newer pack has."""
     superseded = merged_into({info.number: tables.numbers.tolist() for info, tables in all_packs(root)})
     return sorted({*listed_numbers(root)} - superseded)
 
 
 def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
-    """Return the numbers of the segments in these packs, and of the packs that were merged into others.
+    """Return the numbers of all segments in these packs, and of each pack that was merged into another one of them.
 
     ``packs`` maps the number of a pack to the numbers of its segments.
     """
@@ -316,7 +317,9 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
 
 
 def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
-    """Return the episodes, as (first id, steps), without episodes whose rows are gone or were lost to damage.
+    """Return those of the episodes whose rows exist and were not lost to damage.
+
+    Episodes are given and returned as (first id, steps).
 
     ``has_lost``: segments may have rows lost to damage, so their attributes are read.
     """
@@ -342,7 +345,7 @@ def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: b
 
 
 class KnownPack(NamedTuple):
-    """A pack: the identity of its document when it was read, and the numbers of its segments."""
+    """A pack: what `identify` returned for its zarr.json when it was read, and the numbers of its segments."""
 
     document: Identity
     members: set[int]
@@ -366,7 +369,7 @@ class KnownPacks:
         self._packs: dict[int, KnownPack] = {}
 
     def note(self, info: SegmentInfo) -> None:
-        """Record a segment that was read, if it is a pack."""
+        """Add a segment that was read, if it is a pack."""
         if info.packed is not None:
             self.add(info.number, KnownPack.of(info))
 
@@ -380,9 +383,10 @@ class KnownPacks:
         return min((min(pack.members) for pack in list(self._packs.values())), default=layout.MAX_SEGMENTS)
 
     def find_merged(self, end: int) -> list[tuple[int, int]]:
-        """Return (number, pack) for each segment or older pack whose rows are in a known pack below number ``end``.
+        """Return (number, number of the pack) for each segment or pack that was merged into a known pack.
 
-        Segments are left out if their folders are gone. Known packs that are gone or were replaced are forgotten.
+        Packs with the number ``end`` or a higher one are ignored. Segments are left out if their folders are gone.
+        Known packs that are gone or were replaced are forgotten.
         """
         known = list(self._packs)
         there = {*listed_numbers(self._root)} if known else set[int]()
@@ -407,7 +411,7 @@ class KnownPacks:
 
 
 def indexes_of(info: SegmentInfo) -> bytes:
-    """Return the correct content of the copy of a pack's indexes; empty if one of the indexes is damaged."""
+    """Return what the copy of a pack's indexes should contain; empty if the index in any array's file is damaged."""
     parts = [InnerChunks(info, leaf).own_index for leaf in sorted(info.compressed)]
     return b"".join(parts) if all(parts) else b""
 
@@ -464,7 +468,7 @@ class InnerChunks:
         return frame if len(data) == nbytes and int(crc32c(frame)) == int.from_bytes(crc, "little") else None
 
     def lost_rows(self) -> list[tuple[int, int]]:
-        """Return the row ranges of damaged inner chunks, each as its first row and the row after its last."""
+        """Return the rows of damaged inner chunks as ranges: (first row, row after the last)."""
         lost = [number for number in range(self.count) if self.frame(number) is None]
         return layout.merge_ranges([(number * self.rows, (number + 1) * self.rows) for number in lost])
 

@@ -1,11 +1,11 @@
-"""Replaces a damaged segment by a rebuilt one that has the intact rows in the same places, and so under the same ids.
+"""Replaces a damaged segment by a rebuilt one, in which intact rows have the same positions, and steps the same ids.
 
 The new segment is built in the folder of the counters as ``new-NNNNNNNN``, which any holder of the store lock may
 delete. When it is complete and synced, it is renamed ``rebuilt-NNNNNNNN``. Then the damaged segment is moved to
-quarantine, and the rebuilt segment to its place. The empty folder ``replaced-NNNNNNNN`` exists until readers are
-notified. If the process dies after the renaming, the next holder of the store lock completes the replacement. A
-segment that is brought back from quarantine to the place of a rebuilt one is renamed ``rebuilt-NNNNNNNN`` too, and put
-in place by the same steps.
+quarantine, and the rebuilt segment to the folder of segments. The empty folder ``replaced-NNNNNNNN`` exists until
+readers are notified. If the process dies after the renaming, the next holder of the store lock completes the
+replacement. A segment that is brought back from quarantine is renamed ``rebuilt-NNNNNNNN`` too, and replaces the
+segment with its number in the same way.
 
 A copy of a sealed segment may have chunk files from before the sealing, or damaged ones. If the checksums of blocks
 prove more of its steps than the marks do, the next process that opens the store for writing rebuilds the copy, too.
@@ -45,12 +45,12 @@ from diskreplay.segments.sealing import GroupWriter, count_steps_in
 from diskreplay.segments.segment import DAMAGE, Lost, SegmentInfo, counter_inode, read_as_sealed, read_segment
 from diskreplay.segments.shards import Compressed, zstd
 
-# The maximum number of copies whose shown rows are cached. The keys of the cache are the states of their files.
+# The maximum number of results that `_shown` caches. The keys have the inodes, sizes and times of a copy's files.
 _MOST_KNOWN = 1024
 
 
 class Proof(NamedTuple):
-    """The proof of a copied segment by checksums of blocks.
+    """What the checksums of blocks prove about a copied segment.
 
     ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane, and ``damage`` the
     damage of the copy. ``marked`` has the number of rows of each lane that marks prove. These rows are intact, but an
@@ -69,7 +69,7 @@ class Proof(NamedTuple):
 
 
 def prove_by_blocks(info: SegmentInfo) -> Proof | None:
-    """Return the proof of a copied segment by checksums of blocks, or None if its marks are to be used instead.
+    """Return what checksums of blocks prove about a copied segment, or None if its marks are to be used instead.
 
     Marks are used if the segment is not a copy of a sealed segment, or if marks prove at least the number of steps that
     the blocks prove. Every chunk is read. Raises FormatError or OSError if the attributes or counters are damaged.
@@ -148,7 +148,7 @@ def _show(proof: Proof) -> _Shown | None:
 
     Damaged episodes are returned as lost, so that readers hide them. Readers also read the flags and times of hidden
     rows. So the shown rows of a lane end before the first damaged episode with damaged flags or times, or with missing
-    files. They also end before a damaged episode at the end of the lane, which may look open.
+    files. They also end before a damaged episode at the end of the lane, which may look open to readers.
     """
     sealed, damage, lanes = proof.sealed, proof.damage, len(proof.rows)
     unreadable, most, rows = _unreadable(sealed, damage), rows_with_files(sealed), proof.rows.copy()
@@ -163,8 +163,8 @@ def _show(proof: Proof) -> _Shown | None:
             steps += sum(length for _, length in found)
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
-    # Only the ranges that the attributes already have as lost have numbers of values. Newly damaged episodes keep their
-    # flags, and the flags mark their values.
+    # The attributes have the numbers of values of the ranges that were lost before. For newly damaged episodes, the
+    # number is 0: they keep their flags, and the flags tell which rows have values.
     values = {(position, rows): count for position, rows, count in sealed.lost.entries}
     steps = min(steps, sum(length for _, length in ranges))
     lost = Lost(tuple(ranges), steps, tuple(values.get(entry, 0) for entry in ranges))
@@ -210,7 +210,7 @@ def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple
 
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
 _COPIED_AT_ONCE = 64 << 20
-_MOST_BYTES = 64 << 20  # of a document or a counter
+_MOST_BYTES = 64 << 20  # of a zarr.json or a counter
 # The errors of a system that cannot copy inside the kernel.
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 
@@ -301,7 +301,7 @@ class _Build:
                     shard.put(number, _without_rows(frame, cleared, how, row_bytes) if cleared else frame)
 
     def _copy_small(self, name: str) -> None:
-        """Copy a small file with a checksum, such as a document or a counter."""
+        """Copy a small file with a checksum, such as a zarr.json or a counter."""
         data = read_regular(f"{self._info.path}/{name}", None, _MOST_BYTES)
         if crc32c(data) != self._info.checksums[name]:
             raise FormatError(f"{self._info.path}/{name} does not fit its checksum")
@@ -339,7 +339,7 @@ class _Build:
                 os.pwrite(fd, bytes([flags]), lane * per_chunk + row % per_chunk)
 
     def _check(self, chunk: Chunk, known: Sums | None, skipped: list[Range]) -> None:
-        """Raise FormatError if a block without skipped bytes does not have its old checksum, one of ``known``."""
+        """Raise FormatError if a block of the copy has no skipped bytes, but another checksum than in ``known``."""
         if known is None:
             return
         found, block = self._group.block_sums(chunk.array, chunk.number), chunk.block
@@ -391,11 +391,11 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
 
 
 def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str) -> str | None:
-    """Bring a segment back from quarantine, and quarantine the segment in its place; return the latter's new path.
+    """Bring the segment ``entry`` back from quarantine, and quarantine the segment that has replaced it.
 
-    The caller holds the store lock, and has verified the segment ``entry``. If this is a pack, ``members`` are the
-    numbers of its segments. ``reason`` goes into the quarantine's record of the segment that was in its place. All
-    steps of that segment must also be in the segment that is brought back.
+    Return the new path of the segment that is quarantined, or None if there was none. Its record in quarantine has
+    ``reason``. All its steps must also be in ``entry``. If ``entry`` is a pack, ``members`` are the numbers of its
+    segments. The caller holds the store lock, and has verified ``entry``.
     """
     number = entry.segment or 0
     move(root.folder / entry.where, _side_folder(root, _REBUILT, number))
@@ -457,7 +457,7 @@ def _replace(
 
 
 def _is_merged(root: Root, number: int) -> bool:
-    """Return whether another pack already has rows of a rebuilt segment, which would be deleted once in its place."""
+    """Return whether another pack has rows of a rebuilt segment: it would be deleted as soon as it is in its place."""
     with suppress(*DAMAGE):
         members = read_members(read_segment(root, number, _side_folder(root, _REBUILT, number)))[:, 0]
         return any(np.isin(members, tables.numbers).any() for info, tables in read_packs(root) if info.number != number)
@@ -465,7 +465,7 @@ def _is_merged(root: Root, number: int) -> bool:
 
 
 def _gave_way(root: Root, number: int) -> bool:
-    """Return whether a segment that is missing from its place is in quarantine; a record alone does not count."""
+    """Return whether the folder of a missing segment is in quarantine; a record of it alone does not count."""
     return any(entry.path == layout.segment_folder(number) for entry in read_quarantine(root.folder))
 
 
@@ -486,7 +486,7 @@ def _side_folder(root: Root, beginning: str, number: int) -> Path:
 
 
 def _numbers(root: Root, beginning: str) -> list[int]:
-    """Return the numbers of the segments with a folder next to the counters whose name has this beginning."""
+    """Return the number of each segment with a folder in the folder of counters whose name is ``beginning`` + name."""
     names = [name.removeprefix(beginning) for name in os.listdir(root.counters_folder) if name.startswith(beginning)]
     numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{8,9}", name))
     folders = {number: _side_folder(root, beginning, number) for number in numbers}

@@ -1,4 +1,4 @@
-"""Sealing: makes a segment immutable. Every step may be repeated after a crash.
+"""Sealing makes a segment immutable. After a crash, all of it may be repeated.
 
 The order is: remove or zero everything after the rows that are kept; make shapes exact; take checksums; sync
 everything; write the attribute `sealed`. Each sync covers the whole file system: syncing the thirty files and folders
@@ -62,8 +62,8 @@ _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 class GroupWriter:
     """Writes the files of a sealed group, a segment or pack, and their checksums: chunks in any order, then `finish`.
 
-    The folders of the group's arrays must exist. This class syncs nothing: the caller syncs the files, and puts the
-    group in its place.
+    The folders of the group's arrays must exist. This class syncs nothing: the caller syncs the files, and moves the
+    folder of a pack or of a rebuilt segment to its place in the store.
 
     Concurrency: one thread, but several threads may call `seal_chunk` at once.
     """
@@ -80,7 +80,7 @@ class GroupWriter:
         self._sums[name] = crc32c(data)
 
     def small(self, name: str, data: bytes) -> None:
-        """Write a small file with a checksum, such as a document or a counter."""
+        """Write a small file with a checksum, such as a zarr.json or a counter."""
         write_file(f"{self._folder}/{name}", data)
         self.note(name, data)
 
@@ -108,8 +108,8 @@ class GroupWriter:
     def seal_chunk(self, array: RowArray, number: int, fd: int, block: int | None = None) -> None:
         """Record the checksums of a final chunk file, and remove the permission to write it.
 
-        ``block`` is the size of a block in bytes; None: `block_bytes` for the array. In a copy of the segment, a chunk
-        with the permission was copied before the sealing.
+        ``block`` is the size of a block in bytes; None: `block_bytes` for the array. The permission shows in a copy of
+        the segment: chunk files that have it were copied before they were sealed.
         """
         self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
         protect(fd)
@@ -121,8 +121,8 @@ class GroupWriter:
     def write_derived(self, info: SegmentInfo, rows: Ints, table: str) -> SegmentInfo:
         """Write the files that are computed from the chunks, and return ``info`` with the attributes of all files.
 
-        These files are ``durable/blocks``, the copy of a pack's indexes, and the table of episodes, in the new folder
-        ``table``. ``rows`` has the number of rows of each lane.
+        These files are ``durable/blocks``, the copy of a pack's indexes, and, in the new folder ``table``, the table of
+        episodes. ``rows`` has the number of rows of each lane.
         """
         self._sums[layout.BLOCKS] = self._blocks.write(self._folder)
         if self._indexes:
@@ -132,7 +132,7 @@ class GroupWriter:
         return dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
 
     def finish(self, info: SegmentInfo, rows: Ints) -> SegmentInfo:
-        """Write the files of `write_derived`, then the group's own document and its copy; return the attributes."""
+        """Write the files of `write_derived`, then the group's zarr.json and a copy of it; return the attributes."""
         info = self.write_derived(info, rows, f"{self._folder}/{layout.EPISODES}")
         for name in (layout.DOCUMENT_COPY, layout.METADATA):
             write_file(f"{self._folder}/{name}", info.own_document())
@@ -141,15 +141,15 @@ class GroupWriter:
 
 @dataclass
 class _Finished:
-    """A segment whose files are final, except for its own document and the counters of observed and durable rows."""
+    """A segment whose files are final, except for its zarr.json and the counters of observed and durable rows."""
 
     info: SegmentInfo
-    data: Extent
-    kept_extent: Extent  # the data and the unproven rows, which the files keep after the data
-    is_live: bool  # whether the segment's counters in memory are trusted
+    data: Extent  # the rows of the sealed segment
+    kept_extent: Extent  # the rows in its files: those of `data`, then the unproven rows
+    is_live: bool  # whether the segment's counters in memory are trusted, see `shows_live_rows`
     group: GroupWriter
     times: tuple[int, int] | None = None
-    # The number of steps by chunk of flags: in the data, and in the unproven rows.
+    # By number of a chunk of flags: how many steps the rows of `data` have in it, and how many the unproven rows.
     steps: dict[int, int] = field(default_factory=dict)
     unproven_steps: dict[int, int] = field(default_factory=dict)
 
@@ -160,12 +160,12 @@ class _Finished:
 
     @property
     def kept(self) -> NDArray[np.int64]:
-        """The number of rows of each lane that the files keep: the segment's rows and the unproven rows after them."""
+        """The number of rows of each lane in the files: the rows of the sealed segment, then the unproven rows."""
         return self.kept_extent.rows
 
     @property
     def claimed(self) -> tuple[int, ...] | None:
-        """The numbers of kept rows, if a lane has unproven rows; else None."""
+        """The numbers of `kept`, if a lane has unproven rows; else None."""
         return None if (self.rows == self.kept).all() else tuple(self.kept.tolist())
 
 
@@ -184,7 +184,7 @@ def seal_segments(
     number, a number of rows of each lane that are kept even if fewer are proven. All other rows that the segment's
     counters had claimed stay in its files as unproven rows.
 
-    Raises StorageFull if the disk has no room for the documents; the call may be repeated. Raises StoreNotFound if the
+    Raises StorageFull if the disk has no room for metadata; the call may be repeated. Raises StoreNotFound if the
     store was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or the system could not write
     one of the files back: it is then unknown which data are durable. Other errors are the system's OSError.
     """
@@ -242,17 +242,17 @@ def _finish_files(
 
 
 def _sealed_draft(info: SegmentInfo) -> str:
-    # Inside an array's folder: next to the segment's own document, zarr would warn of an unknown file.
+    # In an array's folder: in the segment's folder, zarr would warn of an unknown file.
     return f"{info.path}/{layout.COMMITTED}/.{layout.METADATA}"
 
 
 def _table_draft(info: SegmentInfo) -> str:
-    # Inside an array's folder too, so that no zarr reader finds a table that is not durable.
+    # In an array's folder too, so that no zarr reader finds a table that is not durable.
     return f"{info.path}/{layout.COMMITTED}/.{layout.EPISODES}"
 
 
 def _place_table(segment: _Finished) -> None:
-    """Move the table of episodes to its place, after removing the table of an interrupted earlier sealing."""
+    """Move the table of episodes to the folder ``episodes``, where an interrupted sealing may have left another one."""
     folder = f"{segment.info.path}/{layout.EPISODES}"
     if os.path.lexists(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -261,7 +261,10 @@ def _place_table(segment: _Finished) -> None:
 
 
 def _write_sealed_draft(segment: _Finished) -> None:
-    """Set the counters of observed and durable rows to all sealed rows, and write a draft of the sealed document."""
+    """Write the counters of observed and durable rows, and the sealed segment's zarr.json under another name.
+
+    The counters have all rows of the sealed segment. A copy of the zarr.json is written too.
+    """
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):
         write_lane_counter(f"{info.path}/{name}", segment.rows)
@@ -302,9 +305,10 @@ def _latest(info: SegmentInfo) -> int:
 
 
 def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
-    """Set the counter of committed rows, which must be trusted, to the final rows of a segment; return the counter.
+    """Set the counter of committed rows to the number of rows that the sealed segment will have; return it.
 
-    The final rows are all committed rows, and in each lane the observation after them if it was published.
+    In each lane, these are the committed rows, and the observation after them if it was published. The counters of the
+    segment must be trusted, see `shows_live_rows`.
     """
     lanes = len(info.lanes)
     committed, observed = (read_lane_counter(f"{info.path}/{name}", lanes) for name in _PUBLISHING)
@@ -371,8 +375,8 @@ def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
     info, per_chunk = segment.info, segment.info.chunk_rows[array.path]
     kept = _rows_inside(segment.kept_extent.of(array.path), chunk, per_chunk)
     with open_protected(info.chunk_path(array.path, chunk)) as fd:
-        # All lanes in one numpy call, here and below: a loop over thousands of lanes would keep the GIL from other
-        # threads, which append.
+        # One numpy call for all lanes, here and below: a loop over thousands of lanes would hold the GIL, so that
+        # other threads could not append.
         begins = np.arange(len(kept) + 1) * per_chunk
         for start, stop in layout.join_ranges(begins[:-1] + kept, begins[1:]):
             punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
@@ -399,7 +403,7 @@ def _finish_array(segment: _Finished, array: RowArray) -> None:
 
 
 def _has_content(path: str, document: bytes) -> bool:
-    """Return whether a file has the content ``document``: a power loss may have left it empty, or missing."""
+    """Return whether a file has the content ``document``; a power loss may have left the file empty or missing."""
     try:
         return read_regular(path, None, len(document) + 1) == document
     except FileNotFoundError:
@@ -412,7 +416,7 @@ def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> NDArray
 
 
 def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
-    """Remove an array's files but its metadata file and first ``chunks`` chunks: a power loss may leave other files."""
+    """Remove the chunks of an array after the first ``chunks`` ones, and temporary files that a power loss left."""
     known = {layout.METADATA, *map(array.chunk_key, range(chunks))}
     for name in os.listdir(info.path / array.path):
         if name not in known and name.startswith((".", "c.")):
@@ -430,7 +434,7 @@ def count_steps_in(info: SegmentInfo, rows: NDArray[np.int64]) -> int:
 
 
 def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
-    """Return the number of steps in the first ``rows[lane]`` rows of each lane, by the flags in a segment's folder."""
+    """Return the number of steps in the first ``rows[lane]`` rows of each lane of the segment in a folder."""
     steps = 0
     for chunk in range(-(-int(rows.max()) // per_chunk)):
         with opened(f"{segment}/{layout.DONE}/{layout.chunk_key(chunk, 0)}", len(rows) * per_chunk) as fd:

@@ -46,15 +46,15 @@ from diskreplay.segments.files.machine import MOST_NS, BootTime, Clock, Volume, 
 from diskreplay.segments.files.mapping import Mapping, map_file, open_regular, read_regular, refuse_links
 from diskreplay.segments.shards import Compressed, codec
 
-# The errors of reading a segment that is damaged or gone.
+# The errors that reading a damaged or missing segment raises.
 DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# The folders and files of a segment that must not be links: they are opened right after its attributes are read.
+# Folders and files of a segment in which `read_segment` refuses links: they are opened right after it.
 _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
 
-# The beginning of a draft's folder name. Writers make a segment in advance as a draft, in the folder of the store's
-# counters; the segment gets its number and its place when it is used.
+# Writers make a segment in advance, without a number, in the folder of the store's counters; the name of its folder
+# begins with this. When the segment is needed, `place_segment` gives it a number and moves it to the other segments.
 DRAFT = "next-"
-_PACK_DRAFT = f"{DRAFT}pack"  # a pack in progress
+_PACK_DRAFT = f"{DRAFT}pack"  # a pack that is being built
 _NO_NUMBER = -1
 _END_OF_TIME = 1e12
 # The number of bytes that a disk writes as a unit, and the maximum number of bytes that are read from a file.
@@ -65,13 +65,13 @@ _SECTOR, _MOST_BYTES = 512, 64 << 20
 class Lost:
     """The rows of a segment that were lost to damage, and the number of steps in them.
 
-    Lost rows form ranges of successive rows of a lane. Repair replaces them by zeros, and their flags by new flags. The
-    new flags make each range one episode, so that lanes stay sequences of episodes. Readers leave these episodes out.
+    Lost rows form ranges of successive rows of a lane. Repair writes zeros in these rows, and new flags that make each
+    range one episode, so that lanes stay sequences of episodes. Readers leave these episodes out.
 
-    ``ranges`` has, for each range, the position of its first row and its number of rows, sorted by position. ``steps``
-    is the number of lost steps, without steps that had been evicted by hand: these stay evicted. ``values`` has, for
-    each range, its number of rows in arrays of episode fields. These rows are zeros. They keep their places in the
-    arrays although no flag marks them.
+    ``ranges`` has (position of the first row, number of rows) for each range, sorted by position. The position of row r
+    of lane i is r times the number of lanes, plus i. ``steps`` is the number of lost steps. Steps that had been evicted
+    by hand are not counted: they stay evicted. ``values`` has, for each range, its number of rows in arrays of episode
+    fields. These rows are zeros, and stay in the arrays although no row of the range has the flag `EPISODE_VALUES`.
     """
 
     ranges: tuple[tuple[int, int], ...] = ()
@@ -109,7 +109,10 @@ NOTHING_LOST = Lost()
 
 
 class PackSize(NamedTuple):
-    """The number of segments in a pack, and of the lanes of all these segments: the lines of the pack's two tables."""
+    """The number of lines in each of a pack's two tables (see `packs.PackTables`).
+
+    ``members`` is the number of segments in the pack, and ``runs`` the number of lanes of all these segments.
+    """
 
     members: int
     runs: int
@@ -133,27 +136,28 @@ class SegmentInfo:
     boot: str
     inode: int
     volume: Volume
-    clock: Clock  # of the writer's boot; kept if `boot` is set to "", as in a copy that has to prove its rows
+    clock: Clock  # of the boot in which the rows were written; stays if `_as_copied` clears `boot`
     created: str
     sealed: bool = False
     steps: int | None = None
-    values: tuple[int, ...] = ()  # by lane: the rows in arrays of episode fields; empty: no such fields, or unsealed
+    values: tuple[int, ...] = ()  # the rows of each lane in arrays of episode fields; empty: no such field, or unsealed
     checksums: dict[str, int] = field(default_factory=dict)
     sealed_at: float = 0.0  # seconds since the epoch; 0: unsealed, or sealed by a release that did not record it
     sealed_clock: BootTime | None = None
-    times: tuple[int, int] | None = None  # the least and greatest time of a row; None: unsealed, or no rows
-    # The number of rows of each lane that the counters had claimed, if sealing kept unproven rows; else None.
+    times: tuple[int, int] | None = None  # the times of the oldest and the newest row; None: unsealed, or no rows
+    # The number of rows of each lane in the files, with unproven rows; None if sealing found no unproven rows.
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # at most this many steps are in the unproven rows
-    unproven_time: int = 0  # the assumed time of these rows, in ns since the epoch; 0: an early release recorded none
-    episodes: int | None = None  # the number of lines of the table of episodes; None: no table. See `episode_table`
+    unproven_time: int = 0  # the time that unproven rows are taken to have, in ns since the epoch; 0: not recorded
+    episodes: int | None = None  # the number of episodes in the table of `episode_table`; None: no table
     lost: Lost = NOTHING_LOST
     packed: PackSize | None = None  # None: the segment is not a pack. See `packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # compressed arrays of a pack, by path
-    # Not in the document: the number of rows of each lane that readers show of a damaged copy, without the episodes in
-    # `lost`; None for all other segments. See `rebuild.read_shown`.
+    # Not in zarr.json. Of a damaged copy of a sealed segment: the number of rows of each lane that readers show, except
+    # the episodes in `lost` (see `rebuild.read_shown`). None for all other segments.
     shown: tuple[int, ...] | None = None
-    document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)  # zeros: not read
+    # The inode, modification time and size that the segment's zarr.json had when it was read; zeros: not read.
+    document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)
     arrays: dict[str, metadata.RowArray] = field(init=False, repr=False, compare=False)  # arrays with rows, by path
 
     def __post_init__(self) -> None:
@@ -166,7 +170,10 @@ class SegmentInfo:
         return self.has_its_inode() and self.volume.may_be(volume_of(str(self.path)))
 
     def has_its_inode(self, lookup: Lookup = BY_PATH) -> bool:
-        """Return whether the inode is the recorded one: a copy has another inode, but a snapshot may have the same."""
+        """Return whether the counter of committed rows is in a file with the recorded inode.
+
+        A copy of the segment has another inode, but a snapshot of the volume may have the same.
+        """
         try:
             return self.inode == counter_inode(str(self.path), lookup)
         except FileNotFoundError:  # the counter was lost in a power loss
@@ -179,7 +186,7 @@ class SegmentInfo:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The least and greatest time of its rows, in nanoseconds since the epoch; zeros if unknown."""
+        """The times of the segment's oldest and newest row, in nanoseconds since the epoch; zeros if unknown."""
         if self.times is None:
             return 0, 0
         first, last = self.times
@@ -187,10 +194,10 @@ class SegmentInfo:
 
     @property
     def kept_until(self) -> int:
-        """The time in ns since the epoch that the retention horizon must pass before this sealed segment is deleted.
+        """The time of this sealed segment's newest row, in ns since the epoch.
 
-        It is the time of the newest row. The times of unproven rows cannot be trusted, so these rows count as published
-        when the segment was sealed.
+        Retention deletes the segment when only rows with later times are kept. The times of unproven rows cannot be
+        trusted, so these rows count as published when the segment was sealed.
         """
         if self.claimed is None:
             return self.bounds[1]
@@ -280,26 +287,26 @@ class SegmentInfo:
         return open_regular(path, nbytes, os.O_RDWR)
 
     def write_rows(self, leaf: str, rows: int) -> None:
-        """Set the number of rows of each lane in the shape in an array's zarr.json.
+        """Write into an array's zarr.json that each lane has ``rows`` rows.
 
-        The document is overwritten in place. A new file would have to be synced before it replaces the old one: without
-        the sync, a power loss could leave an empty document for durable rows. Only a document of another size is
-        replaced by a new file. Raises StorageFull if the disk has no room; the document is then unchanged.
+        The file is overwritten in place. A new file would have to be synced before it replaces the old one: without the
+        sync, a power loss could leave an empty zarr.json for durable rows. A new file replaces the old one only if
+        their sizes differ. Raises StorageFull if the disk has no room; the zarr.json is then unchanged.
         """
         path, document = self.path / leaf / layout.METADATA, self.rows_document(leaf, rows)
         if not overwrite(path, document):
             write_atomic(path, document, synced=True)
 
     def documents(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the path and zarr.json of each folder below the segment, parents first, with shapes of one chunk."""
+        """Yield (path, zarr.json) for each folder below the segment, parents first; shapes are those of one chunk."""
         return self.blueprint.documents(len(self.lanes), self.chunk_rows, None)
 
     def own_document(self) -> bytes:
-        """Return the segment's own zarr.json."""
+        """Return the content of the zarr.json with the segment's attributes."""
         return self.root.blueprint.segment_document(self.attributes())
 
     def rows_document(self, leaf: str, rows: int) -> bytes:
-        """Return the zarr.json of an array whose shape has ``rows`` rows per lane."""
+        """Return the content of an array's zarr.json, with ``rows`` rows per lane in the shape."""
         return self.arrays[leaf].document(len(self.lanes), rows, self.chunk_rows[leaf])
 
     def with_priority(self, rows: int) -> "SegmentInfo":
@@ -319,14 +326,14 @@ class SegmentInfo:
             for chunk in range(chunks):
                 write_zeros(f"{building}/{changed.arrays[leaf].chunk_key(chunk)}", changed.chunk_nbytes(leaf))
             sync_tree(building)
-            shutil.rmtree(folder, ignore_errors=True)  # left by a call that failed below; no document names this array
+            shutil.rmtree(folder, ignore_errors=True)  # from a call that failed after the renaming below
             os.rename(building, folder)
             sync_folder(self.path)
         write_atomic(self.path / layout.METADATA, changed.own_document(), synced=True)
         return changed
 
 
-# --- the document ----------------------------------------------------------------------------------------------------
+# --- the attributes in zarr.json --------------------------------------------------------------------------------------
 
 
 def _is_clock(value: Any) -> bool:
@@ -449,7 +456,10 @@ class Size(NamedTuple):
 
     @property
     def most_values(self) -> int:
-        """The maximum rows of a lane in a chunk of an episode field: one if ``rows`` is known, for its one episode."""
+        """The maximum number of rows of a lane in a chunk of an episode field.
+
+        It is one if ``rows`` is known, because each lane then has one episode.
+        """
         return self.chunk_rows if self.rows is None else 1
 
 
@@ -464,8 +474,8 @@ def draft_segment(
     """Make a segment without a number in the new folder ``building``; return its attributes and its lock.
 
     ``building`` is in the folder of the store's counters. ``has_priority``: the segment has the array of initial
-    priorities. The returned lock is held. It is taken before any other file is made: a draft with a free lock was left
-    by a process that died. Raises StorageFull if the disk has no room; the folder is then removed.
+    priorities. The returned lock is held. It is taken before any other file is made. So if the lock is free, the folder
+    was left by a process that died. Raises StorageFull if the disk has no room; the folder is then removed.
     """
     blueprint = root.blueprint.with_priority if has_priority else root.blueprint
     with drafted(building), ExitStack() as undo:
@@ -500,24 +510,25 @@ def draft_segment(
 
 
 def pack_draft(root: Root) -> str:
-    """Return the folder of a pack in progress."""
+    """Return the folder in which a pack is built."""
     return f"{root.counters_folder}/{_PACK_DRAFT}"
 
 
 def lock_draft(building: str) -> Lock:
-    """Make the lock of a draft in the folder ``building``, take it, and return it."""
+    """Make the lock of a segment that is being built in the folder ``building``, take it, and return it."""
     committed = f"{building}/{layout.COMMITTED}"
     os.mkdir(committed)
     lock = try_lock(f"{committed}/{layout.LOCK}")
-    if lock is None:  # another process took it for the draft of a dead process, and locked it
+    if lock is None:  # another process takes the folder for one that a dead process left
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
     return lock
 
 
 def place_segment(info: SegmentInfo, number: int) -> SegmentInfo:
-    """Move a draft to the place of segment ``number``; return its new attributes. The caller holds the store lock.
+    """Move a segment that `draft_segment` made to the folder of segment ``number``, and return its new attributes.
 
-    Raises StorageFull if the disk has no room for the new name, FileNotFoundError if the draft was removed.
+    The caller holds the store lock. Raises StorageFull if the disk has no room for the new name, FileNotFoundError if
+    the segment was removed.
     """
     path = info.root.segment_path(number)
     with storage_errors(path):
@@ -526,7 +537,7 @@ def place_segment(info: SegmentInfo, number: int) -> SegmentInfo:
 
 
 def remove_draft(info: SegmentInfo, lock: Lock) -> None:
-    """Remove a draft that was never placed, and release its lock."""
+    """Remove a segment that `draft_segment` made and `place_segment` has not moved, and release its lock."""
     shutil.rmtree(info.path, ignore_errors=True)
     lock.release()
 
@@ -575,9 +586,9 @@ def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
 
 
 def write_unsealed(info: SegmentInfo) -> None:
-    """Durably replace the document of a sealed segment by the document of an unsealed segment.
+    """Durably replace the zarr.json of a sealed segment by that of an unsealed segment.
 
-    Raises StorageFull if the disk has no room; the document is then unchanged.
+    Raises StorageFull if the disk has no room; the zarr.json is then unchanged.
     """
     document = dataclasses.replace(info, sealed=False, claimed=None).own_document()
     write_atomic(info.path / layout.METADATA, document, synced=True)
@@ -610,14 +621,14 @@ def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     """Return the attributes as readers must see them: unsealed if the segment may have been sealed while it was copied.
 
     Marks must prove the rows of a segment that is returned as unsealed. The attributes of packs are returned unchanged,
-    because a pack is complete before it gets its place.
+    because a pack is complete before it is moved to the folder of segments.
     """
     if not info.sealed or info.packed is not None or info.has_its_inode(lookup):
         return info
     if is_whole_copy(info.arrays, str(info.path), info.checksums):
         if metadata.identify(f"{info.path}/{layout.METADATA}", lookup) == info.document:
             return info
-        # Another process is sealing this copy: it replaces the document first, and then protects the chunks.
+        # Another process is sealing this copy again: it made zarr.json unsealed before it made the chunks read-only.
         return _read_segment(info.root, info.number, info.path, lookup)
     return dataclasses.replace(
         info, sealed=False, steps=None, values=(), checksums={}, sealed_at=0.0, times=None, boot=""
@@ -659,7 +670,7 @@ def _check_lanes(name: str, rows: tuple[int, ...], lanes: int) -> None:
 def _check_chunk_rows(
     chunk_rows: dict[str, Any], lanes: int, arrays: dict[str, metadata.RowArray], compressed: Container[str]
 ) -> None:
-    """Raise ValueError if an array has chunks that no segment with this number of lanes can have."""
+    """Raise ValueError if a number of rows per chunk is impossible in a segment with this number of lanes."""
     for leaf, array in arrays.items():
         rows = chunk_rows[leaf]
         # A chunk has a power of two of rows. A chunk of a single row may be larger than the largest chunk size.
@@ -698,14 +709,14 @@ def _parse_lost(attributes: Any, lanes: int, steps: int | None) -> Lost:
 
 
 class NeverWritten(FileNotFoundError):
-    """A power loss came before the segment's own document was durable, and therefore before any of its rows was."""
+    """A power loss came before the segment's zarr.json was durable, and therefore before any row was durable."""
 
 
 def is_never_written(segment: str) -> bool:
-    """Return whether a segment's document is unreadable because a power loss came before any of its rows was durable.
+    """Return whether a segment's zarr.json is unreadable because a power loss came before any row was durable.
 
-    The document is then empty, missing or partly zeros, and the segment has no marks, because rows are marked only
-    after the document is durable. Any other unreadable document is damaged.
+    The zarr.json is then empty, missing or partly zeros, and the segment has no marks, because marks are made only
+    after the zarr.json is durable. Any other unreadable zarr.json is damaged.
     """
     blank = _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
     return blank and os.path.isdir(segment)  # checked last: retention may remove it meanwhile

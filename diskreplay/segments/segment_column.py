@@ -19,19 +19,19 @@ Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
-# At most this much is reserved ahead: bytes of all lanes together, or one chunk if that is more; and rows of each lane.
+# At most this much is reserved ahead: rows of each lane; and bytes of all lanes together, or one chunk if it is larger.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
-# If at least one in this many lanes needs more rows, rows of all lanes are reserved together; see `_near`.
+# If at least one in this many lanes soon needs more rows, rows of all lanes are reserved together; see `Column._near`.
 _CROWD = 8
 
 _LONE_LANE: Ints = np.zeros(1, np.int64)
 
 
 class Pages(NamedTuple):
-    """The growth of a lane's space in a segment's first chunk.
+    """How the disk space of a lane grows in a segment's first chunk.
 
     A lane starts with ``first`` pages. Its space is multiplied by four while it is below ``few`` pages, and doubled
-    after that. ``step`` pages, or `_STEP_ROWS` rows if they are more, are brought into memory at once.
+    after that. ``step`` pages, or `_STEP_ROWS` rows if these are more, are brought into memory at once.
     """
 
     first: int
@@ -45,10 +45,11 @@ _LONE, _LANE = Pages(first=1, few=0, step=32), Pages(first=4, few=16, step=4)
 
 
 class Column:
-    """The write side of one array of a segment: the chunks that its lanes write to.
+    """Reserves disk blocks for rows of one array of a segment, and writes the rows.
 
-    A row is one item of a 1-d NumPy array: a number if the field is a scalar, but bytes (a void dtype) if the field has
-    a shape or is an observation. NumPy assigns items in a fraction of the time that it takes for arrays of rows.
+    An *item* is a row as an element of a 1-d NumPy array: a number if the field is a scalar, but bytes (a void dtype)
+    if the field has a shape or is an observation. NumPy assigns items in a fraction of the time that it takes for
+    arrays of rows.
 
     ``by_position``: rows are written with pwrite, and not through mapped memory. ``keeps``: the file system keeps
     blocks that were reserved for a file; if False, no blocks are reserved.
@@ -74,15 +75,15 @@ class Column:
         self._least_ahead = max(2, min(self.rows, self._most_ahead)) if len(info.lanes) > CLOSE_LANES else 2
         self.by_position = by_position
         self._keeps = keeps
-        # By lane: the end of the rows that can be written, and the end of the rows with disk blocks.
+        # By lane: the row after the last one that can be written, and the row after the last one with disk blocks.
         self.reserved, self._allocated = np.zeros((2, len(info.lanes)), np.int64)
-        # By chunk number: mapped chunks as items, one lane after another; or descriptors, to write rows by position.
+        # By chunk number: mapped chunks as arrays of items, one lane after another; or descriptors if `by_position`.
         self.chunks: dict[int, NDArray[Any]] = {}
         self.descriptors: dict[int, int] = {}
         self._mappings: dict[int, Mapping] = {}
 
     def begin(self, rows: Ints) -> None:
-        """Begin after the first ``rows[lane]`` rows of each lane, which exist already and are never written."""
+        """Let each lane continue at row ``rows[lane]``: the rows before it exist already, and are not written here."""
         self.reserved[:] = self._allocated[:] = rows
 
     def reserve(self, lane: int, row: int, stop: int, rows: Ints, *, ahead: bool = False) -> None:
@@ -90,8 +91,8 @@ class Column:
 
         ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. The rows below
         ``stop`` and some more, up to the end of the chunk, are reserved together. The call also reserves rows of
-        other lanes that will soon need them; if ``ahead`` is True, rows of all lanes that `wanting` returns. Raises
-        StorageFull if the disk has no room.
+        other lanes that will soon need more (see `_near`). If ``ahead`` is True, these include lanes that `wanting`
+        would return. Raises StorageFull if the disk has no room.
         """
         begin = int(self.reserved[lane])
         if row < begin:
@@ -105,7 +106,7 @@ class Column:
             if begin == self._allocated[lane]:
                 self._allocate(chunk, lane, stop, rows, behind)
             upto = int(self._allocated[lane])
-            # Without this, the first stores to new pages would cause one page fault per lane, all in the same append.
+            # Otherwise, the first writes to new pages would cause one page fault per lane, all in the same append.
             brings_in = not self.by_position and (len(rows) > 1 or not self._is_whole(chunk))
             if brings_in:
                 upto = min(upto, max(stop, begin + self._step_rows))
@@ -138,21 +139,22 @@ class Column:
     def _margins(self, ends: Any) -> Any:
         """Return, for each lane, the number of unused reserved rows that makes `wanting` return the lane.
 
-        ``ends`` has the end of each lane's reserved rows. The number is a small part of them, so that a small store
-        reserves little. It is larger if a new chunk follows, because creating a file waits for the file system's
-        journal. With many lanes, it is then a whole chunk, because creating the pages of all lanes takes as long as
-        many steps.
+        ``ends`` has the number of reserved rows of each lane. The result is a sixteenth of it, so that a small store
+        reserves little. It is a quarter if the next row begins a new chunk, because creating a file waits for the file
+        system's journal. With many lanes, it is then at least a chunk or `_most_ahead` rows, because creating the pages
+        of all lanes takes as long as many steps.
         """
         is_new, least = ends & self.mask == 0, self._least_ahead
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
 
     def _near(self, lane: int, upto: int, rows: Ints, now: Ints, behind: int) -> Ints:
-        """Return ``lane``, and lanes at the same chunk that have less than ``upto`` reserved rows and soon need more.
+        """Return ``lane``, and the lanes for which rows are reserved in the same call because they soon need more.
 
-        ``now`` has the number of reserved rows of each lane, and ``rows`` the number of rows in use. A lane soon needs
-        more if it has at most ``behind`` unused reserved rows, or at most an eighth of the rows that ``lane`` gets. If
-        many of thousands of lanes soon need more, all lanes at the chunk are returned: their rows are one range, which
-        one system call reserves.
+        ``now`` has the number of reserved rows of each lane, and ``rows`` the number of rows in use. Only lanes whose
+        reserved rows end in the same chunk, before row ``upto``, are returned. A lane soon needs more if it has at most
+        ``behind`` unused reserved rows, or at most an eighth of the rows that ``lane`` gets. If many of thousands of
+        lanes soon need more, all lanes in the chunk are returned: their rows are one range, which one system call
+        reserves.
         """
         if len(rows) == 1:
             return _LONE_LANE
@@ -167,15 +169,15 @@ class Column:
     def _allocate(self, chunk: int, lane: int, stop: int, rows: Ints, behind: int) -> None:
         """Reserve disk blocks for a lane, and for the other lanes that `_near` returns.
 
-        In a segment's first chunk, the space of a lane grows by factors, so that a short segment takes little. In later
-        chunks, a lane's whole part of the chunk is reserved at once.
+        In a segment's first chunk, the space of a lane grows by factors (see `Pages`), so that a short segment takes
+        little. In later chunks, all rows of a lane in the chunk are reserved at once.
         """
         begin, end = int(self._allocated[lane]), (chunk + 1) << self.shift
         growing = chunk == 0 and self._keeps
         times = 4 if begin < self._few_rows else 2
         upto = min(end, max(stop, times * begin, self._first_rows)) if growing else end
         lanes = self._near(lane, upto, rows, self._allocated, behind)
-        # If a lane's whole part of the chunk is reserved, begin at its start: neighbouring lanes are then one range.
+        # If all rows of a lane in the chunk are reserved, begin with the first: neighbouring lanes are then one range.
         starts = np.full(len(lanes), chunk << self.shift) if upto == end else self._allocated[lanes]
         firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
         fd = self.info.open_chunk(self.leaf, chunk)
@@ -194,11 +196,11 @@ class Column:
         return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
     def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
-        """Bring the reserved pages of some lanes into memory up to rows ``ends``; return the rows where the pages end.
+        """Bring reserved pages of ``lanes[i]`` into memory up to row ``ends[i]``; return the row where its pages end.
 
-        The page cache may hold many pages as one large folio after a sequential read of the file. A store to the
-        folio needs the disk blocks of all its pages. On a full disk, this call raises an error; a store would raise
-        SIGBUS.
+        The page cache may hold many pages as one large folio after a sequential read of the file. A write to the folio
+        needs the disk blocks of all its pages. On a full disk, this call raises an error, but a write would end the
+        process by SIGBUS.
         """
         firsts, lasts = self._pages(chunk, lanes, self.reserved[lanes], ends)
         for first, last in join_ranges(firsts, lasts):
@@ -225,14 +227,14 @@ class Column:
     def _pages(self, chunk: int, lanes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
         """Return the byte ranges of rows ``starts[i]`` to ``stops[i]`` of ``lanes[i]`` in a chunk, as whole pages.
 
-        A store to a mapped page needs all of the page's disk blocks, even if these are smaller than a page.
+        A write to a mapped page needs all of the page's disk blocks, even if these are smaller than a page.
         """
         before = (lanes - chunk) << self.shift
         firsts, lasts = (before + starts) * self.row_bytes, (before + stops) * self.row_bytes
         return firsts & -PAGESIZE, np.minimum(lasts + PAGESIZE - 1 & -PAGESIZE, self._chunk_bytes)
 
     def _row_at(self, chunk: int, lanes: Ints, at: Ints) -> Ints:
-        """Return for each lane the first row that is not wholly before byte ``at`` of the chunk file."""
+        """Return, for each ``lanes[i]``, the row of this lane at byte ``at[i]`` of the chunk file."""
         return at // self.row_bytes - ((lanes - chunk) << self.shift)
 
     def _map(self, chunk: int, fd: int) -> None:
@@ -274,7 +276,7 @@ class Column:
         return None if None in found else found  # type: ignore[return-value]
 
     def write_lanes(self, places: Sequence["Places"], items: NDArray[Any]) -> None:
-        """Write one reserved row of each of several lanes: ``items`` has the rows, and ``places`` their places."""
+        """Write one reserved row of each of several lanes; `find_places` returns the ``places`` of the ``items``."""
         for chunk, at, chosen in places:
             some = items if chosen is None else items[chosen]
             if self.by_position:
@@ -300,7 +302,7 @@ class Column:
             raise storage_error(error, self.info.chunk_path(self.leaf, chunk)) from error
 
     def items(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return rows of this column's dtype, ``(n, *shape)``, as items ``(n,)``."""
+        """Return rows ``(n, *shape)`` of the array's dtype as n items (see `Column`)."""
         values = np.ascontiguousarray(values)
         # Three times as fast as reshaping and two views. It needs at least one row, which callers always have.
         return np.frombuffer(values, self.item) if self.as_bytes else values
@@ -311,24 +313,27 @@ class Column:
         return data
 
     def target(self, lane: int, row: int) -> tuple[Any, int]:
-        """Return an object whose item 0 is ``row`` of a lane, for assignment, and its number of items in the chunk."""
+        """Return (target, count): assigning ``target[i]`` writes row ``row + i`` of a lane, for i below ``count``.
+
+        These rows are the rest of the lane in one chunk.
+        """
         at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
         if self.by_position:
             return _Positions(self, row >> self.shift, at), stop - at
         return self.chunks[row >> self.shift][at:stop], stop - at
 
     def unmap_before(self, row: int) -> None:
-        """Unmap the chunks before ``row``, where no lane writes again; called by the reserving thread."""
+        """Unmap the chunks that end before ``row``: no lane writes to them again. For the thread that reserves rows."""
         for chunk in [c for c in self.chunks if c < row >> self.shift]:
             del self.chunks[chunk], self._mappings[chunk]
 
     def close_before(self, row: int) -> None:
-        """Close the descriptors of chunks before ``row``, where no lane writes again; called by the writing thread."""
+        """Close the descriptors of chunks that end before ``row``; for the thread that writes rows."""
         for chunk in [c for c in self.descriptors if c < row >> self.shift]:
             os.close(self.descriptors.pop(chunk))
 
     def close(self) -> list[Mapping]:
-        """Close every chunk, and return the mappings of the chunks; a mapping ends when nothing refers to it."""
+        """Close every chunk, and return the mappings of the chunks: each is unmapped when nothing refers to it."""
         held = list(self._mappings.values())
         self.chunks.clear()
         self._mappings.clear()
@@ -338,9 +343,9 @@ class Column:
 
 
 class Places(NamedTuple):
-    """The places of rows in one chunk.
+    """Where some of the rows that are to be written belong in one chunk.
 
-    Item ``at[i]`` of the chunk is for row ``chosen[i]`` of the rows to be written; if ``chosen`` is None, for row i.
+    Row ``chosen[i]`` of these rows belongs at item ``at[i]`` of the chunk (see `Column`); if ``chosen`` is None, row i.
     """
 
     chunk: int
@@ -349,7 +354,7 @@ class Places(NamedTuple):
 
 
 def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
-    """Return the places of rows ``rows[i]`` of ``lanes[i]``, by chunk; a chunk has ``2**shift`` rows per lane."""
+    """Return, by chunk, where each row ``rows[i]`` of ``lanes[i]`` belongs; a chunk has ``2**shift`` rows per lane."""
     chunks, at = rows >> shift, lanes << shift
     at += rows
     first = int(chunks[0])
@@ -365,7 +370,7 @@ def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
 
 
 class _Positions:
-    """Rows of one chunk that are written by position, with the interface of an array of items."""
+    """Writes a row of a chunk by position when an item is assigned, as to an array of items (see `Column`)."""
 
     __slots__ = ("_base", "_chunk", "_column")
 
@@ -377,8 +382,8 @@ class _Positions:
 
 
 def is_bytes(leaf: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a writer takes rows of an array as bytes: if rows have a shape, or are observations.
+    """Return whether rows of an array are written as bytes: rows with a shape, and observations.
 
-    Observations are compared as bytes.
+    Observations are bytes even without a shape, because they are compared as bytes.
     """
     return bool(shape) or leaf == "obs" or leaf.startswith("obs/")

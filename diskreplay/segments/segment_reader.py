@@ -2,7 +2,7 @@
 
 The extent of a segment is how far its arrays are filled: for each lane, the number of rows, and the number of values of
 episodes. An array of an episode field has one row, a value, for each row of a lane with the flag `EPISODE_VALUES`, in
-the same order. Rows that were lost to damage keep the places of their values; see `Lost.values`.
+the same order. The values of rows that were lost to damage stay in these arrays, as zeros; see `Lost.values`.
 """
 
 import os
@@ -28,7 +28,11 @@ _AT_ONCE = 1 << 20
 
 
 class Extent(NamedTuple):
-    """The number of rows of each lane, and of these rows' values of episodes, ``(lanes,)`` each."""
+    """How far the arrays of a segment are filled.
+
+    ``rows`` has the number of rows of each lane, and ``values`` the number of rows of each lane in the arrays of
+    episode fields, ``(lanes,)`` each.
+    """
 
     rows: Ints
     values: Ints
@@ -46,8 +50,8 @@ class Extent(NamedTuple):
 def extent_of(info: SegmentInfo, rows: Ints, before: Extent | None = None, mapped: MapChunk | None = None) -> Extent:
     """Return the extent of the first ``rows[i]`` rows of each lane i, computed from the flags of these rows.
 
-    ``before`` is a known extent of fewer rows: only the flags of the rows after it are read. ``mapped`` replaces
-    `SegmentInfo.map_chunk`, and raises the same errors.
+    ``before`` is a known extent of fewer rows: only the flags of the rows after it are read. ``mapped`` is called
+    instead of `SegmentInfo.map_chunk`, and raises the same errors.
     """
     before = before or Extent.begin(len(rows))
     values = before.values.copy()
@@ -87,7 +91,7 @@ def rows_with_values(info: SegmentInfo, rows: int, values: int) -> int:
 def _flags(
     info: SegmentInfo, first: Ints, stop: Ints, mapped: MapChunk | None
 ) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-    """Yield (row, lane, mask): whether rows of a lane have values, from ``row`` on.
+    """Yield (row, lane, mask): ``mask[i]`` is whether row ``row + i`` of the lane has values of an episode.
 
     All rows from ``first[lane]`` to ``stop[lane]`` of each lane are covered, in parts.
     """
@@ -123,7 +127,7 @@ class LaneFlags(NamedTuple):
 
     @staticmethod
     def concatenate(parts: "list[LaneFlags]") -> "LaneFlags":
-        """Return the flags of the lanes of all parts, in order."""
+        """Return the lanes of all ``parts`` with their flags, in the order of the list."""
         if len(parts) == 1:
             return parts[0]
         flags, rows = (np.concatenate([part[i] for part in parts]) for i in range(2))
@@ -177,7 +181,7 @@ def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.ui
 
 
 def _allocated(info: SegmentInfo, rows: int) -> int:
-    """Return the number of bytes on disk of the chunks that have the flags of each lane's first ``rows`` rows."""
+    """Return the disk space in bytes of the chunk files that have flags of the first ``rows`` rows of any lane."""
     chunks = range(-(-rows // info.chunk_rows[layout.DONE]))
     return sum(os.stat(info.chunk_path(layout.DONE, chunk)).st_blocks * 512 for chunk in chunks)
 
@@ -185,7 +189,7 @@ def _allocated(info: SegmentInfo, rows: int) -> int:
 def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY_PATH) -> int:
     """Check that each chunk with a row from ``checked`` to ``rows`` exists at its full size.
 
-    An earlier call has checked the chunks with a row before ``checked``.
+    ``checked`` is the result of an earlier call, or 0.
 
     Return the row up to which all chunks are known to exist. Raises FileNotFoundError if a chunk is missing,
     FormatError if a chunk has the wrong size.
@@ -236,7 +240,7 @@ def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[n
     """Return the flags of the first ``committed[lane]`` rows of each lane, one lane after another.
 
     Whole chunks are read if at least a quarter of their rows are committed: one read takes less time than one per lane.
-    Only the committed rows of emptier chunks are read, so that a segment with few rows per lane does not need the
+    If fewer are committed, only the committed rows are read, so that a segment with few rows per lane does not need the
     memory of whole chunks.
     """
     lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())

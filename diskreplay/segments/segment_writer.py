@@ -1,4 +1,4 @@
-"""Writes rows of one segment in three steps: reserve, write, publish."""
+"""Writes rows of one segment in three stages: reserve, write, publish."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping as Named, Sequence
@@ -23,17 +23,17 @@ _NEVER = 1 << 62
 
 Kernel = Callable[..., Any]
 
-# By field: a chunk as an array of items, and for each lane the number to add to a row to get the row's item.
+# By field: a chunk as a 1-d array of rows; and, for each lane, what to add to a row of the lane to get its index there.
 Window = dict[str, tuple[NDArray[Any], Ints]]
 
 
 def _numbers(array: Counters) -> Any:
-    """Return an array as a memoryview: Python reads and stores single numbers of it in half of numpy's time."""
+    """Return an array as a memoryview: Python reads and writes single numbers of it in half of numpy's time."""
     return array.data
 
 
 class SegmentWriter:
-    """The write side of one open segment.
+    """Writes rows to one open segment.
 
     `reserve` reserves rows, `write` writes them, and `publish` makes them visible to readers. A step is a row of one
     lane. An episode is successive rows of one lane. The step of a vectorized environment is one row in each of many
@@ -49,21 +49,21 @@ class SegmentWriter:
         self.info, self.number, self.lock = info, info.number, lock
         lanes = len(info.lanes)
         self._in_blocks = in_blocks and len(info.arrays) <= MOST_DESCRIPTORS
-        # If the file system does not keep reservations, a store to mapped memory could find the disk full and kill the
-        # process: everything is then written by position.
+        # If the file system does not keep reservations, a write to mapped memory could find the disk full, which would
+        # kill the process: everything is then written by position.
         self._keeps = keeps_reservations(info.path)
         every = {leaf: self._column(leaf) for leaf in info.arrays}
         self.columns = {leaf: column for leaf, column in every.items() if not info.arrays[leaf].is_of_episodes}
         self._value_columns = {leaf: column for leaf, column in every.items() if leaf not in self.columns}
         self._open_counters()
         self._lane_rows = np.zeros(lanes, np.int64)
-        # The same numbers as a memoryview. Storing an item is one aligned 8-byte store, as in numpy.
+        # The same numbers as a memoryview. Assigning one of them is one aligned 8-byte write, as in numpy.
         self.rows = _numbers(self._lane_rows)
-        self.final_rows = np.full(lanes, -1)  # by lane: the newest row that follows an episode's last step, or -1
+        self.final_rows = np.full(lanes, -1)  # by lane: the newest row after an episode's last step, or -1
         self.total_rows = 0
         self._values = np.zeros(lanes, np.int64)  # rows of episode fields of each lane
         self._reserved_values = np.zeros(lanes, np.int64)
-        # The bytes of an episode's values, in steps; 0 if the size of segments is limited by steps and not by bytes.
+        # The bytes of an episode's values are those of this many steps; 0 if segments are limited by steps, not bytes.
         root = info.root
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
         self._reserved = np.zeros(lanes, np.int64)  # by lane: all rows below this one have disk blocks in every field
@@ -75,13 +75,13 @@ class SegmentWriter:
         self._window_stop = 0
         self._window: Window = {}
         self.reserved = _numbers(self._reserved)
-        # No lane has gained more than `_growth` rows since opening. At `_ahead_at`, more rows are reserved ahead.
+        # No lane has gained more than `_growth` rows since opening. Rows are reserved ahead when it is `_ahead_at`.
         self._growth, self._ahead_at = 0, 0
         self._reserving = threading.Lock()  # held to reserve: by a background thread, or by one that needs rows
         self._is_needed = False  # whether a thread needs rows at once
         self._marking = threading.Lock()  # held to make a mark: by a background thread, or by one that flushes
         self._durable: DurableRows | None = None
-        self._marked = np.zeros(lanes, np.int64)  # the rows of each lane that a mark covers
+        self._marked = np.zeros(lanes, np.int64)  # by lane: the number of rows that marks cover
         self._is_closed = False
 
     def _column(self, leaf: str) -> Column:
@@ -141,7 +141,7 @@ class SegmentWriter:
                         self._note_reserved()
                     if self._is_closed or self._is_needed:
                         return
-                    # Not in the appending thread: unmapping takes a millisecond.
+                    # Here and not in the appending thread, because unmapping takes a millisecond.
                     column.unmap_before(int(rows.min()))
                     until = min(until, int(column.rows_until_wanting(lanes, rows).min(initial=_NEVER)))
         except (OSError, ReplayError):
@@ -233,9 +233,9 @@ class SegmentWriter:
             column.write_lanes(places[column.shift], column.items(value))
 
     def _record_of(self, rows: Ints, fields: Named[str, NDArray[Any]]) -> tuple[Ints, list[Any]] | None:
-        """Return a record for `copying.write_lanes`, and the owners of the memory that the record points to.
+        """Return the argument ``record`` of `copying.write_lanes`, and the objects that own the memory it points to.
 
-        Return None if a chunk is not mapped, or if the items of a field do not fit the column.
+        Return None if a chunk is not mapped, or if a field has another dtype or number of rows.
         """
         first, last = int(rows.min()), int(rows.max())
         heads, bases, held = list[int](), list[int](), list[Any]()
@@ -278,8 +278,8 @@ class SegmentWriter:
         bases: dict[int, Ints] = {}
         for leaf, column in self.columns.items():
             chunk = low >> column.shift
-            # The window is valid until the first of its chunks ends. If a field is not in the window, it is valid only
-            # for the next two rows.
+            # The window is valid until the first of its chunks ends, but only for the next two rows if a field is not
+            # in it.
             inside = (high + 1) >> column.shift == chunk and chunk in column.chunks
             column.close_before(low)
             self._window_stop = min(self._window_stop, (chunk + 1) << column.shift if inside else high + 2)
@@ -319,7 +319,7 @@ class SegmentWriter:
         if late and isinstance(self.committed, CountersByPosition):
             self.committed.store(lanes, rows, late=True)
         else:
-            # By index, even for all lanes: numpy then stores each item as 8 aligned bytes, and not blocks of bytes.
+            # By index, even for all lanes: numpy then writes each number as 8 aligned bytes, and not blocks of bytes.
             self.committed[lanes] = rows
         self.total_rows += added
         self._lane_rows[... if every else lanes] = rows
@@ -408,7 +408,7 @@ class SegmentWriter:
         self._window_stop = 0
 
     def place(self, info: SegmentInfo) -> None:
-        """Use ``info``, with the number and folder that this segment got after it was opened as a draft."""
+        """Use ``info`` from now on: it has the number and the folder that `place_segment` gave this segment."""
         self.info, self.number = info, info.number
         for column in (*self.columns.values(), *self._value_columns.values()):
             column.info = info
@@ -416,13 +416,13 @@ class SegmentWriter:
             self._open_counters()  # counters by position are opened by path
 
     def close(self) -> list[Mapping]:
-        """Release every chunk and return the mappings, as `release` does; the lock is kept, as sealing needs it."""
+        """Release every chunk and return the mappings, as `release` does; the lock stays held, as sealing needs it."""
         self._is_closed = True
         with self._reserving:  # nothing is reserved after this
             return self.release()
 
     def release(self) -> list[Mapping]:
-        """Release every chunk, and return the mappings of the chunks; a mapping ends when nothing refers to it.
+        """Release every chunk, and return the mappings of the chunks: each is unmapped when nothing refers to it.
 
         No thread may reserve rows meanwhile: `close` waits until none does, and a forked child has only one thread.
         """
@@ -434,7 +434,7 @@ class SegmentWriter:
 
 
 def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: Ints) -> None:
-    """Reserve rows in each column with `Column.reserve`, and release chunks that no lane will write to again.
+    """Call `Column.reserve` for each of ``columns``, and release chunks that no lane will write to again.
 
     ``rows`` has the number of rows of each lane.
     """
@@ -446,7 +446,7 @@ def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: 
 
 
 def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -> dict[SegmentWriter, Exception]:
-    """Make a mark of each segment as `SegmentWriter.mark` does, with only two syncs of their file system.
+    """Make a mark of each segment, as `SegmentWriter.mark` does, but sync only the whole file system, twice.
 
     ``sync`` makes all earlier writes durable. Returns the errors of segments that could not be marked.
     Raises the errors of ``sync``: it is then unknown which rows are durable.

@@ -29,7 +29,10 @@ NOTHING = np.uint64((1 << 64) - 1)
 
 
 class Compressed(NamedTuple):
-    """The compression of a pack's array: rows of an inner chunk, level of zstd, and size of the file in bytes."""
+    """The compression of a pack's array.
+
+    ``rows`` is the number of rows in an inner chunk, ``level`` the level of zstd, and ``nbytes`` the size of the file.
+    """
 
     rows: int
     level: int
@@ -85,7 +88,7 @@ def zstd() -> Any:
 
 
 class ShardWriter:
-    """Writes the file of a compressed array; rows are added in order, and omitted rows are zeros."""
+    """Writes the file of a compressed array; rows are added in ascending order, and omitted rows are zeros."""
 
     def __init__(self, fd: int, chunk_rows: int, row_bytes: int, rows: int, level: int) -> None:
         self._fd, self._row_bytes = fd, row_bytes
@@ -94,7 +97,7 @@ class ShardWriter:
         self._inner, self._number, self._end = np.zeros(rows * row_bytes, np.uint8), 0, 0
 
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
-        """Add the bytes of rows from ``row`` on; rows must be added in order."""
+        """Add the bytes of some rows, the first of which is ``row``; it must follow all rows that were added before."""
         at, start = row * self._row_bytes, 0
         while start < len(data):
             number, inside = divmod(at + start, len(self._inner))
@@ -111,7 +114,7 @@ class ShardWriter:
             self._inner[:] = 0
 
     def put(self, number: int, frame: bytes) -> None:
-        """Write inner chunk ``number``, which is already compressed in ``frame``."""
+        """Write the inner chunk ``number``; ``frame`` is its compressed content."""
         data = frame + int(crc32c(frame)).to_bytes(CRC_BYTES, "little")
         self._index[number] = self._end, len(data)
         write_at(self._fd, data, self._end)
@@ -152,7 +155,7 @@ class Shard:
             raise FormatError(f"{path}: its index holds impossible values; run `diskreplay repair`")
 
     def decompress(self, numbers: Ints, out: NDArray[np.uint8]) -> None:
-        """Decompress the inner chunks ``numbers``, one after another, into ``out``, which has exactly their size.
+        """Decompress the inner chunks ``numbers``, one after another, into ``out``, which has exactly their total size.
 
         Inner chunks of zeros are not allowed. The GIL is released. Raises FormatError if an inner chunk does not
         match its checksum or cannot be decompressed.
@@ -177,7 +180,7 @@ class Shard:
         raise FormatError(f"{self.path} is damaged ({problem}); run `diskreplay repair`")
 
     def rows(self, first: int, stop: int, row_bytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield the rows ``first`` to ``stop`` in parts, as (first row, bytes), without inner chunks of zeros.
+        """Yield (row, bytes): parts of the rows ``first`` to ``stop``, from ``row`` on, without inner chunks of zeros.
 
         Errors as for `decompress`.
         """
