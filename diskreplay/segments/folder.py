@@ -23,8 +23,8 @@ from diskreplay.workers import computed_once
 class RewardSums(NamedTuple):
     """Three columns of the table of episodes of a sealed segment.
 
-    ``keys`` has a number for the lane and first row of each episode, in ascending order. ``steps`` has the number of
-    steps, and ``sums`` the sum of rewards.
+    ``keys`` has, for each episode, `_key` of its lane and first row, in ascending order. ``steps`` has its number of
+    steps, and ``sums`` the sum of its rewards.
     """
 
     keys: Ints
@@ -103,8 +103,8 @@ class ValueRows:
     def _extend(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, stop: Ints) -> tuple[Ints, Ints]:
         """Read the flags of line ``line[i]`` up to row ``stop[i]``, or all flags of a pack.
 
-        Return, for each line, the number of rows whose flags have been read, and the sorted keys of all rows with
-        values among them.
+        Return, for each line, the number of rows whose flags have been read; and, sorted, `_key` of the line and row of
+        each of these rows that has values.
         """
         with lock:
             known, valued = self._known
@@ -157,7 +157,7 @@ class Folder:
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the rows in a chunk of an array, or `LACKING`, and 1: an array has at least one chunk."""
+        """Return log2 of the rows in a chunk of an array, or `LACKING`; and 1, as an array has at least one chunk."""
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
     @computed_once
@@ -337,8 +337,8 @@ def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[
     """Replace packs, and the segments that are in packs, by None in ``infos``; return the packs.
 
     ``infos[i]`` is the segment with the number ``start + i``, and packs are returned in ascending order of their
-    numbers. A pack that was merged into another one is not returned.
-    For a damaged pack, ``leave_out`` is called with its number and the error.
+    numbers. A pack that was merged into another one is not returned. For a damaged pack, ``leave_out`` is called with
+    its number and the error.
     """
     found, taken = list[Pack](), set[int]()
     for at in range(len(infos) - 1, -1, -1):

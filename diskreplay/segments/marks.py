@@ -129,8 +129,8 @@ def new_rows_crc(
 ) -> Sums:
     """Return the checksums of the rows of all lanes between the extents ``before`` and ``upto``.
 
-    ``mapped`` replaces `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is missing, FormatError if it has
-    the wrong size.
+    ``mapped`` is called instead of `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is missing, FormatError
+    if it has the wrong size.
     """
     # CRC-32C inverts its register at both ends. The checksum of priorities undoes both inversions, so that it is 0 for
     # zeros.
@@ -176,7 +176,7 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
 def proven_rows(info: SegmentInfo) -> Ints:
     """Return the number of rows of each lane that the longest valid prefix of marks covers, ``(lanes,)``.
 
-    Every marked byte is read.
+    All bytes that marks cover are read.
     """
     proven = Extent.begin(len(info.lanes))
     for mark in read_marks(str(info.path), len(info.lanes)):
@@ -196,7 +196,7 @@ def shows_live_rows(info: SegmentInfo) -> bool:
 
 
 def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
-    """Return the number of rows with a trusted observation, and of rows with all fields trusted, for each lane.
+    """Return, for each lane, how many rows have an observation to be trusted, and how many have only trusted fields.
 
     Both arrays are ``(lanes,)``. They are mapped counters, which grow while the segment is written. But if marks must
     prove the rows of the segment, they are ordinary arrays, and all bytes with marks are read to compute them, unless
@@ -217,7 +217,7 @@ def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
 
 
 class MarkLog:
-    """Appends marks to a segment's log. One thread at a time.
+    """Appends marks to a segment's log. Only one thread at a time may use it.
 
     The log stays open and chunks stay mapped until this object is garbage collected.
     """
@@ -344,7 +344,7 @@ class DurableRows:
     # caller's sync after `prepare` makes rows and file names durable, and the sync after `append` makes marks durable.
 
     def prepare(self, rows: Ints) -> None:
-        """Set the modification times of the chunks with unmarked rows; the caller then syncs the file system.
+        """Set the modification times of chunks with rows that no mark covers; the caller then syncs the file system.
 
         Copying tools compare these times, but writes through mapped memory may leave them unchanged.
         """

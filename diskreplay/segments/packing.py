@@ -43,7 +43,7 @@ def chunk_rows(rows: int) -> int:
 
 
 def is_compressed(array: RowArray) -> bool:
-    """Return whether compressed packs compress this array: its rows are wide (see `is_wide`), and not values."""
+    """Return whether compressed packs compress this array: `is_wide` holds for its rows, and it is no episode field."""
     return is_wide(array.row_bytes) and not array.is_of_episodes
 
 
@@ -192,7 +192,7 @@ class _Source:
             raise Unfit(self.info, error) from error
 
     def _checked(self, array: RowArray, chunk: int, start: int, stop: int) -> NDArray[np.uint8]:
-        """Return the bytes ``start`` to ``stop`` of a chunk file, after checking all blocks that have any of them."""
+        """Return the bytes ``start`` to ``stop`` of a chunk file, after checking all blocks with any of these bytes."""
         name = f"{array.path}/{array.chunk_key(chunk)}"
         size, block, sums = self.info.chunk_nbytes(array.path), block_bytes(array.row_bytes), self._sums.get(name)
         if sums is None:
@@ -316,7 +316,7 @@ class _Build:
             os.pwrite(fd, os.pread(fd, 8, 8 * (first - 1)) * (stop - first), 8 * first)
 
     def _converted(self, times: NDArray[np.uint8], run: _Run) -> NDArray[np.uint8]:
-        """Return times of a source, converted to the clock of the pack."""
+        """Return times of rows of ``run``, converted to the clock of the new pack."""
         return (times.view("<i8") + (run.source.info.clock.wall - self._clock.wall)).view(np.uint8)
 
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:

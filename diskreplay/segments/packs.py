@@ -168,7 +168,7 @@ def read_tables(info: SegmentInfo) -> PackTables:
 
 
 def read_members(info: SegmentInfo) -> Ints:
-    """Return the segments whose rows ``info`` has: the segment itself or, for a pack, the segments in it.
+    """Return a line for each segment whose rows ``info`` has: for itself or, if it is a pack, for the segments in it.
 
     The result is ``(n, 4)`` int64, with the columns `layout.MEMBER_COLUMNS`. The steps of an unsealed segment are
     unknown, and given as 0. Errors as for `read_tables`.
@@ -240,8 +240,7 @@ def _are_values(tables: PackTables, count: int) -> bool:
     """Return whether the columns of values in ``runs`` are possible.
 
     The values of lanes must follow each other, be ``count`` in total, and be at most one per row. `_are_possible` has
-    refused negative numbers. The sums could overflow, so they are compared only if no lane has more
-    values than rows.
+    refused negative numbers. The sums could overflow, so they are compared only if no lane has more values than rows.
     """
     values = tables.runs[:, 4]
     stop = np.cumsum(values)

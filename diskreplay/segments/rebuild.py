@@ -90,7 +90,7 @@ def prove_by_blocks(info: SegmentInfo) -> Proof | None:
 
 
 class _Shown(NamedTuple):
-    """The rows of a copy that readers show: the number of rows of each lane, and the lost rows among them."""
+    """The rows of a copy that readers show: ``rows`` rows of each lane, except the lost rows among them."""
 
     rows: tuple[int, ...]
     lost: Lost
@@ -201,7 +201,7 @@ def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple
     flags = np.concatenate(parts)
     starts = np.flatnonzero(flags & layout.FIRST)
     steps = np.add.reduceat(flags & NO_STEP == 0, starts, dtype=np.int64)
-    has_steps = steps > 0  # a discarded part may have no step
+    has_steps = steps > 0  # a discarded part of an episode may have no step
     return list(zip((starts + first)[has_steps].tolist(), steps[has_steps].tolist(), strict=True))
 
 
@@ -219,8 +219,8 @@ def build_copy(info: SegmentInfo, damage: Damage) -> str:
     """Build a copy of a sealed segment without the damaged parts; return the copy's folder, relative to the store.
 
     The caller holds the store lock. The damaged segment is only read. Raises StorageFull if the disk has no room.
-    Raises FormatError if a small file does not match its checksum, or an intact block changed. After an error, the
-    folder of the copy is removed.
+    Raises FormatError if a small file does not match its checksum, or an intact block changed meanwhile. After an
+    error, the folder of the copy is removed.
     """
     name = f"{_BUILDING}{layout.segment_name(info.number)}"
     folder = f"{info.root.counters_folder}/{name}"
@@ -486,7 +486,7 @@ def _side_folder(root: Root, beginning: str, number: int) -> Path:
 
 
 def _numbers(root: Root, beginning: str) -> list[int]:
-    """Return the number of each segment with a folder in the folder of counters whose name is ``beginning`` + name."""
+    """Return the numbers of the segments for which a folder ``<beginning>NNNNNNNN`` is in the folder of counters."""
     names = [name.removeprefix(beginning) for name in os.listdir(root.counters_folder) if name.startswith(beginning)]
     numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{8,9}", name))
     folders = {number: _side_folder(root, beginning, number) for number in numbers}

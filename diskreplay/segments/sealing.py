@@ -60,9 +60,9 @@ _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
 class GroupWriter:
-    """Writes the files of a sealed group, a segment or pack, and their checksums: chunks in any order, then `finish`.
+    """Writes the files of a sealed segment or pack, and their checksums: chunks in any order, then `finish`.
 
-    The folders of the group's arrays must exist. This class syncs nothing: the caller syncs the files, and moves the
+    The folders of the arrays must exist. This class syncs nothing: the caller syncs the files, and moves the
     folder of a pack or of a rebuilt segment to its place in the store.
 
     Concurrency: one thread, but several threads may call `seal_chunk` at once.
@@ -86,7 +86,7 @@ class GroupWriter:
 
     @contextmanager
     def chunk(self, array: RowArray, number: int = 0) -> Iterator[int]:
-        """Yield the descriptor of a new chunk file, which the ``with`` block writes; then seal the chunk."""
+        """Yield the descriptor of a new chunk file; when the ``with`` block has written the file, seal it."""
         with self._made(array, number) as fd:
             yield fd
             self.seal_chunk(array, number, fd)
@@ -119,7 +119,7 @@ class GroupWriter:
         return self._blocks.chunks[array.path, number]
 
     def write_derived(self, info: SegmentInfo, rows: Ints, table: str) -> SegmentInfo:
-        """Write the files that are computed from the chunks, and return ``info`` with the attributes of all files.
+        """Write the files that are computed from the chunks; return ``info`` with the attributes that result.
 
         These files are ``durable/blocks``, the copy of a pack's indexes, and, in the new folder ``table``, the table of
         episodes. ``rows`` has the number of rows of each lane.
@@ -132,7 +132,7 @@ class GroupWriter:
         return dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
 
     def finish(self, info: SegmentInfo, rows: Ints) -> SegmentInfo:
-        """Write the files of `write_derived`, then the group's zarr.json and a copy of it; return the attributes."""
+        """Write the files of `write_derived`, then the zarr.json and its copy; return the attributes in it."""
         info = self.write_derived(info, rows, f"{self._folder}/{layout.EPISODES}")
         for name in (layout.DOCUMENT_COPY, layout.METADATA):
             write_file(f"{self._folder}/{name}", info.own_document())
@@ -182,7 +182,7 @@ def seal_segments(
 
     If a segment must prove its rows, the sealed segment has the rows that its marks prove. ``salvaged`` has, by segment
     number, a number of rows of each lane that are kept even if fewer are proven. All other rows that the segment's
-    counters had claimed stay in its files as unproven rows.
+    counters had counted stay in its files as unproven rows.
 
     Raises StorageFull if the disk has no room for metadata; the call may be repeated. Raises StoreNotFound if the
     store was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or the system could not write
@@ -393,7 +393,7 @@ def _finish_array(segment: _Finished, array: RowArray) -> None:
     name = f"{array.path}/{layout.METADATA}"
     document = info.rows_document(array.path, longest)
     is_exact = _has_content(f"{info.path}/{name}", document)
-    # The shape covers every chunk that was begun: if it is exact, no chunk follows the longest lane.
+    # The shape covers every chunk that was begun: if it is exact, no chunk follows the longest lane's last row.
     if not (segment.is_live and is_exact):
         _remove_behind(info, array, _chunk_count(segment, array))
     if not is_exact:

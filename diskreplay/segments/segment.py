@@ -80,7 +80,7 @@ class Lost:
 
     @classmethod
     def of(cls, entries: Iterable[tuple[int, int, int]], steps: int) -> "Lost":
-        """Return the lost rows with these ranges, given as (position, rows, values) triples in any order."""
+        """Return the lost rows with these ranges: (position, rows, values) triples, which need not be sorted."""
         ordered = sorted(entries)
         return cls(tuple(entry[:2] for entry in ordered), steps, tuple(values for *_, values in ordered))
 
@@ -98,7 +98,7 @@ class Lost:
         return sum(rows for _, rows in self.ranges) - self.steps
 
     def holds(self, position: int, lanes: int) -> bool:
-        """Return whether the row at a position was lost, in a segment with this number of lanes."""
+        """Return whether the row at ``position`` was lost; ``lanes`` is the segment's number of lanes."""
         row, lane = divmod(position, lanes)
         return any(
             first % lanes == lane and first // lanes <= row < first // lanes + rows for first, rows in self.ranges
@@ -264,7 +264,7 @@ class SegmentInfo:
         return self.map_chunk(leaf, chunk).array(self.arrays[leaf].dtype, (len(self.lanes), self.chunk_rows[leaf]))
 
     def open_chunk(self, leaf: str, chunk: int) -> int:
-        """Return a descriptor of a chunk, read-write; a missing chunk is created at its full size, without disk blocks.
+        """Return a descriptor to read and write a chunk; a missing chunk is created at full size, without disk blocks.
 
         Raises FormatError if the file has the wrong size. Raises StorageFull if the disk has no room for a new file's
         name; no file is then left behind, and the call may be repeated.
@@ -310,7 +310,7 @@ class SegmentInfo:
         return self.arrays[leaf].document(len(self.lanes), rows, self.chunk_rows[leaf])
 
     def with_priority(self, rows: int) -> "SegmentInfo":
-        """Add the array of initial priorities, with zeros (none given) for the first ``rows`` rows of each lane.
+        """Add the array of initial priorities, with 0, which means none, for the first ``rows`` rows of each lane.
 
         Returns the new attributes. Only the segment's writer may call this, while no mark is being made. After a power
         loss, the segment has either the complete array or no such array. Raises StorageFull if the disk has no room;
@@ -464,7 +464,7 @@ class Size(NamedTuple):
 
 
 def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
-    """Return the inode of the file of a segment's committed counter; a copy of the segment has another inode."""
+    """Return the inode of the file that counts a segment's committed rows; a copy of the segment has another one."""
     return lookup.status(f"{path}/{layout.COMMITTED}/c.0").st_ino
 
 
@@ -519,7 +519,7 @@ def lock_draft(building: str) -> Lock:
     committed = f"{building}/{layout.COMMITTED}"
     os.mkdir(committed)
     lock = try_lock(f"{committed}/{layout.LOCK}")
-    if lock is None:  # another process takes the folder for one that a dead process left
+    if lock is None:  # another process took the lock, as if this one had died
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
     return lock
 
@@ -576,9 +576,9 @@ def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentIn
 
 
 def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
-    """Return the sealed attributes of a copy that `read_segment` returned as unsealed; None for other segments.
+    """Return the attributes in zarr.json, if the segment is sealed there but `read_segment` returned it as unsealed.
 
-    Errors as for `read_segment`.
+    `read_segment` does so for some copies. None is returned for other segments. Errors as for `read_segment`.
     """
     with LookupBelow(str(info.path)) as lookup:
         found = _read_segment(info.root, info.number, info.path, lookup, is_trusted=True)

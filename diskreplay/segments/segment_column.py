@@ -1,4 +1,4 @@
-"""The write side of one array of a segment: disk blocks are reserved for rows, then the rows are written."""
+"""Writes one array of a segment: disk blocks are reserved for rows, then the rows are written."""
 
 import os
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
-# At most this much is reserved ahead: rows of each lane; and bytes of all lanes together, or one chunk if it is larger.
+# At most these bytes, or one chunk if it is larger, are reserved ahead in all lanes; and at most these rows of a lane.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
 # If at least one in this many lanes soon needs more rows, rows of all lanes are reserved together; see `Column._near`.
 _CROWD = 8
@@ -141,8 +141,8 @@ class Column:
 
         ``ends`` has the number of reserved rows of each lane. The result is a sixteenth of it, so that a small store
         reserves little. It is a quarter if the next row begins a new chunk, because creating a file waits for the file
-        system's journal. With many lanes, it is then at least a chunk or `_most_ahead` rows, because creating the pages
-        of all lanes takes as long as many steps.
+        system's journal. With many lanes, it is then at least the rows of a chunk, because creating the pages of all
+        lanes takes as long as many steps. It is never more than `_most_ahead`.
         """
         is_new, least = ends & self.mask == 0, self._least_ahead
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
@@ -196,7 +196,9 @@ class Column:
         return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
     def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
-        """Bring reserved pages of ``lanes[i]`` into memory up to row ``ends[i]``; return the row where its pages end.
+        """Bring the reserved pages of ``lanes[i]`` into memory up to row ``ends[i]``, for all i.
+
+        Return, for each of these lanes, the row at which its last page ends.
 
         The page cache may hold many pages as one large folio after a sequential read of the file. A write to the folio
         needs the disk blocks of all its pages. On a full disk, this call raises an error, but a write would end the
@@ -225,7 +227,7 @@ class Column:
                     mapping.populate(first, last)
 
     def _pages(self, chunk: int, lanes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
-        """Return the byte ranges of rows ``starts[i]`` to ``stops[i]`` of ``lanes[i]`` in a chunk, as whole pages.
+        """Return the byte ranges of the pages with rows ``starts[i]`` to ``stops[i]`` of ``lanes[i]`` in a chunk.
 
         A write to a mapped page needs all of the page's disk blocks, even if these are smaller than a page.
         """
@@ -292,7 +294,7 @@ class Column:
             self.write_at(chunk, int(at[start]), data[start * size : stop * size])
 
     def write_at(self, chunk: int, at: int, data: Any) -> None:
-        """Write the bytes of adjacent items by position; ``at`` is the number of the first item in the chunk.
+        """Write the bytes of adjacent items with pwrite; ``at`` is the number of the first item in the chunk.
 
         Raises StorageFull if the file system keeps no reservations and has no room; none of these rows becomes visible.
         """

@@ -169,7 +169,10 @@ def read_lanes(
 
 
 def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Yield parts of a file, each with the number of zeros left out after it; a hole is yielded as one zero."""
+    """Yield (part, left_out): bytes of a file from ``start`` to ``stop``, and the number of zeros left out after them.
+
+    A hole is yielded as one zero.
+    """
     at = start
     for first, last in chain(data_ranges(fd, start, stop), [(stop, stop)]):
         if first > at:

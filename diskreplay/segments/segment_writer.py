@@ -75,7 +75,7 @@ class SegmentWriter:
         self._window_stop = 0
         self._window: Window = {}
         self.reserved = _numbers(self._reserved)
-        # No lane has gained more than `_growth` rows since opening. Rows are reserved ahead when it is `_ahead_at`.
+        # No lane has gained more than `_growth` rows since opening. When it is `_ahead_at`, rows are reserved ahead.
         self._growth, self._ahead_at = 0, 0
         self._reserving = threading.Lock()  # held to reserve: by a background thread, or by one that needs rows
         self._is_needed = False  # whether a thread needs rows at once
@@ -309,11 +309,11 @@ class SegmentWriter:
         ``lanes`` may be None for all lanes.
 
         The rows must have been written. ``added`` is the number of new rows in total: any number in one lane, one or
-        two in each of several lanes. ``observed`` tells whether the observation after these rows becomes visible too,
-        for each lane or for all of them. ``valued`` is the lane, or the lanes, with new values of an episode to make
-        visible. ``late``: other lanes of the same step are visible already, so this call must not fail; on a full disk,
-        the rows become visible later. Raises StorageFull if the file system keeps no reservations and has no room; no
-        new row is visible then.
+        two in each of several lanes. ``observed`` tells whether the observation after these rows becomes visible too:
+        one bool for all lanes, or one for each. ``valued`` is the lane, or the lanes, with new values of an episode to
+        make visible. ``late``: other lanes of the same step are visible already, so this call must not fail; on a full
+        disk, the rows become visible later. Raises StorageFull if the file system keeps no reservations and has no
+        room; no new row is visible then.
         """
         every, lanes = lanes is None, self.every_lane if lanes is None else lanes
         if late and isinstance(self.committed, CountersByPosition):
@@ -332,8 +332,8 @@ class SegmentWriter:
             grown = 1 if added == len(lanes) else 2
             self.most_rows += grown
             self._growth += grown
-        # Readers load `observed` first: if it is one more than `committed`, the observation after exactly these rows
-        # is there.
+        # Readers read `observed` first: if it is one more than `committed`, the observation after exactly the committed
+        # rows is there.
         if observed is True:
             self.observed[lanes] = rows + 1
         elif observed is not False:
@@ -376,7 +376,7 @@ class SegmentWriter:
     def _log(self) -> DurableRows:
         """Return the object that makes marks. The caller keeps it until the mark is made: `close` may drop it."""
         if self._is_closed:
-            return DurableRows(self.info, is_left=True)  # not stored, so that its files are closed after the mark
+            return DurableRows(self.info, is_left=True)  # not kept here, so that its files are closed after the mark
         durable = self._durable = self._durable or DurableRows(self.info, self._prefault)
         if self._is_closed:  # by another thread meanwhile
             self._durable = None
@@ -446,7 +446,7 @@ def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: 
 
 
 def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -> dict[SegmentWriter, Exception]:
-    """Make a mark of each segment, as `SegmentWriter.mark` does, but sync only the whole file system, twice.
+    """Make a mark of each segment as `SegmentWriter.mark` does, but with only two syncs, of the whole file system.
 
     ``sync`` makes all earlier writes durable. Returns the errors of segments that could not be marked.
     Raises the errors of ``sync``: it is then unknown which rows are durable.

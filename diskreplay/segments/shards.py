@@ -53,7 +53,7 @@ class Compressed(NamedTuple):
 
 
 def is_wide(row_bytes: int) -> bool:
-    """Return whether rows of ``row_bytes`` bytes are long enough for compression, in a store that compresses packs."""
+    """Return whether stores that compress packs compress fields whose rows have ``row_bytes`` bytes."""
     return row_bytes >= LEAST_ROW_BYTES
 
 
