@@ -137,7 +137,7 @@ class _Source:
             raise Unfit(info, error) from error
 
     def _read(self) -> PackTables:
-        """Return the tables of a pack, or tables of a segment in which each lane begins at row 0."""
+        """Return the tables of the source; for a segment that is no pack, make tables: each lane begins at row 0."""
         info = self.info
         if info.packed is not None:
             return read_tables(info)

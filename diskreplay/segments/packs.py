@@ -137,9 +137,9 @@ class PackTables:
         return PackTables(self.members[member : member + 1], runs)
 
     def split(self, first: int, rows: int) -> list[tuple[int, int]]:
-        """Return the rows of each lane among ``rows`` rows of the pack, from row ``first`` on.
+        """Return the ranges of rows that are in lanes, among ``rows`` rows of the pack from row ``first`` on.
 
-        They are returned as (first row of the pack, number of rows), in ascending order.
+        There is one range per lane, as (first row of the pack, number of rows), in ascending order.
         """
         run = int(np.searchsorted(self.first_rows, first, "right")) - 1
         parts, stop = [], first + rows

@@ -457,7 +457,10 @@ def _replace(
 
 
 def _is_merged(root: Root, number: int) -> bool:
-    """Return whether another pack has rows of a rebuilt segment: it would be deleted as soon as it is in its place."""
+    """Return whether another pack has rows of a rebuilt segment.
+
+    The rebuilt segment would then be deleted as soon as it replaces the damaged one.
+    """
     with suppress(*DAMAGE):
         members = read_members(read_segment(root, number, _side_folder(root, _REBUILT, number)))[:, 0]
         return any(np.isin(members, tables.numbers).any() for info, tables in read_packs(root) if info.number != number)

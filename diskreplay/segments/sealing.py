@@ -263,7 +263,7 @@ def _place_table(segment: _Finished) -> None:
 def _write_sealed_draft(segment: _Finished) -> None:
     """Write the counters of observed and durable rows, and the sealed segment's zarr.json under another name.
 
-    The counters have all rows of the sealed segment. A copy of the zarr.json is written too.
+    The counters get the number of rows of each lane. A copy of the zarr.json is written too.
     """
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):

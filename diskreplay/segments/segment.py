@@ -48,7 +48,7 @@ from diskreplay.segments.shards import Compressed, codec
 
 # The errors that reading a damaged or missing segment raises.
 DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# Folders and files of a segment in which `read_segment` refuses links: they are opened right after it.
+# Folders and files of a segment that `read_segment` checks for links, because its callers open them next.
 _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
 
 # Writers make a segment in advance, without a number, in the folder of the store's counters; the name of its folder

@@ -63,7 +63,7 @@ class SegmentWriter:
         self.total_rows = 0
         self._values = np.zeros(lanes, np.int64)  # rows of episode fields of each lane
         self._reserved_values = np.zeros(lanes, np.int64)
-        # The bytes of an episode's values are those of this many steps; 0 if segments are limited by steps, not bytes.
+        # The values of an episode have as many bytes as this many steps; 0 if segments are limited by steps, not bytes.
         root = info.root
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
         self._reserved = np.zeros(lanes, np.int64)  # by lane: all rows below this one have disk blocks in every field
