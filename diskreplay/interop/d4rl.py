@@ -80,12 +80,12 @@ RESERVED = (
 )
 _ARRAYS = {OBS: OBSERVATIONS, ACTION: ACTIONS, REWARD: REWARDS}
 _PARTS = {array: part for part, array in _ARRAYS.items()}
-# The number of bytes to read at once, and the most bytes of observations and next observations that stay in memory
-# after the search for cuts has compared them.
+# `_BLOCK_BYTES` is the number of bytes to read at once. Observations and next observations of up to `_KEPT_BYTES` bytes
+# stay in memory after the search for cuts, so that they are read only once.
 _BLOCK_BYTES, _KEPT_BYTES = 64 << 20, 1 << 30
 _METADATA_BYTES = 32 << 20
 _NEEDED = ("observations", "actions", REWARDS, TERMINALS)
-_BUFFER_BYTES = 1 << 20  # of rows that are collected for an array before they are written
+_BUFFER_BYTES = 1 << 20  # rows of an array are collected up to this number of bytes, and then written
 _COMPRESSIONS = "gzip", "lzf", None
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and episode fields",
@@ -224,7 +224,7 @@ def _reason(path: str) -> str | None:
 
 
 def _own_schema(schema: Schema) -> Schema | None:
-    """Return the schema that a store imported from the exported file has; None if no store can have this schema."""
+    """Return the schema of a store that imports the exported file; None if no store can have this schema."""
     plain = {path: Field(leaf.shape, leaf.dtype) for path, leaf in schema.step_leaves.items()}
     try:
         return schema_of((array, leaf) for path, leaf in plain.items() if (array := array_of(path)) is not None)
@@ -458,7 +458,7 @@ class Reader:
         return rows
 
     def _chunk_rows(self) -> int:
-        """Return the most rows of any chunk: reading a part of a chunk takes as long as reading the whole chunk."""
+        """Return the largest number of rows in a chunk: to read a part of a chunk takes as long as the whole chunk."""
         return max((chunks[0] for array in self._arrays.values() if (chunks := array.chunks)), default=1)
 
     def _read_metadata(self, file: h5py.File) -> dict[str, Json]:

@@ -196,7 +196,10 @@ class _Replay:
             raise StoreNotFound(f"{folder} has no episodes of Dreamer: no .npz file with two rows or more")
 
     def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
-        """Yield the parts of each episode in a chain of files: each file continues the rows of the file before."""
+        """Yield the parts of each episode in ``chain``: a list in which each file continues the rows of the last one.
+
+        An episode may begin in one file and end in a later one.
+        """
         parts: list[_Part] = []
         for file in chain:
             flags = _arrays(file, (REWARD, *_FLAGS))
@@ -288,7 +291,7 @@ class _Replay:
 
 
 def _chains(files: Sequence[Path]) -> list[list[Path]]:
-    """Group the files into chains, and return these. Each file of a chain continues the rows of the file before."""
+    """Return lists of the files: in each list, a file continues the rows of the file before it."""
     chunks = {match["id"]: (file, match["next"]) for file in files if (match := _CHUNK.fullmatch(file.stem))}
     followed = {after for _, after in chunks.values()}
     chains = [[file] for file in files if not _CHUNK.fullmatch(file.stem)]

@@ -424,7 +424,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         ended = terminated.astype(bool) | truncated.astype(bool)  # the writer refuses values that are not flags
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
-        # With NEXT_STEP the call resets the idle lanes. A live lane begins an episode if its last one was discarded.
+        # With NEXT_STEP the call resets the idle lanes. A live lane whose last episode was discarded begins an episode.
         values.running |= live | (self._mode is AutoresetMode.NEXT_STEP)
         if live.any():
             next_obs, unknown, infos, episode = self._ends(after, info, live, ended & live)
@@ -440,7 +440,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             if unknown.any():
                 self._warn_of_unknown(int(np.flatnonzero(unknown)[0]))
             rest = live & ~ended
-            # One call of append, unless the ending episodes have different episode fields set.
+            # One call of append, unless different episode fields were set for the ending episodes.
             for lanes, given in values.of_episodes(live & ended) or [(np.zeros_like(live), {})]:
                 own = {**given, **(episode or {})} or None
                 for some, following in ((~unknown, {"next_obs": values.nest("obs", next_obs)}), (unknown, {})):

@@ -239,7 +239,10 @@ def _raise_not_found(folder: Path) -> NoReturn:
 
 
 class _Flags(NamedTuple):
-    """How episodes end without an array of ends, and the names of the arrays of ends. None means the usual names."""
+    """The options about the ends of episodes: ``ended`` is how episodes ended if no array tells it.
+
+    ``terminated`` and ``truncated`` are the names of the arrays that tell it. None: the usual names.
+    """
 
     ended: Ended
     terminated: str | None
@@ -258,7 +261,7 @@ class _Arrays:
     Attributes
     ----------
     names : dict of str to str
-        The name of the array of each leaf of steps, by the leaf's default path.
+        The name of the array that has the values of a leaf of steps, by the leaf's default path.
     """
 
     def __init__(self, place: Path, choice: Choice, flags: _Flags) -> None:
@@ -270,7 +273,7 @@ class _Arrays:
         self.skipped = list[Skipped]()
 
     def _load(self, file: Path) -> Rows:
-        """Return the arrays of a file without skipped arrays; flags and next observations are read even if skipped."""
+        """Return the arrays of a file, without arrays in the option ``skip``, except flags and next observations."""
         self._left_out = []
 
         def is_read(name: str) -> bool:
@@ -293,7 +296,7 @@ class _Arrays:
         return found[0]
 
     def _sort(self, arrays: Arrays, count: int, episodes: int) -> dict[str, NDArray[Any]]:
-        """Set ``names`` for arrays with a row for each step, and return arrays with a row for each episode, by path.
+        """Add arrays with a row for each step to ``names``, and return arrays with a row for each episode, by path.
 
         ``count`` is the number of steps, and ``episodes`` the number of episodes, in ``arrays``.
         """
@@ -334,7 +337,7 @@ class _Arrays:
                 raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
 
     def _flags(self, arrays: Arrays, count: int) -> Ends:
-        """Return masks of steps that end an episode, and of steps that a limit truncated; None for a missing array."""
+        """Return masks of the steps that end an episode, and that a limit truncated. None: there is no such array."""
         return self._flag(arrays, self._told.ends(), count), self._flag(arrays, self._told.limits(), count)
 
     def _episode(
@@ -346,7 +349,10 @@ class _Arrays:
         count: int,
         fields: Mapping[str, Any],
     ) -> EpisodeData:
-        """Return the episode in ``part`` of the ``count`` rows; ``names`` has the array's name for each leaf's path."""
+        """Return the episode in the rows ``part`` of ``arrays``, which have ``count`` steps.
+
+        ``names`` has the name of the array for each leaf, by path.
+        """
         last, steps = part.stop - 1, dict[str, NDArray[Any]]()
         for path, name in names.items():
             if name not in arrays:
@@ -451,7 +457,7 @@ class _Files(_Arrays):
         self._first = first
         self._action = self._action_in(first)
         self._fields = self._sort(first, len(first[self._action]), 1)
-        self.skipped.clear()  # the next lines read all files again, and find the same ones
+        self.skipped.clear()  # the next lines read all files again, and find the same unreadable files
         lengths = [self._or_skip(self._length, file) for file in files]
         self._numbers = [number for number, length in enumerate(lengths) if length is not None]
         self._files = [files[number] for number in self._numbers]

@@ -247,7 +247,7 @@ class _Wanted(NamedTuple):
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of the table of episodes, in order; the files of the table of steps have the same names."""
+    """Return the files of the table of episodes, in the order of episodes; the files of steps have the same names."""
     return sorted((folder / _EPISODES).glob("[0-9]*.parquet"))
 
 

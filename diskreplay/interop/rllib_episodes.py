@@ -47,7 +47,7 @@ class StepReader:
     def at_most(self, steps: int | None) -> Iterator[None]:
         """Limit slices of a `Column` to `steps` steps inside the block; None: no limit.
 
-        Without a limit, RLlib reads an episode to its end, and then drops most of it.
+        Without a limit, RLlib reads an episode to its end, although it uses only the first of these steps.
         """
         self.longest = steps
         try:
@@ -67,7 +67,7 @@ class StepReader:
         return self._sampler.ids()
 
     def has_read(self, ids: "Ids[int]") -> bool:
-        """Return whether these steps are one of the kept windows."""
+        """Return whether one of the last two windows has exactly the steps with these ids."""
         return any(known == ids.tobytes() for known, _ in self._windows)
 
     def read(self, path: Path, ids: "Ids[int]") -> Array:
@@ -152,7 +152,7 @@ class Observations(Column):
     def _rows(self, start: int, stop: int) -> Any:
         ids, reader = self._steps.ids, self._steps.reader
         if stop - start == 1:
-            # The observation of a step is the next observation of the step before, which may be in a kept window.
+            # The observation of a step is also the next observation of the step before, which a window may have.
             before = ids[start - 1 : start]
             if start < len(ids) and not (start and reader.has_read(before)):
                 return super()._rows(start, stop)
@@ -241,7 +241,7 @@ class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
         self.custom_data.update(other.custom_data)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the episode itself: RLlib's buffer copies each added episode, but nothing else uses this one."""
+        """Return the episode itself: RLlib's buffer copies each added episode, but nothing else uses the added one."""
         return self
 
     def get_state(self) -> dict[str, Any]:

@@ -282,9 +282,9 @@ class _Demos:
     def _find_states(self, names: Sequence[str]) -> list[str]:
         """Return the names of the states that become observations.
 
-        These are all states if the file has no observations. Otherwise they are the states in the option ``obs``, and
-        only in a file of Isaac Lab. A row of Isaac Lab's states is the state after a step, so the initial state becomes
-        the first observation.
+        These are all states if the file has no observations. Otherwise, in a file of Isaac Lab, they are the states in
+        the option ``obs``, and in any other file there are none. A row of Isaac Lab's states is the state after a step,
+        so the initial state becomes the first observation.
         """
         states = [name for name in names if is_part(name, _STATES)]
         has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None
@@ -470,7 +470,7 @@ def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
 
 
 def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, Shape]]:
-    """Return the shapes of the arrays of each demonstration, by the names of arrays, in sorted order.
+    """Return a dict for each demonstration, by its name: the shape of each of its arrays, by the array's name, sorted.
 
     Demonstrations with links are left out, since their arrays have other names: `_datasets` finds these arrays.
     """

@@ -344,7 +344,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return {**state, "_newest": self._ids[self.pos - 1].copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the store of the pickle, and fill the buffer with its newest steps, also steps added after pickling."""
+        """Open the store, and fill the buffer with its newest steps, which may have been added after pickling."""
         newest, pos, uuid = state.pop("_newest"), state["pos"], state["_uuid"]
         self.__dict__.update(state)
         self._begin()
@@ -354,7 +354,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._restore()
         since = np.flatnonzero((self._ids == newest).all(1))
         if self.full and len(since):
-            # Positions must not change: later draws depend on them.
+            # A step must have the position that it had before pickling, since later draws depend on positions.
             self.pos = (pos - 1 - int(since[0])) % self.buffer_size
             for name in ("_ids", "rewards", "dones", "timeouts"):
                 self.__dict__[name] = np.roll(self.__dict__[name], self.pos, axis=0)
@@ -665,7 +665,7 @@ def _field(space: spaces.Space[Any]) -> dr.Field:
 
 
 def _with_lanes(value: Any, shape: tuple[int, ...]) -> Array:
-    """Return values of a space with a leading axis of environments; a single environment may leave it out."""
+    """Return values with a leading axis of environments, which the value of a single environment may lack."""
     array = np.asarray(value)
     if len(shape) == 1 or (1, *array.shape) == shape:
         return array.reshape(shape)

@@ -331,7 +331,7 @@ def _schema(observation_space: Any, action_space: Any, kept: np.dtype[Any]) -> S
 
 
 def _space(record: Any) -> Any:
-    """Return the space of gymnasium that a record describes."""
+    """Return the space of gymnasium that ``record``, an object of the pickle, describes."""
     with MissingExtra.raised_for("spaces of Stable-Baselines3", "gym"):
         from gymnasium import spaces
 
@@ -409,7 +409,7 @@ def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
 
 
 class _Maker(NamedTuple):
-    """The buffer to make: the name of its class, arguments of this class, and the number of environments."""
+    """How to make the exported buffer: the name of its class, arguments, and the number of environments, `lanes`."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -436,7 +436,7 @@ def _maker(
                 f"{n_envs} environments would have {min(filler.lengths)} to {max(filler.lengths)} steps, and a buffer "
                 "has the same number of steps for each; give n_envs=1"
             )
-        lanes = 1  # the default: some of the imported episodes may not fill all environments equally
+        lanes = 1  # the number of the imported buffer does not fit, since episodes were added or left out
     default = "DictReplayBuffer" if isinstance(schema.obs, Mapping) else "ReplayBuffer"
     name = buffer_class or str(settings.get("class", default))
     if name.startswith(("Dict", "Her")) is not isinstance(schema.obs, Mapping):
@@ -447,7 +447,7 @@ def _maker(
 
 
 def _empty(maker: _Maker, schema: Schema, steps: int) -> Any:
-    """Return a buffer for ``steps`` steps that is marked as full, before its steps are written."""
+    """Return a new buffer for ``steps`` steps. It is marked as full, although its steps are not written yet."""
     with MissingExtra.raised_for("a replay buffer of Stable-Baselines3", "sb3"):
         from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
         from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer

@@ -147,7 +147,7 @@ class StepValues:
             ) from None
 
     def begin(self, given: list[dict[str, np.ndarray]], lanes: np.ndarray) -> None:
-        """Mark the lanes of a mask as running, with the episode fields ``given``, which `reset_values` returned.
+        """Add the lanes of a mask to `running`, with the episode fields ``given``, which `reset_values` returned.
 
         Call `forget` for the old episodes of these lanes first.
         """
@@ -199,8 +199,8 @@ class StepValues:
     def from_infos(self, steps: list[Source], ends: list[Source]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return the extra fields of stepped lanes, and the episode fields of ended lanes, or None if no lane ended.
 
-        ``steps`` and ``ends`` have the infos to read, each with its lanes. The fields are batched over all lanes, with
-        zeros for other lanes.
+        Each item of ``steps`` and ``ends`` is an info, and the lanes to read in it. The fields have a row for each lane
+        of the environment, which is zeros for a lane that is not read.
         """
         steps, ends = [[source for source in sources if source[1].size] for sources in (steps, ends)]
         extra = {name: self._lanes(self._schema.extra[name], name, name, steps) for name in self._extra_infos}
@@ -211,7 +211,7 @@ class StepValues:
     def with_final(
         self, obs: Mapping[str, np.ndarray], info: Mapping[str, Any], ended: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return the observations, where ended lanes have the final observation from info, as in same-step autoreset.
+        """Return a copy of ``obs`` in which lanes that ended have the final observation from info, for SAME_STEP mode.
 
         The second value is a mask of the lanes whose final observation has the same bytes as the first observation of
         the next episode.

@@ -82,7 +82,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             there = sampler.ids()
         for lane, (episodes, buffer) in enumerate(zip(lanes, self.buffers, strict=True)):
             chosen: list[dr.Episode] = []
-            at_least = 0  # least number of sampleable steps in `chosen`: an episode's last step may not be sampleable
+            at_least = 0  # `chosen` has this number of sampleable steps or more: an episode's last step may not be one
             while episodes and at_least < buffer.maxsize:
                 chosen.insert(0, episodes.pop())
                 at_least += len(chosen[0]) - 1
@@ -187,7 +187,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         return bool(self._null[held].any()) or bool(len(held) and Batch(self._held(held)).hasnull())
 
     def _held(self, index: Any) -> dict[str, Any]:
-        """Return the values of Tianshou's arrays in memory at an index, by key."""
+        """Return the values at an index of the arrays that Tianshou keeps in memory, by key."""
         get, nothing = super().get, object()
         found = {key: get(index, key, nothing, stack_num=1) for key in (*KEYS, *self._set_keys)}
         return {key: value for key, value in found.items() if value is not nothing}
@@ -223,7 +223,8 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._begin()
         if self._store is not None:
             self._kept.append(self._store)
-        # The pickle has separate copies of the arrays of the buffer and of its rings; let them share memory again.
+        # The pickle has separate arrays for the buffer and for the ring of each environment. Let the rings be views of
+        # the buffer's arrays again.
         held = self._held(slice(None))
         super().set_batch(Batch({key: held.pop(key) for key in KEYS if key in held}))
         for key, values in held.items():

@@ -113,7 +113,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         self._kept: Kept = []
         self._close = closes(self, self._kept)
         self._writers = TrajectoryWriters(self._kept, self._durability)
-        self._ids: Ints = np.zeros(0, np.int64)  # the id at each position, with room for more
+        self._ids: Ints = np.zeros(0, np.int64)  # the id at each position; items from `_size` on have no meaning
         self._size = self._next = 0
         self._buffers: list[ReplayBuffer] = []
         # Positions of the steps that must still be announced to the buffers' samplers. None: all steps were announced,
@@ -328,8 +328,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             there = self._sampler.ids()
             newest = np.flatnonzero(there == (ids[int(state_dict["next"]) - 1] if len(ids) else -1))
             since = there[int(newest[0]) + 1 :] if len(newest) else there
-            # Later steps take the positions of evicted steps. If more steps were evicted than added, all steps get new
-            # positions.
+            # Steps that were added since the save take the positions of evicted steps. If more steps were evicted than
+            # added, all steps get new positions.
             if len(newest) and np.isin(ids, there).sum() >= len(ids) - len(since):
                 self._place(ids)
                 self._next = int(state_dict["next"])

@@ -57,7 +57,7 @@ _HAS_FINAL, _HAS_FIELDS, _FINAL = "has_final_obs", "has_fields", "final_"
 _CHUNK_BYTES, _BLOCK_BYTES = 2 << 20, 32 << 20
 _PRIORITIES = Field((), "float64")
 _DOCUMENTS = (".zarray", ".zattrs", ".zgroup", "zarr.json")
-# The most bytes that an array may claim regardless of its size on disk, since chunks of zeros may be omitted.
+# An array of any size on disk may claim this number of bytes, since chunks of zeros may be omitted.
 _MOST_CONSTANT = 64 << 30
 
 Rows = Mapping[str, NDArray[Any]]
@@ -184,7 +184,8 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
             else:
                 documents, store = Documents(file, None, stored), LocalStore(file, read_only=True)
             chunks = _BoundedStore(file, store)
-            # Consolidated metadata are not used. They may differ from the documents of the arrays, which are checked.
+            # Consolidated metadata are not used. They may differ from the metadata files of the arrays, and only these
+            # files are checked.
             root = zarr.open_group(chunks, mode="r", use_consolidated=False)
         except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):
@@ -391,7 +392,7 @@ class _DataSet:
 
 
 class _Column:
-    """An array that is read in order, in groups of whole chunks."""
+    """An array whose rows are read in ascending order, several chunks at a time."""
 
     def __init__(self, array: "zarr.Array[Any]") -> None:
         self._array, self.shape, self.dtype = array, array.shape, np.dtype(array.dtype)

@@ -347,10 +347,10 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Return ``found``, with each part that has the same leaves in ``given`` taken from ``given``.
+    """Return ``found``, but take a part, such as "obs", from ``given`` if the part has the same leaves in both.
 
-    The reason is that ``given`` may have tuples, and ``found`` was made from paths, which cannot express tuples. The
-    leaves of ``found`` are ``made``.
+    The reason is that ``given`` may have tuples, and ``found`` was made from paths, which cannot express tuples.
+    ``made`` has the leaves of ``found`` by path.
     """
     if given is None:
         return found
@@ -393,7 +393,7 @@ class _Chooser:
                 self._names[path if name in self._names else name] = path
 
     def paths(self) -> tuple[dict[str, str], list[str]]:
-        """Return a dict from default path to path in the store for kept features, and the other features' names."""
+        """Return ``{default path: path in the store}`` of the kept features, and the names of the features left out."""
         skipped = {
             name
             for each in self._choice.named("skip") or ()
@@ -447,8 +447,8 @@ class _Chooser:
     def _find(self, wanted: str, option: str) -> list[tuple[str, str]]:
         """Return the features that ``wanted`` stands for, as pairs of a feature's name and its path inside a folder.
 
-        If ``wanted`` is a folder, these are all features inside the folder. If it is a feature, this is the only one,
-        and its path is empty.
+        If ``wanted`` names a folder, all features inside the folder are returned. If ``wanted`` names a feature, only
+        this feature is returned, with an empty path.
         """
         if wanted in self._names:
             return [(wanted, "")]
@@ -458,7 +458,7 @@ class _Chooser:
         raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is not a feature; {self.advice()}")
 
     def _short(self, name: str) -> str:
-        """Return a feature's path below a part: its default path without the part at its beginning.
+        """Return a feature's default path without the part at its beginning: "image" for the path "obs/image".
 
         If the default path is only a part, the result is the feature's name without a prefix such as "obs/".
         """

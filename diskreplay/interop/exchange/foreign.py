@@ -37,8 +37,8 @@ NUMBERS = "biuf"
 
 _DOCUMENTS = (".json", ".jsonl", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _DOCUMENT_BYTES = 64 << 20
-# The largest claim in bytes that passes for any file, and the most uncompressed bytes for each stored byte in larger
-# claims. Deflate compresses at most 1032 bytes into one.
+# A file of any size may claim `_SMALL_BYTES` bytes of uncompressed data. A larger claim may have `_MOST_PACKED` bytes
+# for each stored byte. Deflate compresses at most 1032 bytes into one.
 _SMALL_BYTES, _MOST_PACKED = 256 << 20, 1100
 _MOST_ABSENT = 1 << 17  # the number of chunks that a file of any size may omit
 # Errors of the system, not of the data. They pass unchanged.
@@ -50,7 +50,7 @@ _OF_THE_SYSTEM = {
 
 @contextmanager
 def foreign(place: Path) -> Iterator[int]:
-    """Check the files of a data set, yield their size in bytes, and treat errors of the block like `reading`.
+    """Check the files of a data set, and yield their total size in bytes; convert errors of the block like `reading`.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def foreign(place: Path) -> Iterator[int]:
 
 @contextmanager
 def reading(name: Path | str) -> Iterator[None]:
-    """Raise FormatError in place of errors in the block that damaged data can cause.
+    """Convert the errors of the block that damaged data can cause to FormatError.
 
     Errors of this package, of imports, of the disk and of permissions keep their class. The message of an error of this
     package becomes one printable line. If ``name`` is the path of a data set, the message contains this path.
@@ -115,7 +115,7 @@ def check_files(place: Path) -> int:
     Raises
     ------
     FormatError
-        The data set has a pipe, device or socket, a link that leads elsewhere, or a JSON document of more than 64 MiB.
+        The data set has a pipe, device or socket, a link that leads elsewhere, or a JSON file of more than 64 MiB.
     """
     root = os.path.realpath(place)
     try:
@@ -150,7 +150,7 @@ def _blobs(root: str) -> str | None:
 def _linked(path: str, root: str, blobs: str | None) -> int:
     target = os.path.realpath(path)
     if target.startswith(f"{root}{os.sep}") and (os.path.isdir(target) or not os.path.lexists(target)):
-        return 0  # `check_files` reaches the files of this folder by its own path
+        return 0  # `check_files` reaches the files of the linked folder by the folder's own path
     if os.path.dirname(target) == blobs or target.startswith(f"{root}{os.sep}"):
         return _checked(path, os.stat(target))
     raise FormatError(f"{path} is a link that leads out of the data set; copy the data set with `cp -rL` first")

@@ -45,7 +45,7 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
     Returns
     -------
     dict of str to tuple of int or None
-        The shapes of the data sets by name. The value is None for a soft link, and for a further name of a group.
+        The shapes of the data sets by name. The value is None for a soft link, and for a second name of a group.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> Shape:
 def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
     """Yield the full name and the object of each member of the root group and of all groups below it.
 
-    The object is None for a soft link, and for a further name of a group.
+    The object is None for a soft link, and for a second name of a group that was yielded before.
     """
     waiting, seen = [(root, "", 0)], set()
     while waiting:

@@ -54,11 +54,12 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally, ste
 from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
-# The number of episodes whose notes are written as one document. A resumed import reads the episodes of its last
-# document again, to write this document as a whole.
+# The notes of this number of episodes are written together, as one note of the store. A resumed import reads the
+# episodes of the last such note again, to write the complete note.
 EPISODES_A_NOTE = 128
-# In a compressed import, the least size of a segment in bytes, and the most segments. With more segments, the
-# background compaction would merge their packs, and a merge needs the disk space of the packs a second time.
+# In a compressed import, the smallest size of a segment in bytes, and the largest number of segments. With more
+# segments, the background compaction would merge their packs, and a merge needs the disk space of the packs a second
+# time.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
 # An import warns if it cuts more often than once in this number of steps.
 _STEPS_A_CUT = 10
@@ -309,7 +310,7 @@ def import_into(
 
 
 def _plan(path: Path, source: Source, schema: Schema) -> Planned:
-    """Return the plan of an import, with only the steps that earlier calls of the import have not appended."""
+    """Return the plan of an import. Its steps are the ones that earlier calls of the import have not appended."""
     steps = source.steps
     with suppress(ReplayError), open_store(path) as store:
         is_complete = (store.read_note(NOTE) or {}).get(COMPLETE)
@@ -360,7 +361,7 @@ def _append(
 ) -> tuple[int, int]:
     """Append all episodes but the first ``begun``, which the store has; return the numbers of episodes and of steps.
 
-    Some of the first episodes are read again. StoreExists is raised if they differ from the episodes of the store.
+    Some of the first ``begun`` episodes are read again. StoreExists is raised if they differ from the store's episodes.
     """
     existing, steps = store.episodes[:begun], 0
     # If no episode is left out, episode n of the store is episode n of the data set. Otherwise the data set is read
@@ -516,7 +517,7 @@ class _Segments:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the last segment; compress it if ``most_bytes`` is given and the block did not fail."""
+        """Close the last segment; if ``most_bytes`` is given and the ``with`` block did not raise, compress it, too."""
         self._writer.close()
         if kind is None and self._most_bytes is not None:
             self._compress()
@@ -587,6 +588,8 @@ _NAME, _DOCUMENT, _VERSION = "diskreplay", "export.json", 1
 def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapping[str, Json]) -> tuple[Path, str]:
     """Return the side folder of a data set, and the names of the values in this folder that the import will lack.
 
+    In a side folder, an export by an earlier release kept values that the format could not hold.
+
     Parameters
     ----------
     place : Path
@@ -605,7 +608,7 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
     Raises
     ------
     FormatError
-        The export was interrupted, or the document of the side folder cannot be read.
+        The export was interrupted, or `export.json` in the side folder cannot be read.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
         if not os.path.isfile(side / _DOCUMENT):  # also if the name of `side` is too long for the file system

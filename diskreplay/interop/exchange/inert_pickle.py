@@ -20,7 +20,7 @@ _MOST_DEEP = 64
 _MOST_ARGUMENTS = 64
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 _PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
-# The opcodes whose values are bytes, and the least number of bytes in a value that `_check` skips.
+# The opcodes whose values are bytes. `_check` skips such a value if it has at least `_LARGE` bytes.
 _ARRAYS, _LARGE = (pickle.BINBYTES8, pickle.BYTEARRAY8, pickle.BINBYTES), 4096
 _OF_NUMPY = ("numpy._core", "numpy.core")  # the second is the name in NumPy 1
 
@@ -139,7 +139,7 @@ class _Unpickler(pickle.Unpickler):
         return dict(items)
 
     def _copy(self, items: int) -> None:
-        """Count copied values; UnpicklingError for more than two per byte of the file.
+        """Count copied values; UnpicklingError if they are more than two for each byte of the file.
 
         Without this limit, a small file could have the same long list copied many times.
         """
@@ -204,8 +204,9 @@ def load(path: Path, classes: Collection[str]) -> Any:
 def _check(mapped: mmap.mmap) -> None:
     """Check, before a pickle is loaded, that none of its opcodes claims more than the file has.
 
-    Python's loader allocates memory for every length, and for every place in the memo, that an opcode claims. The check
-    also tracks how deep the values on the stack are nested, since Python hashes nested tuples without a depth limit.
+    Python's loader allocates memory for every length that an opcode claims, and for every position in the list of
+    values (the pickle's memo) that it claims. The check also tracks how deep the values on the stack are nested, since
+    Python hashes nested tuples without a depth limit.
 
     Raises
     ------
@@ -258,7 +259,7 @@ class _Opcodes:
 
 
 class _SkippedBytes:
-    """A stand-in for skipped bytes, which has only their number, as its length."""
+    """Stands for bytes that `_Opcodes` skipped. Its length is their number, and it has no items."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes

@@ -48,7 +48,7 @@ def rows_at(order: Ints) -> slice | Ints:
 
 
 def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order: Ints) -> Bools:
-    """Tell after which transitions the observation of the next row differs from the transition's next observation.
+    """Tell which transitions have a next observation that is not the observation of the lane's next row.
 
     Parameters
     ----------
@@ -162,9 +162,10 @@ def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any
 
 
 def pieces(ended: Bools) -> list[Piece]:
-    """Return the pieces of all lanes, sorted by start position and then by lane.
+    """Divide all lanes into `Piece` objects, and return them sorted by start position and then by lane.
 
-    ``ended``, ``(T, lanes)``, tells after which transitions a piece ends. The last piece of a lane ends with the lane.
+    ``ended``, ``(T, lanes)``, is true where a transition is the last of its piece. The last piece of a lane ends with
+    the lane.
     """
     found: list[Piece] = []
     for lane in range(ended.shape[1]):
@@ -174,10 +175,10 @@ def pieces(ended: Bools) -> list[Piece]:
 
 
 class LaneFiller:
-    """Assigns pieces to lanes: each piece is placed at the end of the shortest lane.
+    """Assigns each `Piece` to the lane that is the shortest so far, and appends it there.
 
-    If the pieces are placed in the order of `pieces`, and all their lanes began at position 0, each piece returns to
-    its own lane.
+    If the pieces are placed in the order that the function `pieces` returns, and the pieces of each lane begin at
+    position 0, each piece returns to the lane from which it came.
     """
 
     def __init__(self, lanes: int) -> None:

@@ -17,9 +17,10 @@ _AHEAD_BYTES = 1 << 20
 
 
 def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
-    """Call the functions ``reads`` in a thread, one ahead of the caller; yield their results in order.
+    """Call the functions ``reads`` one after the other in a thread, and yield their results in the same order.
 
-    An error of a function is raised at the place of its result.
+    The thread calls the next function while the caller uses a result. If a function raises, its error is raised when
+    its result would be yielded.
     """
     with closing(Workers(1, "diskreplay-import")) as thread:
         before: Job[T] | None = None

@@ -1,6 +1,6 @@
-"""Checks of the documents of zarr arrays, before zarr reads an array: dtypes, sizes and codecs.
+"""Checks of zarr's metadata files, .zarray and zarr.json, before zarr reads an array: dtypes, sizes and codecs.
 
-zarr creates the codecs that a document names. Some codecs, such as pickle, run code, or call other codecs that run
+zarr creates the codecs that a metadata file names. Some codecs, such as pickle, run code, or call other codecs that run
 code. So only listed dtypes and codecs are accepted. The listed codecs decode numbers and do nothing else.
 """
 
@@ -36,13 +36,13 @@ _FILTERS = {"shuffle", "delta", "crc32", "crc32c", "adler32", "fletcher32"}
 _IMAGES = "imagecodecs_"
 _OF_NUMCODECS = "numcodecs."
 _SHARDS = "sharding_indexed"
-# A compressed chunk takes at most twice its uncompressed bytes, and this number of bytes more.
+# A compressed chunk takes at most twice the bytes of the uncompressed chunk, plus this number of bytes.
 _OVERHEAD = 64 << 10
 _ZSTD_BLOCK, _BLOSC_HEADER, _CHECKSUMS = 128 << 10, 16, 64
 
 
 class Layout(NamedTuple):
-    """The sizes and the compressor of an array, as its document declares them.
+    """The sizes and the compressor of an array, as its .zarray or zarr.json declares them.
 
     Attributes
     ----------
@@ -51,8 +51,8 @@ class Layout(NamedTuple):
     compressor : str, optional
         The codec that compressed the chunks. None: they are not compressed.
     most : int
-        The most bytes that the compressor may unpack for a chunk. It is more than ``chunk_nbytes``, since filters may
-        add a checksum or widen the dtype.
+        The largest number of bytes to which a compressed chunk may unpack. It is more than ``chunk_nbytes``, since
+        filters may add a checksum or widen the dtype.
     """
 
     nbytes: int
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
     def may_unpack(self, data: memoryview) -> bool:
         """Tell whether a compressed chunk is complete and unpacks to at most ``most`` bytes.
 
-        The check reads the sizes in headers, or unpacks at most one byte more than ``most``.
+        The check reads the sizes in the chunk's headers. If there are none, it unpacks up to ``most`` + 1 bytes.
         """
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
@@ -80,7 +80,7 @@ class Layout(NamedTuple):
 
 
 class Documents:
-    """The metadata documents of the arrays in a zarr group, in a folder or in an open zip file.
+    """The metadata files, .zarray and zarr.json, of the arrays in a zarr group: in a folder or in an open zip file.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Documents:
         return sorted({part[1] for part in parts if len(part) == 3 and part[2] in _DOCUMENTS})
 
     def check(self, name: str) -> Layout | None:
-        """Check the documents of an array, such as "data/img", and return its layout; None if it does not exist.
+        """Check the metadata files of an array, such as "data/img", and return its layout; None if there are no files.
 
         Raises
         ------
@@ -168,7 +168,7 @@ class Documents:
         return self._layout(name, np.dtype(kind), document.get("shape"), chunks, names)
 
     def _named(self, name: str, codecs: Json, *, in_shard: bool = False) -> list[tuple[str, Mapping[str, Json]]]:
-        """Return pairs (name, configuration) of the codecs in a zarr 3 document; check the codecs inside of shards."""
+        """Return pairs (name, configuration) of the codecs in a zarr.json; check the codecs inside of shards."""
         found: list[tuple[str, Mapping[str, Json]]] = []
         for each in codecs if isinstance(codecs, list) else [codecs]:
             codec = each if isinstance(each, Mapping) else {"name": each}
@@ -278,7 +278,8 @@ def _stream_fits(make: Callable[[], _Stream], data: bytes | memoryview, most: in
 def _zstd_size(data: memoryview) -> int:
     """Estimate the size that a zstd frame unpacks to, in bytes: the size in its header, or the sum over its blocks.
 
-    In the sum, a compressed block counts as the largest size of a block. The last block counts as its compressed size.
+    In this sum, a compressed block counts as `_ZSTD_BLOCK`, the largest size that a block unpacks to. But if the last
+    block is compressed, it counts as its compressed size.
     """
     flags = data[4] if len(data) > 4 else 0
     code, is_single = flags >> 6, flags >> 5 & 1

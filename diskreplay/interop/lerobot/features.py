@@ -35,8 +35,8 @@ OF_EPISODES = "episode_index", "tasks", "length", "dataset_from_index", "dataset
 _TAKEN = EPISODE, INDEX, "task"  # names that LeRobot uses itself, so that an extra field cannot have them
 _PARTS = {OBS: OBSERVATION, ACTION: "action"}
 _CHANNELS, _COLOURS = (1, 3, 4), 3
-_LEAST_SIDE = 8  # the least height and width of an image, in pixels
-_MOST_AXES = 5  # the most axes of an array in LeRobot's library
+_LEAST_SIDE = 8  # the smallest height and width of an image, in pixels
+_MOST_AXES = 5  # the largest number of axes that an array can have in LeRobot's library
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Column:
     def feature(self, noted: Feature | None = None) -> dict[str, Json]:
         """Return the feature's entry in `info.json`.
 
-        If ``noted``, the entry in an imported `info.json`, has the same dtype and shape, the result also has its other
-        data, such as the names of axes.
+        ``noted`` is the feature's entry in an imported `info.json`. If it has the same dtype and shape, the result also
+        has the other data of ``noted``, such as the names of axes.
         """
         dtype = {"array": self.field.dtype.name, "text": "string"}.get(self.kind, self.kind)
         made: dict[str, Json] = {"dtype": dtype, "shape": list(self.shape), "names": None}
@@ -202,7 +202,7 @@ def columns_in(features: Mapping[str, Feature], kept: Mapping[str, Feature]) -> 
 
 
 def is_key_of(key: str, prefix: str) -> bool:
-    """Tell whether a feature has the name ``prefix``, or a name below it."""
+    """Tell whether the name of a feature is ``prefix``, or begins with ``prefix`` and a dot."""
     return key == prefix or key.startswith(f"{prefix}.")
 
 

@@ -66,8 +66,8 @@ class Metadata:
     files : list of Path
         The file with the steps of each episode.
     fields, values : dict
-        The field, and the values by position, of each further column of numbers in the table of episodes. The keys are
-        the names of columns. A value is None if the episode lacks the field.
+        The columns of the table of episodes that become episode fields, by name. ``fields`` has the field of a column,
+        and ``values`` its value for each episode, or None if the episode lacks it.
     tasks : dict of int to str
         Texts of tasks by their numbers.
     stats : str
@@ -216,7 +216,7 @@ class Metadata:
 
     @contextmanager
     def _noted(self, file: Path) -> Iterator[None]:
-        """Let a FormatError of the block pass, or add ``file`` to ``skipped`` instead if `is_lenient` is true."""
+        """If the block raises FormatError and `is_lenient` is true, add ``file`` to ``skipped`` instead of raising."""
         try:
             yield
         except FormatError as error:

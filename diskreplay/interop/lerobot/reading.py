@@ -48,7 +48,7 @@ _MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
-    """A file of steps: its path, the position of its first episode, and the number of steps in each of its episodes."""
+    """A file of steps: `first` is the position of its first episode, and `lengths` has the steps of each episode."""
 
     path: Path
     first: int
@@ -128,7 +128,7 @@ class Reader:
     def _check_pieces(self, scan: "_Scan") -> list[str]:
         """Scan the files of steps, and return the names of their columns that are not features.
 
-        An unreadable file raises FormatError. With ``on_error="skip"``, its episodes are left out instead.
+        An unreadable file raises FormatError. With ``on_error="skip"``, the episodes in this file are left out instead.
         """
         others, bad = dict[str, None](), list[tuple[_Piece, str]]()
         for piece in _pieces(self._meta):
@@ -204,7 +204,7 @@ class Reader:
 
 
 def _pieces(meta: Metadata) -> list[_Piece]:
-    """Return a piece for each run of consecutive episodes in the same file, without episodes that were left out."""
+    """Return a `_Piece` for each run of consecutive episodes that are in the same file."""
     numbered = groupby(range(len(meta.lengths)), lambda position: meta.files[position])
     spans = [(path, list(positions)) for path, positions in numbered]
     return [_Piece(path, span[0], meta.lengths[span[0] : span[-1] + 1]) for path, span in spans]
@@ -213,15 +213,15 @@ def _pieces(meta: Metadata) -> list[_Piece]:
 class _Scan:
     """Reads the counters, flags and texts of all steps before an import.
 
-    The flags tell how episodes ended. Counters and flags become leaves only if an export could not derive their values
-    from the episodes.
+    The counters are the columns `COUNTERS`. The flags are those of `FLAGS` that tell how episodes ended. Counters and
+    flags become extra fields only if their values are not the values that an export would write.
 
     Attributes
     ----------
     kept : list of str
-        Counters and flags that become extra fields, because their values differ from the derived values.
+        Counters and flags that become extra fields.
     left_out : set of str
-        All counters and flags. They do not become leaves, except the ones in ``kept``.
+        All counters and flags, also the ones in ``kept``.
     known : set of str
         The columns that are features or counters.
     shared : set of Path
@@ -293,7 +293,7 @@ class _Scan:
 
 
 class _Videos:
-    """The open video file of each feature."""
+    """Reads frames of videos. The last file of each video feature stays open."""
 
     def __init__(self, meta: Metadata) -> None:
         self._meta = meta

@@ -13,14 +13,14 @@ from diskreplay.interop.lerobot.features import Column, is_channels_first
 Numbers = NDArray[np.float64]
 Statistics = dict[str, Numbers]
 
-# The most images of an episode that statistics use, and the most pixels along a side. Larger images are subsampled.
+# Statistics use at most this number of an episode's images, and subsample images with more pixels along a side.
 _MOST_IMAGES, _LONGEST_SIDE = 64, 128
 
 
 def of_rows(rows: NDArray[Any]) -> Statistics:
     """Return minimum, maximum, mean and standard deviation over all axes but the last, and the number of rows.
 
-    LeRobot computes the same. Rows are ``(T, *shape)``; scalars count as one column.
+    LeRobot computes the same statistics. Rows are ``(T, *shape)``; a scalar counts as a vector of one number.
     """
     numbers = rows.reshape(-1, rows.shape[-1] if rows.ndim > 1 else 1)
     mean = numbers.mean(0, dtype=np.float64)
@@ -60,7 +60,7 @@ def of_counter(first: float, last: float, count: int) -> Statistics:
 
 
 def merged(parts: Mapping[str, Numbers]) -> Statistics:
-    """Combine the statistics of parts, ``(parts, *shape)`` each, into the statistics of all rows."""
+    """Combine statistics of several sets of rows, ``(sets, *shape)`` by name, into the statistics of all rows."""
     counts = parts["count"].reshape(-1, *[1] * (parts["mean"].ndim - 1))
     shares = counts / counts.sum()
     mean = (parts["mean"] * shares).sum(0)
@@ -75,7 +75,7 @@ def merged(parts: Mapping[str, Numbers]) -> Statistics:
 
 
 def stacked(parts: Sequence[Statistics]) -> Statistics:
-    """Return the statistics of several parts in one array for each name, ``(parts, *shape)``."""
+    """Return several dicts of statistics as one dict of arrays, ``(dicts, *shape)``."""
     return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
 

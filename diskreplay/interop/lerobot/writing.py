@@ -54,7 +54,7 @@ class Contents:
     columns : list of Column
         The columns for the leaves of the store's steps.
     fields : dict of str to str
-        Columns of the table of episodes, by the paths of episode fields.
+        The name of the column for each episode field in the table of episodes, by the path of the field.
     flags : tuple of str
         The names of the columns that tell how episodes ended.
     fps : float
@@ -74,7 +74,7 @@ class Contents:
 
     @property
     def stored(self) -> list[Column]:
-        """All columns of the files of steps: leaves that are not videos, flags, and counters that no leaf provides."""
+        """The columns of the files of steps: leaves except videos, ``flags``, and `COUNTERS` that no leaf provides."""
         made = [Column(name, "", Field((), "bool")) for name in self.flags]
         made += [Column(name, "", leaf) for name, leaf in COUNTERS.items() if name not in self._keys]
         return [column for column in self.columns if column.kind != "video"] + made
@@ -238,7 +238,7 @@ class _DataSet:
 
 
 class _File:
-    """The files with one number: a file of steps, a file of each video, and a file of the table of episodes.
+    """The files that share a number: a file of steps, a file of each video feature, and a file of the episodes' table.
 
     Attributes
     ----------

@@ -123,7 +123,7 @@ def open_source(source: str | PathLike[str]) -> Source:
 
 
 def _read_episodes(storage: MinariStorage, metadata: Mapping[str, Any], first: int, stop: int) -> Iterator[Raw]:
-    """Yield the episodes of a data set from number ``first`` to before ``stop``, each with its "metadata".
+    """Yield the episodes of a data set from number ``first`` to before ``stop``, with the metadata of each episode.
 
     ``metadata`` is the content of `metadata.json`, which Minari's storage would read again.
     """

@@ -32,7 +32,7 @@ class Layout:
     schema : Schema
         The schema of the store.
     infos : dict of str to str
-        The path of the extra field of each info. The key has the nested keys of the info, joined by slashes.
+        For each info of steps, the path of its extra field. The key is the info's nested keys, joined by slashes.
     texts : list of str
         The keys of observations that are texts, joined by slashes.
     """
@@ -78,7 +78,7 @@ class Layout:
         return nest(values), texts
 
     def _infos(self, infos: Raw, count: int, steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Json]]:
-        """Add the infos that have a field to ``steps``; return fields for infos of the reset, and notes of other infos.
+        """Add infos that have an extra field to ``steps``; return episode fields for the reset, and notes of the others.
 
         ``count`` is the number of steps.
         """

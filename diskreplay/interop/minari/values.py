@@ -65,7 +65,7 @@ def from_json(value: Any) -> Any:
 
 
 def flat(tree: Any, path: str = "") -> dict[str, Any]:
-    """Return the values of nested dicts and tuples by their keys, joined by slashes; items of tuples by number."""
+    """Return the values in nested dicts and tuples by path: keys, and numbers of a tuple's items, joined by slashes."""
     if isinstance(tree, tuple):
         tree = {str(i): item for i, item in enumerate(tree)}
     if not isinstance(tree, Mapping):
@@ -109,10 +109,10 @@ def _without_texts(space: AnySpace, path: str) -> tuple[AnySpace | None, list[st
 
 
 def with_one_bound(space: AnySpace) -> AnySpace:
-    """Return a copy of a space whose boxes have one number each, with the bounds of the first number.
+    """Return a copy of a space in which each Box becomes a Box of one number, with the bounds of its first number.
 
-    If conversion to Minari's JSON and back keeps this copy, it also keeps the given space, whose boxes may have many
-    thousand bounds.
+    If the conversion to Minari's JSON and back does not change this copy, it does not change the given space either.
+    To convert the given space would take long, since a Box may have many thousand bounds.
     """
     if isinstance(space, spaces.Dict):
         return spaces.Dict(OrderedDict((key, with_one_bound(inner)) for key, inner in space.spaces.items()))

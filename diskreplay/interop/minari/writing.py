@@ -75,7 +75,10 @@ class _DataSet:
         return space_of(schema.obs), space_of(schema.action)
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
-        """Return, by path, the shape and dtype that imported spaces must have; the dtype is None in HDF5."""
+        """Return the shape and dtype of each leaf of observations and actions, by path; in HDF5, None as the dtype.
+
+        `_spaces` uses imported spaces only if they have the same shapes and dtypes. In HDF5, dtypes may differ.
+        """
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 

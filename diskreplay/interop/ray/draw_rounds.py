@@ -54,7 +54,8 @@ def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
     return found
 
 
-# In seconds. A shard's mass is requested again when the last report of it is older. Each answer reports the mass.
+# A shard's mass is requested again when its last report is older than this number of seconds. Each answer of a shard
+# reports the mass.
 MASS_AGE_S = 0.1
 _PAUSE_S = 0.01
 _ATTEMPTS = 100  # each failure means that a shard was lost or emptied during the draw
@@ -69,7 +70,7 @@ class Given(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """The parts of one batch from all shards; `total` is the sum of the masses when it was divided."""
+    """The parts of one batch from all shards; `total` is the sum of the shards' masses when the batch was divided."""
 
     given: list[Given]
     total: float
@@ -79,9 +80,10 @@ class Drawn(NamedTuple):
 class Round:
     """One or more batches, requested from each shard in one message.
 
-    `counts`, (batches, shards), has the number of items that each shard draws for each batch. `masses`, (shards,), are
-    the masses that gave these numbers. `asked` has the requests without an answer, by shard number. `parts` has the
-    answers, by shard number: the parts of all batches joined as one part. `next` is the position of the next batch.
+    `counts`, (batches, shards), has the number of items that each shard draws for each batch. `masses`, (shards,), has
+    the masses by which the batches were divided. `asked` has the requests without an answer, by shard number. `parts`
+    has each shard's answer, by shard number: its parts of all batches, joined as one part. `next` is the position of
+    the next batch in the round.
     """
 
     masses: NDArray[np.float64]
@@ -171,7 +173,10 @@ class DrawRounds:
         self._collect(found)
 
     def _collect(self, found: Round) -> None:
-        """Wait for the answers to a round, and keep them in its `parts`. Shards that do not answer in time are lost."""
+        """Wait for the answers to a round, and put them into `parts` of the round.
+
+        A shard that does not answer within `deadline_s` is left out of draws: see `ShardLink.lose`.
+        """
         if not found.asked:
             return
         started = monotonic()

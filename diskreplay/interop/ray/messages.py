@@ -16,11 +16,11 @@ _DRAWN = ("index", "weight")
 
 
 class Form(NamedTuple):
-    """The structure of a batch's fields. `numbered` has the nested fields, with a number in the place of each array.
+    """The structure of a batch's fields. `numbered` is the nested dict of fields, with a number instead of each array.
 
     In some pairs of arrays, such as obs and next_obs, the windows of the later array begin one step after the windows
-    of the earlier array. `later` maps the later array's number to the earlier array's number. A pair is sent as one
-    array with windows of one more step, under the number of the earlier array.
+    of the earlier array. `later` maps the later array's number to the earlier array's number. Such a pair is sent as
+    one array, whose windows are one step longer. This array has the number of the earlier array.
     """
 
     numbered: dict[str, Any]
@@ -45,7 +45,10 @@ def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tupl
 
 
 def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
-    """Return `earlier` with the last step of each window of `later` appended; a view if both share memory."""
+    """Return the windows in `earlier`, each with the last step of its window in `later` appended.
+
+    The result is a view, without a copy, if each window of `later` begins in memory at the second step of `earlier`.
+    """
     if earlier.data_ptr() + earlier.stride(1) * earlier.element_size() == later.data_ptr():
         size = (earlier.shape[0], earlier.shape[1] + 1, *earlier.shape[2:])
         return earlier.as_strided(size, earlier.stride()).numpy()
@@ -53,9 +56,10 @@ def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
 
 
 def put_together(form: Form, parts: Sequence[Sequence[Array]], pinned: bool) -> dict[str, Any]:
-    """Return the fields of a batch that joins the arrays of several parts in order. Each array is copied once.
+    """Join the arrays of a batch's parts, in the order of `parts`, and return the batch's fields.
 
-    `pinned` copies into pinned memory, the fastest source for a CUDA device. torch caches freed pinned memory.
+    Each array is copied once. If `pinned` is true, it is copied into pinned memory, from which a copy to a CUDA device
+    is fastest. torch caches freed pinned memory.
     """
     values: dict[int, Any] = {}
     arrays = (_joined([part[at] for part in parts], pinned) for at in range(len(parts[0])))
@@ -97,9 +101,10 @@ class Target(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The result of `Shard.join`: UUID and schema of the store, and the shard's node and mass.
+    """The result of `Shard.join`: the UUID and schema of the store, and the id of the shard's node.
 
-    `run` and `version` are attributes of the shard's `SharedSampler`. `population` is the shard's number of ids.
+    `run` and `version` are attributes of the shard's `SharedSampler`. `population` is the shard's number of ids. `mass`
+    is the same number or, if ids are drawn by priorities, the sum of their priorities.
     """
 
     uuid: str
@@ -120,7 +125,7 @@ class Update(NamedTuple):
 
 
 def joined_updates(updates: Sequence[Update]) -> list[Update]:
-    """Return the updates in order, with consecutive updates of the same kind and window length joined."""
+    """Join consecutive updates that have the same kind and window length; the order of the updates is kept."""
     found: list[Update] = []
     alike = groupby(updates, key=lambda update: (update.kind, update.errors.shape[1:]))
     for (kind, _), group in alike:
@@ -176,10 +181,10 @@ class Part(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A shard's answer to a request. `part` has the parts of all batches, one after the other, joined as one part.
+    """A shard's answer to a request. `part` joins the shard's parts of all requested batches, one after the other.
 
-    `part` is None if no id was requested or could be drawn. `mass` and `population` are the shard's, as in `Part`.
-    `skipped` is the number of ids in the updates that were skipped.
+    `part` is None if no id was requested or could be drawn. `mass` and `population` are as in `Part`. `skipped` is the
+    number of ids whose priorities were not updated, such as evicted ids.
     """
 
     part: Part | None

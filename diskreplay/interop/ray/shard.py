@@ -37,7 +37,7 @@ class PrioritySaver:
         """Begin to save the priorities of a sampler in the store, under the name ``saved``.
 
         Priorities that are already saved under this name are loaded if they are from the same run of training, and
-        deleted otherwise. A note in the store has the run that saved them.
+        deleted otherwise. The note ``saved.run`` of the store names the run that saved them.
         """
         self._raise()
         if saved in self._followed:

@@ -1,4 +1,4 @@
-"""A trainer's link to one shard: its state, its mass, requests to it, and its store on the same node."""
+"""A trainer's link to one shard: the shard's last report, requests to the shard, and its store if that is local."""
 
 from collections import deque
 from collections.abc import Callable
@@ -125,7 +125,7 @@ class ShardLink:
         self.hear(joined.mass, joined.population)
 
     def poll(self, target: Target, deadline_s: float) -> None:
-        """Take the answers that arrived, and try to join a missing shard again, without waiting."""
+        """Take the answers to pings that arrived, and try to join a missing shard again, without waiting."""
         while self._pings and self._is_there(self._pings[0].ref):
             self.take(self._pings.popleft())
         now = monotonic()
@@ -157,7 +157,7 @@ class ShardLink:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, sizes: list[int]) -> Asked:
-        """Request a part of each of these sizes, and send the waiting updates; return the request."""
+        """Request a part for each size in ``sizes``, and send the waiting updates; return the request."""
         assert self.joined is not None
         updates, self._pending = joined_updates(self._pending), []
         now = monotonic()

@@ -16,7 +16,7 @@ _SKIPPED_DRAWS = 256
 
 
 class SharedSampler:
-    """Draws items, and reports mass and population at the draw. Only `prioritized` is thread-safe.
+    """Draws items, and reports `mass` as it was at the draw. Only `prioritized` is thread-safe.
 
     A private `Sampler` gathers, and draws uniformly. `prioritized` is a second `Sampler`, which draws ids by priorities
     and gathers nothing, since trainers on the same node need only ids. It is None until a target has priorities. From
@@ -76,7 +76,7 @@ class SharedSampler:
         if self.prioritized is None:
             return
         self.prioritized.load(saved)
-        # The draws after the saved random state were delivered already, so skip a random number of draws.
+        # Batches drawn since the save were delivered already. Skip a random number of draws, so as not to repeat them.
         if self.prioritized.sampleable:
             for _ in range(1 + secrets.randbelow(_SKIPPED_DRAWS)):
                 self.prioritized.sample(1)
@@ -93,12 +93,18 @@ class SharedSampler:
         return sampler.update_priorities(update.ids, update.errors, update.kind)
 
     def mass(self) -> tuple[float, int]:
-        """Return the mass, and the number of drawable ids."""
+        """Return the mass, which is the sum of priorities or the number of drawable ids, and the number of these ids.
+
+        The mass is the sum of priorities if ids are drawn by priorities.
+        """
         count = self.sampler.sampleable
         return (self.sampler.stats()["priority_sum"] if self._weighted and count else float(count)), count
 
     def draw(self, sizes: Sequence[int], ids_only: bool) -> Part:
-        """Draw a part of each of these sizes, and return all joined as one; NotEnoughData if no id can be drawn."""
+        """Draw a part for each size in ``sizes``, and return the parts joined as one.
+
+        Raises NotEnoughData if no id can be drawn.
+        """
         for _ in range(_ATTEMPTS):
             batch = self.sampler.sample(sum(sizes))
             try:

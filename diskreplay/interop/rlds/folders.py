@@ -62,7 +62,11 @@ class _Record(NamedTuple):
 
 
 class _Raw(NamedTuple):
-    """A record of a file, or the error of ``episodes`` lost records. None: the number of lost records is not known."""
+    """A record of a file, ``data``, or the error that made ``episodes`` records unreadable.
+
+    ``number`` is the number of the record, or of the first unreadable one, among the records of all files. ``episodes``
+    is None if the number of unreadable records is not known.
+    """
 
     split: str
     file: Path
@@ -88,7 +92,10 @@ class _Split(NamedTuple):
 
 
 class _Episode(NamedTuple):
-    """An episode: the number of its record in all files, its split, and its numbers of rows and of rows after steps."""
+    """An episode: the number of its record among the records of all files, its split, and its number of rows.
+
+    ``finals`` is 1 if the last row is only a final observation, and 0 if it is a step.
+    """
 
     record: int
     split: str
@@ -161,7 +168,7 @@ class DataSet:
         self.leaves = self._find_leaves()
 
     def _raw(self) -> Iterator[_Raw]:
-        """Yield the records of all files, and check the number of records in each file.
+        """Yield a `_Raw` for each record of all files, and check the number of records in each file.
 
         A damaged record raises FormatError. With ``on_error="skip"``, the error is yielded instead. If the length of a
         record is damaged, all later records of its file are lost.

@@ -142,7 +142,10 @@ def _inside(message: memoryview, number: int) -> Iterator[memoryview]:
 
 
 def _joined(parts: Iterator[memoryview], last: bool = False) -> bytes | memoryview:
-    """Return the parts of a value joined, or only the last: protobuf merges repeated messages, but replaces texts."""
+    """Return the parts of a value joined; if ``last``, return only the last part.
+
+    protobuf joins the parts of a message that is repeated, but takes only the last of repeated texts.
+    """
     found = [*parts]
     return b"".join(found) if len(found) > 1 and not last else found[-1] if found else b""
 
