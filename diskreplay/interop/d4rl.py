@@ -324,7 +324,7 @@ class Reader:
                 except OSError:
                     if stop == first + 1:
                         raise
-                    rows = 1  # from here on, one episode at a time: episodes before the damage can be read
+                    rows = 1  # read one episode at a time from here on, so that all episodes before the damage are read
                     continue
                 yield from episodes
                 first = stop
@@ -371,7 +371,11 @@ class Reader:
                 )
 
     def _is_step(self, name: str) -> bool:
-        """Tell whether an array has a row for each step: D4RL's own arrays, ``infos``, and all others of N rows."""
+        """Tell whether an array has a row for each step.
+
+        The arrays that D4RL defines and the arrays in ``infos`` do, and arrays in ``metadata`` and ``virtual`` do not.
+        Any other array does if it has as many rows as the rewards.
+        """
         first = name.split("/")[0]
         if first in RESERVED or first == "infos":
             return first not in (METADATA_GROUP, CHUNKS_GROUP)
@@ -395,7 +399,7 @@ class Reader:
             raise FormatError(f"{self._path}: {name!r}: {error}") from None
 
     def _find_columns(self) -> dict[str, str]:
-        """Return a dict from the path of each leaf of steps to the name of its array.
+        """Return the name of each array by the path of its leaf, such as ``{"obs": "observations"}``.
 
         Raises FormatError if next observations are not numbers, or differ from observations in shape.
         """

@@ -178,8 +178,8 @@ class _Replay:
     Attributes
     ----------
     episodes : list of list of _Part
-        For each episode, the parts of files with its rows. An episode has at least two rows. An episode of DreamerV3
-        may have several parts.
+        For each episode, the parts of files that have its rows, which are at least two. An episode of DreamerV3 may
+        have several parts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -196,9 +196,9 @@ class _Replay:
             raise StoreNotFound(f"{folder} has no episodes of Dreamer: no .npz file with two rows or more")
 
     def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
-        """Yield the parts of each episode in ``chain``: a list in which each file continues the rows of the last one.
+        """Yield the parts of each episode in the files ``chain``.
 
-        An episode may begin in one file and end in a later one.
+        Each file continues the rows of the file before it, so an episode may begin in one file and end in a later one.
         """
         parts: list[_Part] = []
         for file in chain:
@@ -222,7 +222,7 @@ class _Replay:
         yield from _if_steps(parts)
 
     def paths(self, actions: Sequence[str], extra: Sequence[str]) -> dict[str, str]:
-        """Return a dict from the default path of each leaf to the leaf's key in the files.
+        """Return the key of each leaf in the files, by its path in the store, such as ``{"obs/image": "image"}``.
 
         ``actions`` and ``extra`` are the keys that the caller chose for actions and extra fields. The role of a key
         decides from which row a step takes its value.
@@ -252,7 +252,7 @@ class _Replay:
         return leaves_of(values, file)
 
     def read(self, parts: Sequence[_Part], names: Mapping[str, str], wanted: Collection[str]) -> EpisodeData:
-        """Return the episode that has these parts, with the leaves at the paths in ``wanted``."""
+        """Return the episode whose rows are in ``parts``, with the leaves at the paths in ``wanted``."""
         paths = {path: key for path, key in names.items() if path in wanted}
         rows, where = self._rows(parts, paths.values()), parts[0].file
         steps: Rows = {}

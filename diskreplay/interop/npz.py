@@ -273,7 +273,7 @@ class _Arrays:
         self.skipped = list[Skipped]()
 
     def _load(self, file: Path) -> Rows:
-        """Return the arrays of a file, without arrays in the option ``skip``, except flags and next observations."""
+        """Return the arrays of a file that are not in the option ``skip``, and always flags and next observations."""
         self._left_out = []
 
         def is_read(name: str) -> bool:
@@ -337,7 +337,10 @@ class _Arrays:
                 raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
 
     def _flags(self, arrays: Arrays, count: int) -> Ends:
-        """Return masks of the steps that end an episode, and that a limit truncated. None: there is no such array."""
+        """Return two masks of steps: the last steps of episodes, and the steps at which a limit truncated an episode.
+
+        A mask is None if no array tells it.
+        """
         return self._flag(arrays, self._told.ends(), count), self._flag(arrays, self._told.limits(), count)
 
     def _episode(
@@ -464,7 +467,7 @@ class _Files(_Arrays):
         self._lengths = [length for length in lengths if length is not None]
 
     def _or_skip(self, read: Callable[[Path], _T], file: Path) -> _T | None:
-        """Return ``read(file)``; None if that fails and ``on_error`` is "skip"."""
+        """Return ``read(file)``; if it fails and ``on_error`` is "skip", add the file to ``skipped`` and return None."""
         try:
             return read(file)
         except (FormatError, SchemaError) as error:

@@ -470,7 +470,7 @@ def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
 
 
 def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, Shape]]:
-    """Return a dict for each demonstration, by its name: the shape of each of its arrays, by the array's name, sorted.
+    """Return ``{demonstration: {array: shape}}``, with sorted names of arrays.
 
     Demonstrations with links are left out, since their arrays have other names: `_datasets` finds these arrays.
     """

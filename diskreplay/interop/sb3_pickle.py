@@ -296,7 +296,7 @@ class _Buffer:
         return {**obs, ACTION: "actions", REWARD: "rewards"}
 
     def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
-        """Return the steps of a piece as an episode, with the leaves at the paths in ``wanted``."""
+        """Return the steps of ``piece`` as an episode, with the leaves at the paths in ``wanted``."""
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         newest = self._order[last : piece.stop]
         obs = {path: leaf[rows, lane] for path, leaf in self._obs.items() if path in wanted}

@@ -159,7 +159,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             self._buffers.append(buffer)
 
     def _place(self, ids: Ints) -> Ints:
-        """Assign ids to the next positions, and return these positions."""
+        """Put ids at the positions after the newest step, and return these positions."""
         limit = self._capacity or UNBOUNDED
         positions = (self._next + np.arange(len(ids))) % limit
         wanted = min(self._size + len(ids), limit)
@@ -239,7 +239,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         finally:
             placed = self._place(np.array(ids, np.int64))
             self._tell_samplers(int(placed[-1]) if len(placed) else None)
-            if self._untold is not None or not whole:  # otherwise the buffer moves its own cursor
+            if self._untold is not None or not whole:  # in all other cases the buffer moves its cursor itself
                 self._untold = placed if self._untold is None else np.concatenate([self._untold, placed])
         if self._untold is not None:
             self._set_cursors()
@@ -410,7 +410,7 @@ def _value(items: TensorDictBase, key: Key) -> torch.Tensor:
 
 
 def _values(tree: Any, items: TensorDictBase, key: Key) -> Any:
-    """Return the values of a part of the schema, nested like that part."""
+    """Return the tensors of ``items`` for the fields in ``tree``, a part of the schema, as nested dicts."""
     if isinstance(tree, dr.Field):
         return _value(items, key)
     parts = tree.items() if isinstance(tree, Mapping) else ((str(i), part) for i, part in enumerate(tree))
@@ -422,7 +422,7 @@ def _observations(tree: Any, items: TensorDictBase, above: Key) -> Any:
 
 
 def _column(items: TensorDictBase, key: Key) -> NDArray[Any]:
-    """Return one number per item, without the extra axis of TorchRL."""
+    """Return the values of a key with one number per item, ``(n,)``; TorchRL keeps them as ``(n, 1)``."""
     value = _value(items, key)
     if value.numel() != len(items):
         raise dr.SchemaError(f"{key} has the shape {tuple(value.shape)}, and needs one number an item")

@@ -237,7 +237,7 @@ class _Transitions:
         return {_TERMINATED: flags.get(_TERMINATED, done & ~truncated), _TRUNCATED: truncated}
 
     def _find_names(self, obs: Sequence[str] | None) -> dict[str, str]:
-        """Return the key of each leaf, at the root or below "next", by the leaf's default path."""
+        """Return the key of each leaf in the folder by its path in the store, such as ``{"reward": "next/reward"}``."""
         left_out = {*_FLAGS, *_BOOKKEEPING}
         keys = [key for key in self._leaves if key.split("/")[0] not in (_NEXT, "collector") and key not in left_out]
         chosen = self._choose_obs(keys, obs)
@@ -290,7 +290,7 @@ class _Transitions:
         return leaves_of(values, self._folder, "; skip leaves keys out")
 
     def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
-        """Return the steps of a piece as an episode, with the leaves at the paths in ``wanted``."""
+        """Return the steps of ``piece`` as an episode, with the leaves at the paths in ``wanted``."""
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         steps: Leaves = {}
         for path, key in self.names.items():

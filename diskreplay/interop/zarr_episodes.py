@@ -333,7 +333,7 @@ class _DataSet:
         return column
 
     def _found(self) -> dict[str, str]:
-        """Return the names of arrays by the default paths of their leaves."""
+        """Return the name of each array by its leaf's path in the store, such as ``{"obs/img": "img"}``."""
         there = self._root.names()
         if self._layout:
             return dict(self._layout.names) | ({PRIORITY: PRIORITY} if PRIORITY in there else {})
@@ -425,7 +425,7 @@ class _Column:
 
 
 def _names(schema: Schema) -> dict[str, str]:
-    """Return the name of the array for each leaf; SchemaError if two have the same name or one is ``priority``."""
+    """Return the name of each leaf's array, by path; SchemaError if two names are equal, or one is ``priority``."""
     found = {path: path.partition("/")[2].replace("/", ".") or path for path in schema.step_leaves}
     for path, name in found.items():
         if list(found.values()).count(name) > 1 or name == PRIORITY:

@@ -31,7 +31,7 @@ Names = str | Sequence[str] | Mapping[str, str]
 OnError = Literal["raise", "skip"]
 _PARTS = OBS, ACTION, REWARD, EXTRA, FIELDS
 _UNSAFE = ":unsafe"
-_SHOWN = 40  # the most features that a message lists
+_SHOWN = 40  # a message lists at most this number of features
 _ROLE = re.compile(r"^(obs|observations?|actions?|next|extra)[./]")
 
 
@@ -305,7 +305,7 @@ def lay_out(
     place : str
         The data set, for messages.
     leaves : dict of str to Field
-        The field of each feature that the reader yields. The keys are the default paths.
+        The field of each feature that the reader yields. The keys are the default paths: the paths without options.
     names : dict of str to str
         The name of each feature. The keys are the default paths.
     schema : Schema, optional
@@ -389,11 +389,11 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            if path in leaves:  # a feature of steps and an episode field may share a name: the second gets its path
+            if path in leaves:  # if a feature of steps and an episode field share a name, the second is called its path
                 self._names[path if name in self._names else name] = path
 
     def paths(self) -> tuple[dict[str, str], list[str]]:
-        """Return ``{default path: path in the store}`` of the kept features, and the names of the features left out."""
+        """Return ``{path without options: path in the store}`` of kept features, and the names of features left out."""
         skipped = {
             name
             for each in self._choice.named("skip") or ()
@@ -429,7 +429,7 @@ class _Chooser:
         return {self._names[name]: path for name, path in target.items()}, not_kept
 
     def _wanted(self, part: str, given: Names | None) -> Iterator[tuple[str, str]]:
-        """Yield the name of each feature in the option of ``part``, and the path that the feature gets in the store."""
+        """Yield the name and the new path of each feature in ``given``, the value of the option ``part``."""
         if given is None:
             return
         if isinstance(given, str):
@@ -458,9 +458,9 @@ class _Chooser:
         raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is not a feature; {self.advice()}")
 
     def _short(self, name: str) -> str:
-        """Return a feature's default path without the part at its beginning: "image" for the path "obs/image".
+        """Return a feature's path, before options change it, without its first name: "image" for "obs/image".
 
-        If the default path is only a part, the result is the feature's name without a prefix such as "obs/".
+        If the path has only one name, the result is the feature's name without a prefix such as "obs/".
         """
         _, _, below = self._names[name].partition("/")
         return below or _ROLE.sub("", name)

@@ -131,8 +131,8 @@ class Format:
     lossy : mapping
         A description of the loss for each leaf that the caller asked to keep inexactly. The keys are paths.
     marks_hidden : bool
-        Whether the format has its own column for the marks of hidden steps. For other formats, the export adds an
-        extra field if steps are hidden.
+        Whether the format has its own column that tells which steps are hidden from samplers. For other formats, the
+        export adds an extra field if steps are hidden.
     """
 
     not_held: Mapping[str, str]
@@ -310,7 +310,7 @@ def _choice(options: ExportOptions) -> Choice:
 def _lay_out(store: Store, choice: Choice) -> Layout:
     """Return the layout of an export: the exported leaves of a store, with their new paths and dtypes.
 
-    The option ``dtype`` has paths of the store, also for leaves that other options rename.
+    The keys of the option ``dtype`` are paths in the store, also for leaves that other options rename.
     """
     leaves, place = store.schema.leaves, str(store.path)
     names = {path: path for path in leaves}
@@ -328,8 +328,8 @@ def _read(
 ) -> Iterator[EpisodeData]:
     """Yield the data of each episode as `Format.write` receives them.
 
-    The marks of hidden steps are added as a leaf at the path ``hidden``, if it is given. Final observations are added
-    or removed as ``not_held`` demands: see `Format`.
+    If ``hidden`` is given, a bool leaf at this path tells which steps are hidden from samplers. A missing final
+    observation is added if `NO_FINAL_OBS` is in ``not_held``. Final observations are removed if `FINAL_OBS` is in it.
     """
     for episode in episodes:
         data = episode.read(schema)
@@ -374,10 +374,10 @@ def place_hidden(
     episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
 ) -> tuple[Format, str | None]:
-    """Return a format that keeps the marks of hidden steps if possible, and the path of the marks.
+    """Return a format that keeps which steps are hidden from samplers, and the path of the field that tells it.
 
-    The data set has an extra field for the marks only if steps are hidden. If the format cannot hold this field,
-    ``not_held`` of the returned format has an entry for the marks.
+    The data set has this bool extra field only if steps are hidden. If the format cannot hold the field, ``not_held``
+    of the returned format has the entry `HIDDEN`.
 
     Parameters
     ----------
@@ -475,7 +475,7 @@ def find_not_held(
 
 
 def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return the names, as in `Format.not_held`, of the data that an episode has besides leaves of steps.
+    """Return the names, which are keys of `Format.not_held`, of all data of an episode except leaves of steps.
 
     Episode fields and priorities are looked up only if their names are in ``among``.
     """

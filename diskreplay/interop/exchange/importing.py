@@ -95,7 +95,7 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that is open for an import.
+    """A data set that is open for an import. The default path of a feature is its path in the store without options.
 
     Attributes
     ----------
@@ -424,7 +424,7 @@ class _Selection:
             yield made, where is None or bool(where(SourceEpisode(number, schema, made)))
 
     def _readable(self, first: int) -> Iterator[tuple[int, EpisodeData]]:
-        """Yield the position and the data of each episode that can be read and fits the layout.
+        """Yield the position and the data of each episode that can be read and has the leaves of the store.
 
         The error of an episode that cannot be read is raised. With ``on_error="skip"``, the error is added to
         ``skipped`` instead.
@@ -513,7 +513,6 @@ class _Segments:
         self._nbytes, self._writer = 0, store.writer(durability="none")
 
     def __enter__(self) -> Self:
-        """Return this object."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -44,7 +44,7 @@ class Record:
     state: object
 
     def __new__(cls, *args: object) -> "Record":
-        """Keep the arguments; UnpicklingError for more than 64: a small file could copy a long tuple many times."""
+        """Set ``args``; UnpicklingError for more than 64, since a small file could copy a long tuple many times."""
         if len(args) > _MOST_ARGUMENTS:
             raise pickle.UnpicklingError(f"it calls {cls.class_name} with {len(args)} arguments")
         record = object.__new__(cls)
@@ -122,7 +122,7 @@ class _Unpickler(pickle.Unpickler):
             self._known[f"{package}.numeric._frombuffer"] = _Function(_from_buffer)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the inert replacement of a class or function; UnpicklingError if it is neither known nor listed."""
+        """Return the inert replacement of a class or function; UnpicklingError if the file must not use it."""
         dotted = f"{module}.{name}"
         if dotted not in self._known:
             if dotted not in self._classes:
@@ -204,8 +204,8 @@ def load(path: Path, classes: Collection[str]) -> Any:
 def _check(mapped: mmap.mmap) -> None:
     """Check, before a pickle is loaded, that none of its opcodes claims more than the file has.
 
-    Python's loader allocates memory for every length that an opcode claims, and for every position in the list of
-    values (the pickle's memo) that it claims. The check also tracks how deep the values on the stack are nested, since
+    Python's loader allocates memory for the lengths that opcodes claim, and for the indices at which they put values
+    into the memo, the pickle's list of values. The check also tracks how deep the values on the stack are nested, since
     Python hashes nested tuples without a depth limit.
 
     Raises

@@ -130,7 +130,7 @@ class Documents:
         return found
 
     def _read(self, name: str) -> list[bytes]:
-        """Return the contents of all files with this name, since a zip file may have several, and zarr may read any."""
+        """Return the contents of all files of this name: a zip file may have several, and zarr may read any of them."""
         if self._archive is None:
             file = self._place / name
             if not file.is_file():

@@ -48,7 +48,7 @@ _MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
-    """A file of steps: `first` is the position of its first episode, and `lengths` has the steps of each episode."""
+    """A file of steps: `first` is the position of its first episode, `lengths` has the number of steps of each."""
 
     path: Path
     first: int
@@ -126,7 +126,7 @@ class Reader:
             videos.close()
 
     def _check_pieces(self, scan: "_Scan") -> list[str]:
-        """Scan the files of steps, and return the names of their columns that are not features.
+        """Let ``scan`` read all files of steps, and return the names of columns that are not features.
 
         An unreadable file raises FormatError. With ``on_error="skip"``, the episodes in this file are left out instead.
         """
@@ -315,7 +315,6 @@ class _Videos:
         return stored
 
     def close(self) -> None:
-        """Close all files."""
         for _, reader in self._open.values():
             reader.close()
 

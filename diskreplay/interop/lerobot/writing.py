@@ -127,7 +127,6 @@ class _DataSet:
         self._file: _File | None = None
 
     def add(self, episode: EpisodeData) -> None:
-        """Append an episode."""
         if self._file is None:
             self._file = _File(self._root, self._number, self._schema, self._videos, self._contents.fps)
         length = len(episode)
@@ -304,7 +303,6 @@ class _File:
         return found
 
     def close(self) -> None:
-        """Close the files."""
         self._writer.close()
         self._sink.close()
         for _, writer in self._videos.values():

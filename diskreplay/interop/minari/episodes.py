@@ -78,7 +78,7 @@ class Layout:
         return nest(values), texts
 
     def _infos(self, infos: Raw, count: int, steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Json]]:
-        """Add infos that have an extra field to ``steps``; return episode fields for the reset, and notes of the others.
+        """Add infos that have an extra field to ``steps``; return episode fields of the reset, and notes of the others.
 
         ``count`` is the number of steps.
         """
@@ -210,7 +210,7 @@ def _with_dtypes(tree: Any, path: str, arrays: Mapping[str, NDArray[Any]]) -> An
 
 
 def _info_fields(raw: Raw) -> tuple[dict[str, Field], dict[str, Field]]:
-    """Return two dicts of fields by name: infos with a row for each step, and infos with a row for the reset, too."""
+    """Return the fields of infos with a row for each step, by name; and of those that also have a row for the reset."""
     count = len(raw["rewards"])
     infos, resets = {}, {}
     for name, rows in flat(raw[INFOS]).items() if raw[INFOS] else ():

@@ -138,7 +138,7 @@ class DrawRounds:
         return found
 
     def _masses(self) -> NDArray[np.float64]:
-        """Return the mass of each shard, 0 if it is missing.
+        """Return each shard's mass, (shards,): its number of ids or sum of priorities, or 0 if the shard is missing.
 
         Raises NotEnoughData if the shards that answer have no drawable ids, and ReplayError if no shard answers for
         `patience_s`.

@@ -417,7 +417,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             raise
 
     def _send_updates(self, waiting_s: float = 0.0) -> None:
-        """Send the updates that waited longer than `waiting_s`. A shard applies them before its next call."""
+        """Send the updates that waited longer than `waiting_s`. A shard applies them before it answers a later call."""
         for link in self._links:
             if link.lost is None and link.update_age() > waiting_s:
                 link.send_updates()

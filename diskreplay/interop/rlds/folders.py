@@ -245,7 +245,7 @@ class DataSet:
         return len(values) > 0 and bool(np.nan_to_num(np.asarray(values[-1], np.float64)).any())
 
     def _find_paths(self) -> dict[str, str]:
-        """Return the names of features by the default paths of their leaves."""
+        """Return the name of each feature by its leaf's path, such as ``{"obs/image": "steps/observation/image"}``."""
         found: dict[str, str] = {}
         obs, actions = self._choice.named(OBS) or (), self._choice.named(ACTION) or ()
         for name, feature in self._features.items():
@@ -271,7 +271,7 @@ class DataSet:
         return found
 
     def _find_leaves(self) -> dict[str, Field]:
-        """Return the field of each leaf in the first episode that can be read, by default path."""
+        """Return the field of each leaf by path, from the arrays of the first episode that can be read."""
         first = next(self._readable())
         fields = {path: np.asarray(value)[None] for path, value in first.fields.items()}
         return leaves_of({**{path: rows[:0] for path, rows in first.steps.items()}, **fields}, self._folder)
@@ -400,7 +400,6 @@ class _Folder:
         return self._plan.path / f".shard-{number}"
 
     def add(self, episode: EpisodeData) -> None:
-        """Append an episode."""
         rows = len(episode) + 1
         last = np.arange(rows) == rows - 1
         features: dict[str, Sequence[bytes] | NDArray[Any]] = {}
@@ -429,7 +428,7 @@ class _Folder:
             self._file.close()
 
     def finish(self) -> None:
-        """Rename the files to names with their total number, and write the descriptions."""
+        """Give the files names with their total number, and write the two JSON files."""
         self.close()
         count = len(self._shards)
         for number in range(count):
