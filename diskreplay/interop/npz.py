@@ -261,7 +261,7 @@ class _Arrays:
     Attributes
     ----------
     names : dict of str to str
-        The name of the array that has the values of a leaf of steps, by the leaf's default path.
+        The name of the array for each leaf of steps, by path in the store, such as ``{"obs": "observations"}``.
     """
 
     def __init__(self, place: Path, choice: Choice, flags: _Flags) -> None:
@@ -467,7 +467,7 @@ class _Files(_Arrays):
         self._lengths = [length for length in lengths if length is not None]
 
     def _or_skip(self, read: Callable[[Path], _T], file: Path) -> _T | None:
-        """Return ``read(file)``; if it fails and ``on_error`` is "skip", add the file to ``skipped`` and return None."""
+        """Return ``read(file)``; if it fails with ``on_error="skip"``, add the file to ``skipped`` and return None."""
         try:
             return read(file)
         except (FormatError, SchemaError) as error:

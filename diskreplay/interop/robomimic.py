@@ -347,7 +347,7 @@ class _Demos:
         return found
 
     def _find_names(self, names: list[str], first: h5py.h5g.GroupID) -> dict[str, str]:
-        """Return a dict from the default path of each leaf of steps to the name of the array with its values."""
+        """Return the name of each array by its leaf's path in the store, such as ``{"action": "actions"}``."""
         found = dict[str, str]()
         for name in names:
             part, _, below = name.partition("/")

@@ -91,7 +91,7 @@ class StepValues:
         self._given = {}
 
     def set_episode(self, fields: Mapping[str, Any]) -> None:
-        """Keep episode fields for each lane's running episode, or for its next one if none is running.
+        """Keep episode fields for each lane's running episode, or for the lane's next episode if none is running.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class StepValues:
         return found
 
     def forget(self, lanes: np.ndarray) -> None:
-        """Forget the values of the episodes of these lanes, which have ended."""
+        """Remove the lanes of a mask from `running`, and forget the values of their episodes, which have ended."""
         for lane in np.flatnonzero(lanes).tolist():
             self._episodes[lane] = {}
         self.running &= ~lanes
@@ -185,7 +185,7 @@ class StepValues:
         return {path: leaf.copy() for path, leaf in self._schema.cast(part, value, self._leading).items()}
 
     def nest(self, part: str, values: Mapping[str, np.ndarray]) -> Any:
-        """Return the arrays of `own` nested as in the schema."""
+        """Return arrays by path, such as `own` returns, nested as in the schema."""
         return self._schema.unflatten(part, values)
 
     def from_info(self, info: Mapping[str, Any], ended: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:

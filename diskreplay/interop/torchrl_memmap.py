@@ -193,7 +193,7 @@ class _Transitions:
     pieces : list of Piece
         The episodes in the order of their start.
     names : dict of str to str
-        The key of each leaf, by its default path.
+        The key of each leaf in the folder, by its path in the store without options.
     left_out : list of str
         The keys that the caller skips.
     cut : int
@@ -284,7 +284,7 @@ class _Transitions:
         self.pieces = sorted(pieces(ended), key=lambda piece: int(by_trajectory[piece.start]))
 
     def leaves(self) -> dict[str, Field]:
-        """Return the field of each leaf of the steps, by default path."""
+        """Return the field of each leaf of the steps, by its path in the store."""
         values = {path: self._leaves[key][:0, 0] for path, key in self.names.items()}
         values[REWARD] = values[REWARD].reshape(0)
         return leaves_of(values, self._folder, "; skip leaves keys out")

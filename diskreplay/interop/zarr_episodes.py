@@ -280,7 +280,7 @@ class _DataSet:
     schema : Schema or None
         The schema, if the data set is an export of this module, which stores it.
     leaves : dict of str to Field
-        The field of each leaf, by default path.
+        The field of each leaf. The keys are default paths: paths in the store without options.
     names : dict of str to str
         The name of the array or field in the data set for each leaf, by default path.
     left_out : list of str

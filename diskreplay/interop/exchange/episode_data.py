@@ -98,12 +98,12 @@ class EpisodeData:
 
     @property
     def hidden(self) -> NDArray[np.bool_]:
-        """The marks of hidden steps: whether each step is hidden from samplers, ``(T,)``."""
+        """Whether each step is hidden from samplers, ``(T,)``."""
         found: NDArray[np.bool_] = np.arange(len(self)) < self.hidden_steps
         return found
 
     def with_hidden(self, path: str) -> Self:
-        """Return a copy of the episode that has the marks of hidden steps as an additional leaf at ``path``."""
+        """Return a copy of the episode that has `hidden` as an additional leaf at ``path``."""
         return replace(self, steps={**self.steps, path: self.hidden})
 
     def with_final_obs(self) -> Self:
@@ -157,7 +157,7 @@ def is_obs(path: str) -> bool:
 
 
 def nested(schema: Schema, part: str, values: Mapping[str, Any]) -> Any:
-    """Return the values of a part, nested as in the schema.
+    """Return the values of ``part``, such as "obs", nested as in the schema; ``values`` has them by path.
 
     The result is ``{}`` if the part is "extra" or "episode" and ``values`` has no value of the part.
     """

@@ -168,7 +168,7 @@ def load(path: Path, classes: Collection[str]) -> Any:
     """Return the object in a pickle file, without importing any class that the file names.
 
     Values of built-in types, such as numbers and dicts, are returned as they are. Arrays become `PickledArray`, and
-    objects of the named classes become `Record`. No code of the file runs.
+    objects of the classes in ``classes`` become `Record`. No code of the file runs.
 
     Parameters
     ----------

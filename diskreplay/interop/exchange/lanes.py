@@ -185,7 +185,7 @@ class LaneFiller:
         self.lengths = [0] * lanes
 
     def place(self, steps: int) -> Piece:
-        """Place the next piece, which has ``steps`` steps; return its lane and its positions in this lane."""
+        """Place the next piece, which has ``steps`` steps, and return it with its lane and positions."""
         lane = min(range(len(self.lengths)), key=self.lengths.__getitem__)
         start = self.lengths[lane]
         self.lengths[lane] += steps

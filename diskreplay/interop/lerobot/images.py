@@ -22,7 +22,7 @@ _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # other formats run pro
 
 
 def as_rows_first(images: NDArray[Any], channels_first: bool) -> NDArray[Any]:
-    """Return images as ``(T, height, width, channels)``; if ``channels_first``, axis 1 of the argument is channels."""
+    """Return images as ``(T, height, width, channels)``; if ``channels_first``, ``images`` has channels in axis 1."""
     return np.moveaxis(images, 1, -1) if channels_first else images
 
 

@@ -136,7 +136,7 @@ class Metadata:
         self.values = {name: self._table[name] for name in self.fields}
 
     def clip(self, number: int, key: str) -> Clip:
-        """Return the clip of the video feature ``key`` for the episode at position ``number``."""
+        """Return the `Clip` of the video feature ``key`` for the episode at position ``number``."""
         if self.is_old:
             return Clip(self._old_file("video_path", _OLD_VIDEO, int(self.numbers[number]), video_key=key), 0.0)
         chunk, file, start = (

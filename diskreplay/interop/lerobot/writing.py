@@ -74,7 +74,7 @@ class Contents:
 
     @property
     def stored(self) -> list[Column]:
-        """The columns of the files of steps: leaves except videos, ``flags``, and `COUNTERS` that no leaf provides."""
+        """The columns of the files of steps: leaves other than videos, ``flags``, and `COUNTERS` that are no leaves."""
         made = [Column(name, "", Field((), "bool")) for name in self.flags]
         made += [Column(name, "", leaf) for name, leaf in COUNTERS.items() if name not in self._keys]
         return [column for column in self.columns if column.kind != "video"] + made

@@ -24,7 +24,10 @@ __all__ = ["read_hdf5"]
 def read_hdf5(
     folder: Path, observations: AnySpace, actions: AnySpace, is_jpeg: bool, numbers: Iterable[int]
 ) -> Iterator[Raw]:
-    """Yield the episodes with these numbers from a checked file in Minari's form; missing infos are an empty dict."""
+    """Yield the episodes with these numbers in Minari's form; without infos in the file, they are an empty dict.
+
+    `check_hdf5` must have checked the file.
+    """
     with h5py.File(folder / "main_data.hdf5", "r") as file:
         for number in numbers:
             group = h5py.h5o.open(file.id, f"episode_{number}".encode())

@@ -24,9 +24,10 @@ Ints = NDArray[np.int64]
 
 
 def split_batch(rng: np.random.Generator, size: int, masses: Floats) -> Ints:
-    """Return the number of items from each shard in a batch, (shards,): one multinomial draw by their masses.
+    """Return the number of items that each shard draws for a batch, (shards,): one multinomial draw by `masses`.
 
-    Masses are finite, at least 0, and not all 0.
+    A shard's mass is its number of ids or, if ids are drawn by priorities, the sum of their priorities. Masses are
+    finite, at least 0, and not all 0.
     """
     counts: Ints = rng.multinomial(size, masses / masses.sum())
     return counts
@@ -62,7 +63,7 @@ _ATTEMPTS = 100  # each failure means that a shard was lost or emptied during th
 
 
 class Given(NamedTuple):
-    """One shard's part of a batch; `mass` is the mass of the shard when the batch was divided."""
+    """One shard's part of a batch; `mass` is the shard's number of ids or sum of priorities when it was divided."""
 
     shard: int
     mass: float
@@ -111,7 +112,7 @@ class DrawRounds:
         self.seconds_waiting = 0.0
 
     def poll(self) -> None:
-        """Take the answers that arrived, try to join missing shards again, and request masses that are too old."""
+        """Take the answers that arrived, try to join missing shards, and request masses older than `MASS_AGE_S`."""
         now = monotonic()
         for link in self.links:
             link.poll(self.target, self._deadline_s)
@@ -131,7 +132,7 @@ class DrawRounds:
                 link.poll(self.target, self._deadline_s)
 
     def begin(self, sizes: Sequence[int]) -> Round:
-        """Divide batches of these sizes among the shards, request the parts, and return the round."""
+        """Divide batches of these sizes among the shards, request the parts, and return the batches as a `Round`."""
         masses = self._masses()
         found = Round(masses, np.stack([split_batch(self.rng, size, masses) for size in sizes]))
         self._ask(found)
@@ -200,7 +201,7 @@ class DrawRounds:
         found.asked.clear()
 
     def next(self, found: Round) -> Drawn:
-        """Return the next batch of a round."""
+        """Return the next batch of a `Round`. If other shards cannot replace a lost shard, all of it is drawn again."""
         at = found.next
         found.next += 1
         self._collect(found)

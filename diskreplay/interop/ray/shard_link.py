@@ -86,7 +86,7 @@ class ShardLink:
     `mass` and `population` are the last values that the shard reported, and 0 while it is missing. `heard` is the time
     of this report. `local` reads the shard's store directly if it is on the trainer's node, otherwise None. `lost` is
     the reason why the shard is missing, and None while it answers. A ping is a request without items: it sends the
-    waiting updates of priorities, and its answer reports the mass.
+    updates of priorities that wait, and its answer reports the mass.
     """
 
     def __init__(self, group: ShardGroup, shard: int, name: str, run: str, seed: int, direct: bool) -> None:
@@ -144,7 +144,7 @@ class ShardLink:
             self.begin_join(target)
 
     def lose(self, reason: str) -> None:
-        """Leave the shard out of draws until it is joined again. Waiting updates are counted as lost."""
+        """Leave the shard out of draws until it is joined again; count the updates of priorities that wait as lost."""
         if self.lost is None:
             self.lost, self.since = reason, monotonic()
             self.mass, self.population = 0.0, 0
@@ -157,7 +157,7 @@ class ShardLink:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, sizes: list[int]) -> Asked:
-        """Request a part for each size in ``sizes``, and send the waiting updates; return the request."""
+        """Request a part for each size in ``sizes`` and send the updates of priorities that wait; return the request."""
         assert self.joined is not None
         updates, self._pending = joined_updates(self._pending), []
         now = monotonic()
@@ -169,14 +169,17 @@ class ShardLink:
         return Asked(self._actor.draw.remote(request), now, updated)
 
     def ask_mass(self) -> None:
-        """Get the mass from `local`, or by a ping whose answer `poll` takes. An unanswered ping is not repeated."""
+        """Get the shard's mass from `local`, or request it: `poll` takes the answer.
+
+        The request is not repeated before its answer.
+        """
         if self.local is not None and self.local.draws:
             self.hear(*self.local.mass())
         elif not self._pings:
             self.send_updates()
 
     def send_updates(self) -> None:
-        """Send the waiting updates by a ping; `poll` takes the answer."""
+        """Send the updates of priorities that wait, by a request without items; `poll` takes the answer."""
         self._pings.append(self.ask([]))
 
     def hear(self, mass: float, population: int) -> None:
@@ -185,7 +188,7 @@ class ShardLink:
 
     @property
     def pinged(self) -> bool:
-        """Whether a ping has no answer yet."""
+        """Whether a request without items has no answer yet."""
         return bool(self._pings)
 
     def take(self, asked: Asked) -> Reply | None:
@@ -259,7 +262,7 @@ class ShardLink:
     # --- updates -----------------------------------------------------------------------------------------------------
 
     def update(self, update: Update) -> None:
-        """Keep an update of this shard for the next request; count it as lost if the shard is missing."""
+        """Keep an update of priorities for the next request; count its ids as lost if the shard is missing."""
         if self.lost is not None:
             self.updates_lost += len(update.ids)
             return
@@ -268,11 +271,11 @@ class ShardLink:
         self._pending.append(update)
 
     def update_age(self) -> float:
-        """Return the age of the oldest waiting update in seconds."""
+        """Return the seconds that the oldest update of priorities has waited; 0 if no update waits."""
         return monotonic() - self._pending_since if self._pending else 0.0
 
     def close(self) -> None:
-        """Send the waiting updates, wait for the shard's answer, and close the store of `local`."""
+        """Send the updates of priorities that wait, wait for the shard's answer, and close the store of `local`."""
         if self._pending and self.lost is None:
             try:
                 self._waited(self.ask([]).ref)

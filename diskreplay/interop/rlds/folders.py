@@ -124,7 +124,7 @@ class DataSet:
     skipped : list of Skipped
         The episodes without a step, and the damaged episodes.
     leaves : dict of str to Field
-        The fields of the episodes, by default path.
+        The field of each leaf. The keys are default paths: paths in the store without options.
     names : dict of str to str
         The name of the feature for each default path.
     left_out : list of str
