@@ -157,7 +157,7 @@ class ShardLink:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, sizes: list[int]) -> Asked:
-        """Request a part for each size in ``sizes`` and send the updates of priorities that wait; return the request."""
+        """Request a part for each size in ``sizes`` and send the updates of priorities that wait; return an `Asked`."""
         assert self.joined is not None
         updates, self._pending = joined_updates(self._pending), []
         now = monotonic()
