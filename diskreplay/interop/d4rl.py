@@ -224,7 +224,7 @@ def _reason(path: str) -> str | None:
 
 
 def _own_schema(schema: Schema) -> Schema | None:
-    """Return the schema of a store that imports the exported file; None if no store can have this schema."""
+    """Return the schema that an import of the exported file finds; None if no store can have this schema."""
     plain = {path: Field(leaf.shape, leaf.dtype) for path, leaf in schema.step_leaves.items()}
     try:
         return schema_of((array, leaf) for path, leaf in plain.items() if (array := array_of(path)) is not None)
@@ -373,8 +373,8 @@ class Reader:
     def _is_step(self, name: str) -> bool:
         """Tell whether an array has a row for each step.
 
-        The arrays that D4RL defines and the arrays in ``infos`` do, and arrays in ``metadata`` and ``virtual`` do not.
-        Any other array does if it has as many rows as the rewards.
+        The arrays that D4RL defines and the arrays in ``infos`` have these rows. Arrays in ``metadata`` and ``virtual``
+        do not have them. Any other array has them if its length is the number of rewards.
         """
         first = name.split("/")[0]
         if first in RESERVED or first == "infos":

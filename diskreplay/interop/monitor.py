@@ -322,7 +322,7 @@ def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `Sampler.stats`, or `ShardedSampler.stats` with each measure of the shards as a dict by shard number."""
+    """Return `Sampler.stats`, or `ShardedSampler.stats` with ``shards`` as dicts of numbers by shard, one a measure."""
     if "shards" not in stats:
         return dict(stats)
     by_shard = {key: {str(n): shard[key] for n, shard in enumerate(stats["shards"])} for key in ("population", "mass")}

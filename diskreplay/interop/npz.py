@@ -339,7 +339,7 @@ class _Arrays:
     def _flags(self, arrays: Arrays, count: int) -> Ends:
         """Return two masks of steps: the last steps of episodes, and the steps at which a limit truncated an episode.
 
-        A mask is None if no array tells it.
+        A mask is None if there is no such array.
         """
         return self._flag(arrays, self._told.ends(), count), self._flag(arrays, self._told.limits(), count)
 

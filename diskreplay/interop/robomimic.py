@@ -472,7 +472,8 @@ def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
 def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, Shape]]:
     """Return ``{demonstration: {array: shape}}``, with sorted names of arrays.
 
-    Demonstrations with links are left out, since their arrays have other names: `_datasets` finds these arrays.
+    A demonstration with links is left out, since ``shapes`` may have its arrays under other names. `_datasets` follows
+    the links.
     """
     found, linked = dict[str, dict[str, Shape]](), set[str]()
     for name, shape in sorted(shapes.items()):

@@ -54,7 +54,7 @@ class StepValues:
         self._given: dict[str, Any] = {}
         lanes = leading[0] if leading else 1
         self.running = np.zeros(lanes, bool)
-        self._episodes: list[dict[str, np.ndarray]] = [{} for _ in range(lanes)]  # for each lane, values by leaf path
+        self._episodes: list[dict[str, np.ndarray]] = [{} for _ in range(lanes)]  # each lane's episode fields by path
 
     def set(self, fields: Mapping[str, Any]) -> None:
         """Keep extra fields for the next step.
@@ -189,7 +189,7 @@ class StepValues:
         return self._schema.unflatten(part, values)
 
     def from_info(self, info: Mapping[str, Any], ended: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the extra fields of a step, and the episode fields if the step ended an episode, otherwise None."""
+        """Return extra fields from info, and episode fields from it if the step ended an episode, otherwise None."""
         schema = self._schema
         extra = {name: _value(schema.extra[name], info, name, name) for name in self._extra_infos}
         if not ended:

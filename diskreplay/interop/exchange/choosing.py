@@ -389,7 +389,8 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            if path in leaves:  # if a feature of steps and an episode field share a name, the second is called its path
+            # A feature of steps and an episode field may have the same name. The second is then named by its path.
+            if path in leaves:
                 self._names[path if name in self._names else name] = path
 
     def paths(self) -> tuple[dict[str, str], list[str]]:

@@ -41,7 +41,7 @@ _DOCUMENT_BYTES = 64 << 20
 # for each stored byte. Deflate compresses at most 1032 bytes into one.
 _SMALL_BYTES, _MOST_PACKED = 256 << 20, 1100
 _MOST_ABSENT = 1 << 17  # the number of chunks that a file of any size may omit
-# Errors of the system, not of the data. They pass unchanged.
+# Errors of the system, not of the data. `reading` lets them pass unchanged.
 _OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINTR),
@@ -50,7 +50,7 @@ _OF_THE_SYSTEM = {
 
 @contextmanager
 def foreign(place: Path) -> Iterator[int]:
-    """Check the files of a data set, and yield their total size in bytes; convert errors of the block like `reading`.
+    """Check the files of a data set, and yield their total size in bytes. Errors are converted as by `reading`.
 
     Raises
     ------
@@ -205,8 +205,8 @@ def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) 
 def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what: str) -> None:
     """Check that a file of ``stored`` bytes can have all chunks of an array, since each chunk costs memory and time.
 
-    The index in a file has at least eight bytes for each chunk. A small number of chunks always passes, since a file
-    may omit chunks of zeros. A larger number raises FormatError if the index alone would be larger than the file.
+    A file's list of its chunks has at least eight bytes for each chunk. A small number of chunks always passes, since a
+    file may omit chunks of zeros. A larger number raises FormatError if this list would be larger than the file.
     """
     count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
     if count > max(_MOST_ABSENT, stored // 8):

@@ -127,8 +127,8 @@ class Source:
     left_out : list of str
         Features that the reader left out because the caller skips them.
     texts : dict of str to list of str
-        Lists of texts, if numbers in the data stand for texts: number i stands for item i of a list. The keys are
-        default paths of leaves, or other names for `Store.texts`.
+        Lists of texts, if numbers in the data stand for texts: number i stands for item i of a list. A key is the
+        default path of the leaf with the numbers, or another name for `Store.texts`.
     leaves : dict of str to Field, optional
         The field of each feature, by its default path. None: the leaves of ``schema``.
     names : dict of str to str, optional
@@ -168,7 +168,7 @@ class Source:
         return f"episode {self.number_of(position)}{file}"
 
     def lay_out(self, choice: Choice) -> Layout:
-        """Return the layout of the features that results from the options; raise the errors of `choosing.lay_out`."""
+        """Return the `Layout` of the features that results from the options; raise the errors of `choosing.lay_out`."""
         leaves = self.leaves
         if leaves is None:
             assert self.schema is not None
@@ -320,7 +320,9 @@ def _plan(path: Path, source: Source, schema: Schema) -> Planned:
 
 
 def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[str, Json]) -> tuple[bool, int]:
-    """Return whether the import is complete, and the store's number of episodes; write the note of a new import.
+    """Check that a store can be used for an import, and write the store's note about a new import.
+
+    Returns whether the import is complete, and the number of episodes in the store.
 
     Raises
     ------
@@ -359,7 +361,7 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
 def _append(
     store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None, is_compressed: bool
 ) -> tuple[int, int]:
-    """Append all episodes but the first ``begun``, which the store has; return the numbers of episodes and of steps.
+    """Append all episodes except the first ``begun``, which the store has; return the numbers of episodes and steps.
 
     Some of the first ``begun`` episodes are read again. StoreExists is raised if they differ from the store's episodes.
     """
@@ -450,7 +452,7 @@ class _Selection:
 
 
 def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Collection[str]) -> None:
-    """Check that an episode has the leaves at ``paths``, with a row for each step, the declared shapes, and numbers.
+    """Check that an episode has the leaves at ``paths``, as numbers of the declared shapes, with a row for each step.
 
     Raises
     ------
@@ -610,7 +612,7 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
         The export was interrupted, or `export.json` in the side folder cannot be read.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
-        if not os.path.isfile(side / _DOCUMENT):  # also if the name of `side` is too long for the file system
+        if not os.path.isfile(side / _DOCUMENT):  # False also for a name that is too long for the file system
             continue
         with foreign(side):
             document = read_document(side / _DOCUMENT)

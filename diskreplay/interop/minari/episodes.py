@@ -103,7 +103,7 @@ class Layout:
         return fields, notes
 
     def _seed(self, metadata: Raw, fields: dict[str, Any], notes: dict[str, Json]) -> None:
-        """Move the seed from ``metadata`` to ``fields``; if there is no seed that an int64 can hold, add a note."""
+        """Move the seed from ``metadata`` to ``fields`` if an int64 can hold it; otherwise add a note that says so."""
         if f"{FIELDS}/{SEED}" not in self.schema.leaves:
             return
         seed = metadata.get(SEED)

@@ -63,7 +63,7 @@ _ATTEMPTS = 100  # each failure means that a shard was lost or emptied during th
 
 
 class Given(NamedTuple):
-    """One shard's part of a batch; `mass` is the shard's number of ids or sum of priorities when it was divided."""
+    """One shard's part of a batch. `mass` was the shard's mass when the batch was divided: see `Part`."""
 
     shard: int
     mass: float
@@ -120,7 +120,7 @@ class DrawRounds:
                 link.ask_mass()
 
     def refresh(self) -> None:
-        """Request the masses of all shards, and wait for the answers, at most `deadline_s`."""
+        """Request the masses of all shards, and wait up to `deadline_s` for the answers."""
         self.poll()
         for link in self.links:
             if link.lost is None:

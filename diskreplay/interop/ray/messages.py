@@ -155,7 +155,7 @@ class Part(NamedTuple):
 
     At the draw, `population` is the shard's number of drawable ids, and `mass` is the same number or the sum of the
     ids' priorities. `leaves` has the arrays of the fields without index and weight, and `form` is their structure. Both
-    are None for a request of ids only.
+    are None if only ids were requested.
     """
 
     ids: Ints
