@@ -462,7 +462,7 @@ class Reader:
         return rows
 
     def _chunk_rows(self) -> int:
-        """Return the largest number of rows in a chunk: to read a part of a chunk takes as long as the whole chunk."""
+        """Return the largest number of rows in a chunk, since reading a part of a chunk takes as long as all of it."""
         return max((chunks[0] for array in self._arrays.values() if (chunks := array.chunks)), default=1)
 
     def _read_metadata(self, file: h5py.File) -> dict[str, Json]:

@@ -322,7 +322,10 @@ def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `Sampler.stats`, or `ShardedSampler.stats` with ``shards`` as dicts of numbers by shard, one a measure."""
+    """Return `Sampler.stats`, or `ShardedSampler.stats` in the form that the table `SAMPLER` describes.
+
+    ``missing`` is then the number of missing shards, and ``shards`` has for each measure a dict of numbers by shard.
+    """
     if "shards" not in stats:
         return dict(stats)
     by_shard = {key: {str(n): shard[key] for n, shard in enumerate(stats["shards"])} for key in ("population", "mass")}

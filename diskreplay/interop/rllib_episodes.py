@@ -173,7 +173,7 @@ class Rewards(Column):
 
 
 class Infos(Column):
-    """Infos with the stored fields: one dict per observation. The first dict is empty."""
+    """Infos with the stored fields: one dict per observation. The first is empty: no step led to this observation."""
 
     __slots__ = ()
     more = 1

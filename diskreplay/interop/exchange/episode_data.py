@@ -141,7 +141,7 @@ class EpisodeData:
 
 
 def with_hidden(schema: Schema, path: str) -> Schema:
-    """Return a schema with a bool extra field at ``path``, which tells which steps are hidden from samplers."""
+    """Return a schema with a bool extra field at ``path``, which is true for steps that are hidden from samplers."""
     extra = {**schema.extra, path.removeprefix(f"{EXTRA}/"): Field((), "bool")}
     return Schema(schema.obs, schema.action, schema.reward, extra, schema.episode)
 

@@ -374,7 +374,7 @@ def place_hidden(
     episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
 ) -> tuple[Format, str | None]:
-    """Return a format that keeps which steps are hidden from samplers, and the path of the field that tells it.
+    """Return a format that stores which steps are hidden from samplers, and the path of the field that tells it.
 
     The data set has this bool extra field only if steps are hidden. If the format cannot hold the field, ``not_held``
     of the returned format has the entry `HIDDEN`.
@@ -413,7 +413,7 @@ def place_hidden(
 
 
 def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episode], int]:
-    """Return the ended episodes that ``where`` accepts, ordered by start time, and the number of open ones it accepts.
+    """Return the ended episodes that ``where`` accepts, by start time, and the number of open episodes it accepts.
 
     Episodes whose segment was deleted since the snapshot are left out.
     """

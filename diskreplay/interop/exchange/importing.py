@@ -408,7 +408,7 @@ class _Selection:
 
     @property
     def is_partial(self) -> bool:
-        """Whether episodes may be left out."""
+        """Whether the options may leave out episodes."""
         return self._choice.where is not None or self._choice.on_error == "skip"
 
     def try_where(self) -> None:

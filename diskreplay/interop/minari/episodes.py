@@ -32,7 +32,8 @@ class Layout:
     schema : Schema
         The schema of the store.
     infos : dict of str to str
-        For each info of steps, the path of its extra field. The key is the info's nested keys, joined by slashes.
+        For each info of a step, the path of the extra field that has its values. A key of this dict has the nested keys
+        of the info, joined by slashes.
     texts : list of str
         The keys of observations that are texts, joined by slashes.
     """
@@ -166,7 +167,7 @@ def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[
 
 
 def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:
-    """Tell whether the rows of an info fit its field ``leaf``: a row for the reset, then a row for each step.
+    """Tell whether ``rows`` of an info, a row for the reset and then a row for each step, fit its field ``leaf``.
 
     The row for the reset is needed if the store has a field for it (``has_reset``). Otherwise this row may be missing
     or zeros.

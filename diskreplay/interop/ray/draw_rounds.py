@@ -201,7 +201,7 @@ class DrawRounds:
         found.asked.clear()
 
     def next(self, found: Round) -> Drawn:
-        """Return the next batch of a `Round`. If other shards cannot replace a lost shard, all of it is drawn again."""
+        """Return the next batch of a `Round`, or a new batch if other shards cannot draw the part of a lost shard."""
         at = found.next
         found.next += 1
         self._collect(found)

@@ -101,7 +101,7 @@ class JoinNeeded(dr.ReplayError):
 
 
 class Shard:
-    """Draws from its store for trainers, one call at a time. `ShardActor` makes an actor of Ray of this class.
+    """Draws from its store for trainers, one call at a time. `ShardActor` is a shard in an actor of Ray.
 
     It holds one `SharedSampler` per name, so all trainers that use the name share its priorities. They are saved in the
     store, as `samplers/ray-NAME`, about `save_s` seconds after an update at the latest. An actor that dies loses only

@@ -497,7 +497,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
 
 def _join(links: Sequence[ShardLink], target: Target) -> None:
-    """Join all shards that answer; ReplayError if no shard answers, ValueError if their schemas differ."""
+    """Call `Shard.join` of each shard, and wait; ReplayError if no shard answers, ValueError if schemas differ."""
     for link in links:
         link.begin_join(target)
     until = monotonic() + _START_S

@@ -16,11 +16,11 @@ _SKIPPED_DRAWS = 256
 
 
 class SharedSampler:
-    """Draws items, and reports `mass` as it was at the draw. Only `prioritized` is thread-safe.
+    """Draws items, and reports the values of `mass` at the draw. Only `prioritized` is thread-safe.
 
-    A private `Sampler` gathers, and draws uniformly. `prioritized` is a second `Sampler`, which draws ids by priorities
-    and gathers nothing, since trainers on the same node need only ids. It is None until a target has priorities. From
-    then on it keeps the priorities, even if a later target draws uniformly.
+    A private `Sampler` gathers fields, and draws ids uniformly. `prioritized` is a second `Sampler`, which draws ids by
+    priorities and gathers nothing, since trainers on the same node need only ids. It is None until a target draws by
+    priorities. From then on it keeps the priorities, even if a later target draws uniformly.
 
     `run` is a random text from the first trainer of a run, so that a later run does not load the priorities that an
     earlier run saved. `version` counts changes of view and distribution, and `updates` counts updates of priorities.
@@ -145,5 +145,5 @@ class SharedSampler:
 
 
 def _described(value: object) -> str:
-    """Return the repr without memory addresses, so that functions of two trainers are equal if their names are."""
+    """Return the repr without memory addresses, so that functions of two trainers are equal if they have one name."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
