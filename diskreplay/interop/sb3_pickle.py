@@ -83,7 +83,7 @@ _CLASSES = {
     *_SPACES,
     "stable_baselines3.her.goal_selection_strategy.GoalSelectionStrategy",
     "torch.device",
-    # The path in a buffer of this package, and the random number generators of spaces.
+    # The classes of the path in a buffer of this package, and of the random number generators in spaces.
     *("pathlib.PosixPath", "pathlib._local.PosixPath"),
     *("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor"),
     *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),

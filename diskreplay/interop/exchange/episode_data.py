@@ -19,8 +19,7 @@ FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
 ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
 """Names of data that some formats cannot hold, in addition to paths of leaves, "priority" and "hidden".
 
-Hidden steps are the steps at the start of an episode that a limit on capacity or age hides from samplers. The marks of
-hidden steps are a bool for each step.
+Hidden steps are the steps at the start of an episode that a limit on capacity or age hides from samplers.
 
 - ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without this observation. For a
   format that cannot hold this, the export repeats the observation of the last step.

@@ -99,8 +99,8 @@ class Plan(NamedTuple):
     path : Path
         The path to write, which does not exist yet. It is in a new temporary folder, and ends with the data set's name.
     schema : Schema
-        The schema of the exported leaves. It includes the extra field for the marks of hidden steps if the export adds
-        one.
+        The schema of the exported leaves. If the export adds an extra field that tells which steps are hidden, the
+        schema has this field, too.
     episodes, steps : int
         The numbers of exported episodes and of their steps.
     metadata : dict

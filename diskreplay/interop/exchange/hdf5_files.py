@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 _MOST_DEEP = 64
 _SUFFIXES = ".hdf5", ".h5"
-# The most names of files that a message lists.
+# A message lists at most this number of files.
 _SHOWN = 5
 # Filters that do not compress: shuffle, and a checksum.
 _PLAIN_FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)

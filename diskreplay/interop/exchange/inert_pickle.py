@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 
 _KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-# The most levels of nested tuples. Hashing deeper tuples, as keys of a dict, overflows the stack.
+# The largest number of levels of nested tuples. Hashing deeper tuples, as keys of a dict, overflows the stack.
 _MOST_DEEP = 64
 _MOST_ARGUMENTS = 64
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")

@@ -41,8 +41,8 @@ from diskreplay.interop.step_values import as_flags
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# The approximate size of the row groups that are read together, in bytes. Larger reads are slower, since they allocate
-# new memory.
+# Row groups are read together until they have this number of bytes. Larger reads are slower, since they allocate new
+# memory.
 _BLOCK_BYTES = 4 << 20
 _MOST_TASKS = 1 << 20
 

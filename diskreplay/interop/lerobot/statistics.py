@@ -13,7 +13,8 @@ from diskreplay.interop.lerobot.features import Column, is_channels_first
 Numbers = NDArray[np.float64]
 Statistics = dict[str, Numbers]
 
-# Statistics use at most this number of an episode's images, and subsample images with more pixels along a side.
+# Statistics use at most `_MOST_IMAGES` images of an episode. An image with a side of more than `_LONGEST_SIDE` pixels is
+# subsampled.
 _MOST_IMAGES, _LONGEST_SIDE = 64, 128
 
 

@@ -260,8 +260,8 @@ class DataSet:
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
             elif is_at(inside, ACTION) or inside == REWARD:
                 found[inside] = name
-            # The options may choose further observations, which keep their last row, and further actions, which tell
-            # whether the last row is a step.
+            # The options may choose further observations, of which the last row is kept, and further actions, by which
+            # the import decides whether the last row is a step.
             elif any(is_in(inside, each) for each in obs):
                 found[f"{OBS}/{inside}"] = name
             elif any(is_in(inside, each) for each in actions):
