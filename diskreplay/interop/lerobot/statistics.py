@@ -13,8 +13,8 @@ from diskreplay.interop.lerobot.features import Column, is_channels_first
 Numbers = NDArray[np.float64]
 Statistics = dict[str, Numbers]
 
-# Statistics use at most `_MOST_IMAGES` images of an episode. An image with a side of more than `_LONGEST_SIDE` pixels is
-# subsampled.
+# At most `_MOST_IMAGES` images of an episode are used for statistics. Images with a side of more than `_LONGEST_SIDE`
+# pixels are subsampled.
 _MOST_IMAGES, _LONGEST_SIDE = 64, 128
 
 
