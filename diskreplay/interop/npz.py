@@ -337,7 +337,7 @@ class _Arrays:
                 raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
 
     def _flags(self, arrays: Arrays, count: int) -> Ends:
-        """Return two masks of steps: the last steps of episodes, and the steps at which a limit truncated an episode.
+        """Return two masks of steps: where an episode terminated or was done, and where a limit truncated it.
 
         A mask is None if there is no such array.
         """

@@ -144,7 +144,7 @@ class ShardLink:
             self.begin_join(target)
 
     def lose(self, reason: str) -> None:
-        """Leave the shard out of draws until it is joined again; count the updates of priorities that wait as lost."""
+        """Leave the shard out of draws until it is joined again; count updates of priorities without answer as lost."""
         if self.lost is None:
             self.lost, self.since = reason, monotonic()
             self.mass, self.population = 0.0, 0

@@ -93,9 +93,9 @@ class SharedSampler:
         return sampler.update_priorities(update.ids, update.errors, update.kind)
 
     def mass(self) -> tuple[float, int]:
-        """Return the mass, which is the sum of priorities or the number of drawable ids, and the number of these ids.
+        """Return the shard's mass, and the number of drawable ids.
 
-        The mass is the sum of priorities if ids are drawn by priorities.
+        The mass is this number or, if ids are drawn by priorities, the sum of their priorities.
         """
         count = self.sampler.sampleable
         return (self.sampler.stats()["priority_sum"] if self._weighted and count else float(count)), count
