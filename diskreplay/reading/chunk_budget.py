@@ -2,9 +2,9 @@
 
 A chunk is a part of a field's array. A compressed array is a zarr shard: its inner chunks are decompressed one by one.
 
-Small chunk files are read into large blocks of memory, each divided into pieces of one size. Mapping a file of some
-kilobytes costs a system call, a page fault and one of the 65,530 mappings that the kernel allows a process. Reading the
-file costs one system call and no mapping.
+Small chunk files are read into large blocks of memory. Each block is divided into pieces of one size. Mapping a file of
+some kilobytes costs a system call, a page fault and one of the 65,530 mappings that the kernel allows a process.
+Reading the file costs one system call and no mapping.
 """
 
 import itertools
@@ -29,7 +29,7 @@ BLOCK_BYTES = 2 * LARGE_PAGE
 
 
 class Piece:
-    """Memory for a chunk or for several inner chunks; reused after the piece and all arrays over it are gone."""
+    """Memory for a chunk or for several inner chunks; it is reused when no `Piece` and no array refers to it."""
 
     __slots__ = ("__weakref__", "_memory", "address", "nbytes")
 
@@ -40,7 +40,7 @@ class Piece:
 
     @classmethod
     def of(cls, memory: NDArray[np.uint8]) -> "Piece":
-        """Return a piece over memory outside all blocks."""
+        """Return a piece over ``memory``, which belongs to no `_Block`."""
         return cls(memory, memory.ctypes.data, memory.nbytes)
 
     @property
@@ -48,7 +48,7 @@ class Piece:
         return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False)}
 
     def array(self, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the chunk as a read-only array that keeps this piece alive."""
+        """Return the memory as a read-only array that keeps this piece alive."""
         array = np.asarray(self).view(dtype).reshape(shape)
         array.flags.writeable = False
         return array
@@ -58,7 +58,7 @@ class Piece:
 
 
 def lone_piece(nbytes: int) -> Piece | None:
-    """Return a piece outside all blocks, or None if the system has no memory for it."""
+    """Return a piece with memory of its own, not from a `_Block`; None if the system has no memory for it."""
     try:
         return Piece.of(np.empty(nbytes, np.uint8))
     except MemoryError:
@@ -73,14 +73,15 @@ def zeros_piece(nbytes: int) -> Piece:
 
 
 class _Block:
-    """A block of anonymous memory, divided into pieces of one size."""
+    """Anonymous memory of `BLOCK_BYTES` bytes, divided into pieces of ``piece_bytes`` bytes."""
 
     def __init__(self, piece_bytes: int) -> None:
         (self.memory,) = zeros((BLOCK_BYTES, np.uint8))
         self._start = self.memory.ctypes.data
         self.piece_bytes = piece_bytes
         self.count = BLOCK_BYTES // piece_bytes
-        self.free = list(range(self.count - 1, -1, -1))  # popped from its end, so that pages are used in order
+        # The numbers of the unused pieces, popped from the end: the pages of a new block are used one after another.
+        self.free = list(range(self.count - 1, -1, -1))
 
     def address(self, number: int) -> int:
         """Return the address of the piece with this number."""
@@ -88,11 +89,11 @@ class _Block:
 
 
 class Arena:
-    """Allocates pieces of memory for chunks from blocks.
+    """Allocates each `Piece` of memory for chunks from a `_Block`.
 
-    A block is empty if none of its pieces is in use. Empty blocks are returned to the system, unless all blocks
-    together take at most ``spare`` bytes. The system would clear the memory again for the next block, which may take
-    longer than filling it.
+    A block is empty if none of its pieces is in use. An empty block is returned to the system if all blocks together
+    take more than ``spare`` bytes. Smaller amounts are kept: the system would clear the memory again for the next
+    block, which may take longer than filling it.
 
     Concurrency: any thread may allocate pieces. Any thread may drop the last reference to a piece, even during a call
     of `allocate`.
@@ -114,10 +115,10 @@ class Arena:
         return sum(map(len, self._blocks.values())) * BLOCK_BYTES
 
     def allocate(self, nbytes: int, most: int) -> Piece | None:
-        """Return a piece of ``nbytes`` bytes, or None if there is no room for it.
+        """Return a piece of ``nbytes`` bytes, at most `BLOCK_BYTES`; None if there is no room for it.
 
-        ``nbytes`` is at most `BLOCK_BYTES`. There is no room if a new block is needed, and either all blocks would then
-        take more than ``most`` bytes or the system has no memory for the block.
+        There is no room if the piece needs a new block, and this block would bring the total of all blocks above
+        ``most`` bytes, or the system has no memory for it.
         """
         size = _piece_bytes(nbytes)
         with self._lock:
@@ -148,9 +149,10 @@ class Arena:
         return blocks[-1]
 
     def keep_no_spare(self) -> None:
-        """Return empty blocks to the system from now on. A finalizer may call this."""
+        """Return every empty block to the system, now and later. A finalizer may call this method."""
         self.spare = 0
-        if self._lock.acquire(blocking=False):  # else empty blocks stay until a new block exceeds a caller's bound
+        # If the lock is taken, blocks that are empty now stay until `allocate` would exceed its bound ``most``.
+        if self._lock.acquire(blocking=False):
             try:
                 while self._drop_unused():
                     pass
@@ -162,7 +164,7 @@ class Arena:
         self._try_reclaim()
 
     def _try_reclaim(self) -> None:
-        """Reclaim returned pieces, unless the lock is held: its holder, perhaps this very thread, then does so."""
+        """Call `_reclaim`, unless the lock is held: its holder, perhaps this very thread, calls it then."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 self._reclaim()
@@ -189,7 +191,7 @@ class Arena:
 
 
 def _piece_bytes(nbytes: int) -> int:
-    """Return ``nbytes`` rounded up to whole cache lines, and to one of the four sizes of pieces per power of two."""
+    """Return ``nbytes`` rounded up to a multiple of a cache line, and to one of four sizes between powers of two."""
     step = max(CACHE_LINE, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return max(1, -(-nbytes // step)) * step
 
@@ -204,7 +206,7 @@ MOST_MAPPINGS = 30_000
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """The machine's memory in bytes."""
 
-# The maximum number of bytes for chunks that were read, and again for chunks that were decompressed.
+# The maximum number of bytes for chunks that were read, and the same number for chunks that were decompressed.
 _SHARE = MEMORY // 16
 
 # The maximum number of bytes for chunks that were read and not mapped.
@@ -216,18 +218,19 @@ MOST_READ = min(1 << 30, _SHARE)
 MOST_DECOMPRESSED = _SHARE
 LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 
-# Bytes of a piece for decompressed inner chunks, which lie in it one after another. A larger inner chunk has a piece of
-# its own. The pieces have one size: with several sizes, blocks of one size would be dropped to make blocks of another.
+# Decompressed inner chunks lie one after another in pieces of this many bytes. A larger inner chunk has a piece of its
+# own. With pieces of several sizes, blocks of one size would be dropped to make blocks of another.
 _PIECE_BYTES = 1 << 20
 
-# A release drops one in this many chunks: finding the least recently used ones takes a comparison of all chunks.
+# `_release` releases one in this many chunks. To find the least recently used ones, it compares all chunks, which would
+# take too long for a single chunk.
 _LEAVING = 8
 
 
 class Chunks(Protocol):
     """The chunks of one array: the part of `ChunkTable` that this module uses.
 
-    The arrays have one value per chunk. The index of a chunk in them is its place.
+    ``bases``, ``used`` and ``how`` have one value per chunk. The index of a chunk in them is its place.
     """
 
     bases: NDArray[np.int64]
@@ -237,7 +240,7 @@ class Chunks(Protocol):
 
     @property
     def lock(self) -> Any:
-        """The lock of all arrays of the store."""
+        """The lock of the chunks of all arrays of the store."""
 
     def release(self, places: NDArray[np.int64]) -> None:
         """Release the chunks at these places; the caller holds the lock."""
@@ -273,7 +276,7 @@ def _reset_after_fork() -> None:
 
 
 def share(tables: StoreChunks) -> None:
-    """Register a store's tables: other stores may release its chunks from now on, and a forked child releases all."""
+    """Register a store's chunks: to make room, reads of other stores may release them. A forked child releases all."""
     _alive.add(tables)
     weakref.finalize(tables, _keep_no_spare).atexit = False
 
@@ -310,14 +313,15 @@ def allocate(nbytes: int, before: int) -> Piece | None:
 def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
     """Return memory beyond the budget, for a chunk that the system refuses to map; None if no memory is left.
 
-    Chunks that were read earlier are released first, so only the chunks of one use exceed the budget.
+    An eighth of the chunks that were read and last used before ``before`` are released first, so that only the chunks
+    of the present call exceed the budget.
     """
     _release(READ, before)
     return lone_piece(nbytes)
 
 
 class Room(NamedTuple):
-    """Memory for inner chunks of one size: the number of chunks, the piece, and where in it the first chunk starts."""
+    """Memory for ``chunks`` inner chunks of one size, which lie one after another in ``piece`` from ``start`` on."""
 
     chunks: int
     piece: Piece
@@ -327,10 +331,10 @@ class Room(NamedTuple):
 def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows: bool) -> list[Room]:
     """Return memory for ``count`` inner chunks of ``inner_bytes`` bytes; release older decompressed chunks if needed.
 
-    The memory in use stays within `LEAST_DECOMPRESSED`, or within twice the need of this call if that is more. ``of``
-    is the size of the whole field in bytes, decompressed. With ``grows``, the memory in use may also grow by a block if
-    at least half of the field fits into `MOST_DECOMPRESSED`. The memory exceeds `MOST_DECOMPRESSED` only if no chunk
-    can be released.
+    Decompressed chunks take at most `LEAST_DECOMPRESSED` bytes, or twice the bytes of this call if that is more.
+    ``of`` is the size of the complete field in bytes, decompressed. If ``grows`` is True, and at least half of the
+    field fits into `MOST_DECOMPRESSED`, they may take `BLOCK_BYTES` more than now. They take more than
+    `MOST_DECOMPRESSED` only if no chunk can be released.
 
     Raises
     ------
@@ -362,7 +366,7 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
 
 
 def make_room_decompressed(nbytes: int, before: int) -> None:
-    """Release decompressed chunks last used before ``before``, until ``nbytes`` more fit or no such chunk is left."""
+    """Release decompressed chunks last used before ``before``, until ``nbytes`` bytes fit or no such chunk is left."""
     while _counted() + _decompressed.nbytes + nbytes > MOST_DECOMPRESSED and _release_decompressed(nbytes, before):
         pass
 
@@ -375,7 +379,7 @@ def _decompressed_piece(nbytes: int, most: int) -> Piece | None:
 
 
 def _release_decompressed(nbytes: int, before: int) -> bool:
-    """Release about ``nbytes`` bytes of inner chunks last used before ``before``; return whether any was released."""
+    """Release about ``nbytes`` bytes of inner chunks last used before ``before``; return False if there are none."""
     leaving: dict[Chunks, list[_Kept]] = {}
     for _ in range(len(_kept)):
         if nbytes <= 0 or not _kept:
@@ -385,7 +389,7 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
         if table is None or piece is None:
             continue
         if (table.used[kept.places] >= before).any():
-            _kept.append(kept)  # some of these chunks are needed now
+            _kept.append(kept)  # some of these chunks were used at `before` or later
         else:
             leaving.setdefault(table, []).append(kept)
             nbytes -= kept.nbytes
@@ -397,7 +401,7 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
 def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *, is_lone: bool) -> None:
     """Record that the chunks at ``places`` of a table were decompressed into ``nbytes`` bytes of a piece.
 
-    With ``is_lone``, the piece is outside all blocks, and its bytes count as used while it exists.
+    ``is_lone`` tells that the piece is not from a `_Block`. Its bytes then count as used while it exists.
     """
     if is_lone:
         _counts.append(piece.nbytes)
@@ -418,7 +422,7 @@ class _Kept(NamedTuple):
 
 
 def _release_kept(table: Chunks, leaving: list[_Kept]) -> None:
-    """Release chunks that are still in these pieces; do nothing if another thread uses the table."""
+    """Release the chunks of ``leaving`` that are still in their pieces; do nothing if another thread uses the table."""
     try:
         lock = table.lock
     except ReferenceError:  # the store's last snapshot is gone, and its tables will soon be freed
@@ -432,14 +436,17 @@ def _release_kept(table: Chunks, leaving: list[_Kept]) -> None:
 
 
 def _counted() -> int:
-    """Return the bytes of pieces outside the arenas. Any thread may drop a piece during the call."""
+    """Return the bytes of all decompressed pieces that are not from an `Arena`.
+
+    Any thread may drop a piece during the call.
+    """
     while len(_counts) > 1:
         _counts.append(_counts.popleft() + _counts.popleft())
     return _counts[0] if _counts else 0
 
 
 def _release(how: int, before: int = sys.maxsize) -> bool:
-    """Release an eighth of the chunks kept as ``how`` and last used before ``before``, the least recently used first.
+    """Release chunks that are kept as ``how``: an eighth of those last used before ``before``, the oldest uses first.
 
     Returns False if there are no such chunks.
     """
@@ -461,7 +468,7 @@ def _release(how: int, before: int = sys.maxsize) -> bool:
 
 
 def _not_busy(held: ExitStack) -> list[StoreChunks]:
-    """Lock and return the tables of all stores that no other thread is using; ``held`` unlocks them when it exits."""
+    """Lock and return the chunks of each store that no other thread has locked; ``held`` unlocks them at its exit."""
     found = []
     for tables in each_of(_alive):
         if tables.lock.acquire(blocking=False):
