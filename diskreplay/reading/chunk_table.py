@@ -44,35 +44,36 @@ WIDE_ROW = 1024
 # segments never change.
 LARGEST_READ = 256 << 10
 
-# Attempts to map the chunks of one call. If the system refuses a mapping, other chunks are released. Some of these may
-# belong to the same call, and are opened again.
+# Attempts to map the chunks of one call of `ensure`. If the system refuses a mapping, other chunks are released. Some
+# of the released chunks may belong to the same call, and are opened again in the next attempt.
 _ATTEMPTS = 8
 
-# The binary logarithm of a chunk's rows, if one chunk is to have all rows of any lane.
+# The binary logarithm of a number of rows that is larger than any lane: a chunk of so many rows has all rows of a lane.
 WHOLE = 40
 
 # `first_chunk`, `chunks`, `shift` and `bases` of a `ChunkTable`.
 Addresses = tuple[Ints, Ints, Ints, Ints]
 
-# A line of the table of `kernels.gathering`: the addresses of these arrays, and the arrays.
+# The result of `kernels.gathering.table_line`, which has the addresses of these four arrays, and the arrays.
 TableLine = tuple[Ints, Addresses]
 
-# With more ranges of rows than this, it is quicker to remove repeated ranges first.
+# With more ranges of rows than this, `_ensure` is quicker if it removes repeated ranges first.
 _MANY_RANGES = 1 << 12
 
-# With more rows a lane than this, on average, it is quicker to copy lane by lane.
+# With more rows per lane than this, on average, `rows_of_lanes` is quicker if it copies lane by lane.
 _ROWS_A_LANE = 64
 
 
 class ChunkTable:
-    """The chunks of one array in all folders of a store: addresses in memory, and what keeps them valid.
+    """The chunks of one array in all folders of a store: their addresses in memory, and the objects that hold them.
 
-    A folder belongs to one segment, or to a pack, where all lanes follow one another in a single line. One mapping
-    serves all chunks of a pack, unless the array is compressed, or the pack was merged into another one. The place of a
-    chunk is its index in ``bases``, ``used`` and ``how``.
+    A folder belongs to one segment, or to a pack. Chunks of a segment have a line of rows for each lane. Chunks of a
+    pack have a single line, in which the rows of all lanes follow one another. One mapping serves all chunks of a pack,
+    unless the array is compressed, or the pack was merged into another one. The place of a chunk is its index in
+    ``bases``, ``used`` and ``how``.
 
-    Concurrency: any thread. Arrays and ``holder`` are replaced under the lock of all tables. The values of ``arrays()``
-    never change, except that an address is filled in: see `ChunkTables.addresses`.
+    Concurrency: any thread. The arrays and ``holder`` are replaced by other objects under the lock of all tables. The
+    values of ``arrays()`` never change, except that an address of 0 is set: see `ChunkTables.addresses`.
 
     Attributes
     ----------
@@ -90,8 +91,8 @@ class ChunkTable:
     """
 
     def __init__(self, tables: "ChunkTables", array: RowArray) -> None:
-        # Weak, to avoid a cycle: old tables and their mappings are freed as soon as the last snapshot of them is gone,
-        # without the garbage collector.
+        # Weak, to avoid a cycle: old tables and their mappings are freed as soon as the last snapshot that uses them is
+        # gone, without the garbage collector.
         self._tables: ChunkTables = weakref.proxy(tables)
         self.array, self.leaf = array, array.path
         self.dtype, self.shape = array.dtype, array.shape
@@ -111,7 +112,7 @@ class ChunkTable:
         return self.first_chunk, self.chunks, self.shift, self.bases
 
     def line(self) -> TableLine:
-        """Return the arrays of `arrays` as the kernel `gather` reads them; the caller holds the lock."""
+        """Return the four arrays of `arrays` in the form that the kernel `gather` reads; the caller holds the lock."""
         arrays, found = self.arrays(), self._line
         if found is None or not all(map(is_, found[1], arrays)):
             found = self._line = table_line(*arrays, self.row_bytes), arrays
@@ -123,7 +124,7 @@ class ChunkTable:
         return self._tables.lock
 
     def add_folders(self, folders: Sequence[Folder | None]) -> None:
-        """Add folders after the others, with places for all chunks of a pack, or for one chunk of a segment."""
+        """Add folders after the present ones, with places for all chunks of a pack, and for one chunk of a segment."""
         divided = [(0, 0) if folder is None else folder.division(self.leaf) for folder in folders]
         shift, chunks = np.array(divided, np.int64).reshape(-1, 2).T
         how = np.full(len(folders), MAPPED, np.uint8)
@@ -136,7 +137,7 @@ class ChunkTable:
         self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how, chunks))
 
     def note_array(self, folder: int) -> None:
-        """Record that the segment of a folder has got this array since the folder was added."""
+        """Record that the segment of a folder has this array now; it may have got it after the folder was added."""
         if self.shift[folder] == LACKING:
             shift = self.shift.copy()
             shift[folder] = self._tables.folder(folder).division(self.leaf)[0]
@@ -144,7 +145,7 @@ class ChunkTable:
             self._tables.note_change()
 
     def _add_places(self, bases: Ints, how: NDArray[np.uint8]) -> None:
-        count = len(self.bases)  # if an earlier call was interrupted, the other arrays may be longer
+        count = len(self.bases)  # if an earlier call was interrupted, `used` and `how` may be longer
         self.used = np.concatenate([self.used[:count], np.zeros(len(bases), np.int64)])
         self.how = np.concatenate([self.how[:count], how])
         self.bases = np.concatenate([self.bases, bases])
@@ -152,8 +153,8 @@ class ChunkTable:
     def ensure(self, slot: Ints, lane: Ints, first_row: Ints, last_row: Ints, since: int = sys.maxsize) -> None:
         """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``lane[i]``.
 
-        ``slot[i]`` is the slot of the lane's segment. To make room, chunks may be released, but no chunk that was used
-        at ``since`` (see `chunk_budget.now`) or later.
+        ``slot[i]`` is the slot of the lane's segment, see `ChunkTables`. To make room, chunks may be released that were
+        last used before ``since``, a number of `chunk_budget.now`.
 
         Raises
         ------
@@ -167,7 +168,7 @@ class ChunkTable:
         self._ensure(folder, first, last, since)
 
     def _ensure(self, folder: Ints, first: Ints, last: Ints, since: int = sys.maxsize) -> None:
-        if len(folder) > _MANY_RANGES:  # neighbours mostly lie in the same chunks
+        if len(folder) > _MANY_RANGES:  # successive ranges mostly lie in the same chunks
             wanted = np.stack([folder, first, last])
             folder, first, last = wanted[:, np.append(True, (wanted[:, 1:] != wanted[:, :-1]).any(axis=0))]
         if not self._has(folder, first, last):
@@ -175,7 +176,7 @@ class ChunkTable:
                 self._map(folder, first, last, since)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunk of a growing segment's row, if the previous chunk is mapped: readers will soon need it too."""
+        """Map the chunk with ``row`` of a growing segment if the chunk before it is mapped: readers soon need it."""
         folder = int(self._tables.folders[slot])
         if self.shift[folder] == LACKING:
             return
@@ -187,7 +188,10 @@ class ChunkTable:
                     self.ensure(*np.array([[slot], [0], [row], [row]]))
 
     def _has(self, folder: Ints, first: Ints, last: Ints) -> bool:
-        """Record a use of these chunks; return whether all are in memory, or False if a range has over two chunks."""
+        """Record a use of these chunks, and return whether all are in memory.
+
+        Returns False without a record if a range has more than two chunks, or chunks without places.
+        """
         if (last >= self.chunks[folder]).any() or int((last - first).max(initial=0)) > 1:
             return False
         at = self.first_chunk[folder]
@@ -220,17 +224,17 @@ class ChunkTable:
         )
 
     def _open_all(self, folders: Ints, chunks: Ints, places: Ints, use: int, *, copy: bool) -> None:
-        """Open chunks that are not in memory; see `_open`."""
+        """Open each of these chunks, none of which is in memory; see `_open`."""
         for folder in self._tables.packs_with_compressed(self.leaf):
             inside = folders == folder
             if inside.any():
                 self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
         for folder, chunk, place in zip(folders.tolist(), chunks.tolist(), places.tolist(), strict=True):
-            if not self.bases[place]:  # else it came into memory with another chunk of its pack, by the same mapping
+            if not self.bases[place]:  # else it was decompressed above, or mapped with another chunk of its pack
                 self._open(folder, chunk, use, copy=copy)
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
-        """Decompress inner chunks of a pack; older chunks are released for them, as in `_open`."""
+        """Decompress inner chunks of a pack; decompressed chunks last used before ``use`` may be released for them."""
         found = pack.open_compressed(self.leaf, inner)
         if not isinstance(found, tuple):
             return self._keep_copied(places, found, use)
@@ -254,7 +258,10 @@ class ChunkTable:
         self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
 
     def _keep_copied(self, places: Ints, copied: NDArray[np.uint8], use: int) -> None:
-        """Keep chunks whose rows were copied from another pack; older chunks are released for them, as in `_open`."""
+        """Set the addresses of chunks whose rows were copied from the pack into which their pack was merged.
+
+        ``copied`` has these rows. Decompressed chunks last used before ``use`` may be released for them.
+        """
         piece = Piece.of(copied)
         chunk_budget.make_room_decompressed(piece.nbytes, use)
         self.how[places] = DECOMPRESSED
@@ -291,7 +298,6 @@ class ChunkTable:
         self._hold(places, found, np.array([found.address]))
 
     def _rows(self, folder: int, chunk: int) -> int:
-        """Return the number of rows of a chunk."""
         source, bits = self._tables.folder(folder), int(self.shift[folder])
         rows = 1 << bits
         return rows if not isinstance(source, Pack) else min(rows, source.info.chunk_rows[self.leaf] - (chunk << bits))
@@ -299,8 +305,8 @@ class ChunkTable:
     def _memory(self, source: Folder, use: int, copy: bool) -> Piece | None:
         """Return memory to read a chunk into, or None if the chunk is to be mapped.
 
-        Chunks of packs, and of segments that may still grow, are always mapped. So are large chunks and wide rows,
-        unless ``copy`` says that the system has too few mappings.
+        Chunks of packs, and of segments that may still grow, are always mapped. Large chunks, and chunks of wide rows
+        (see `WIDE_ROW`), are mapped unless ``copy`` says that the system allows this process too few mappings.
         """
         if isinstance(source, Pack) or not source.info.sealed:
             return None
@@ -316,9 +322,9 @@ class ChunkTable:
         return int(self.first_chunk[folder]) + chunk
 
     def _extend(self, folder: int, chunks: int) -> None:
-        """Move a folder to new places at the end of the arrays, with room for at least ``chunks`` chunks.
+        """Give the chunks of a folder new places at the end of the arrays, with room for at least ``chunks`` chunks.
 
-        Readers may still use its old places.
+        Readers may still use the old places.
         """
         have = int(self.chunks[folder])
         if chunks <= have:
@@ -330,12 +336,13 @@ class ChunkTable:
         how = np.append(self.how[old : old + have], more.astype(np.uint8))
         self._add_places(np.append(self.bases[old : old + have], more), how)
         self.used[start : start + have] = self.used[old : old + have]
-        # A new dict with the new places instead of the old ones. Readers of the old places hold the old dict, which
-        # keeps their chunks mapped.
+        # A new dict with the new places instead of the old ones. Readers that use the old places hold the old dict,
+        # which keeps the chunks there mapped.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
-        # Replaced, not changed in place: a reader may hold the arrays. Readers without the lock read the length first,
-        # then the start and the addresses. The start is replaced before the length, so the places that they read exist.
+        # The arrays are replaced, not changed in place: a reader may hold them. A reader without the lock reads
+        # `chunks` before `first_chunk` and `bases`. Here, `first_chunk` is replaced before `chunks`, so all places that
+        # the reader computes exist.
         first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
         first_chunk[folder], counts[folder] = start, room
         self.first_chunk, self.chunks = first_chunk, counts
@@ -344,11 +351,11 @@ class ChunkTable:
     def release(self, places: Ints) -> None:
         """Release the chunks at these places; the caller holds the lock.
 
-        A chunk stays in memory while a reader holds a guard or an array of it: see `ChunkTables.addresses`.
+        A chunk stays in memory while a reader holds an array of its rows, or a guard: see `ChunkTables.addresses`.
         """
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
-        if len(places) > len(holder):  # such as all places of a store that was just opened
+        if len(places) > len(holder):  # the loop below then skips the places without a chunk in memory
             held = np.fromiter(holder, np.int64, len(holder))
             places = held[np.isin(held, places)]
         for place in places.tolist():
@@ -359,7 +366,7 @@ class ChunkTable:
     def rows(self, slot: int, lane: int, first: int, stop: int) -> NDArray[Any]:
         """Return the rows ``[first, stop)`` of a lane, ``(stop - first, *shape)``.
 
-        The result is a view if one chunk has all of them and was not decompressed, else a copy.
+        The result is a view if a single chunk has all these rows and was not decompressed, else a copy.
         """
         if stop <= first:
             return np.zeros((0, *self.shape), self.dtype)
@@ -368,9 +375,10 @@ class ChunkTable:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def rows_in(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
-        """Return the rows ``[first, stop)`` of a line of a folder (a lane, or a whole pack), one array per chunk.
+        """Return the rows ``[first, stop)`` of a line of a folder, one array per chunk.
 
-        If one mapping has all chunks of a pack, the result is a single array.
+        The lines of a segment's folder are its lanes. A pack has one line, with all its rows. If one mapping has all
+        chunks of the pack, the result is a single array.
 
         Raises the errors of `ensure`.
         """
@@ -382,7 +390,7 @@ class ChunkTable:
             return self._blocks(folder, line, first, stop)
 
     def rows_of_lanes(self, slot: int, lane: Ints, first: Ints, stop: Ints) -> NDArray[Any]:
-        """Return the rows ``[first[i], stop[i])`` of each ``lane[i]``, one lane after another."""
+        """Return one array with the rows ``[first[i], stop[i])`` of each ``lane[i]``, one lane after another."""
         filled = first < stop
         lane, first, stop = lane[filled], first[filled], stop[filled]
         slots, count = np.full(len(lane), slot), stop - first
@@ -394,7 +402,8 @@ class ChunkTable:
     def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
         """Return the value at each ``(slots[i], lane[i], row[i])``, ``(n, *shape)``."""
         out = np.empty((len(row), *self.shape), self.dtype)
-        # One segment and one thread at a time: mapping more chunks could release these before their values are copied.
+        # One segment at a time, under the lock: to map chunks of another segment, or for another thread, the chunks of
+        # this segment could be released before their values are copied.
         for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
             with self._tables.lock:
@@ -411,14 +420,14 @@ class ChunkTable:
     def priorities(self, ids: Ints, origin: int, lanes: Ints) -> Floats:
         """Return the stored priority of each step, NaN if the step has none or is gone.
 
-        Only the table of the array of priorities has this method's data. ``lanes`` has the number of lanes of each
-        segment, from number ``origin`` on.
+        Only call this method of the table of priorities, `ChunkTables.priorities`. ``lanes`` has the number of lanes of
+        each segment, beginning with segment ``origin``.
         """
         found = np.empty(len(ids))
         if self._read_priorities(ids, origin, lanes, found) < 0:
             return found
         known, slots, _, lane, row = locate(ids, origin, lanes)
-        # One segment and one thread at a time, for the reason given in `values`.
+        # One segment at a time, under the lock, for the reason given in `values`.
         for slot in np.unique(slots[known]).tolist():
             here = np.flatnonzero((slots == slot) & known)
             some = np.full(len(here), np.nan)
@@ -431,13 +440,13 @@ class ChunkTable:
         return found
 
     def has_rows(self, slot: int) -> bool:
-        """Return whether the folder of a segment has this array."""
+        """Return whether the segment or pack with the rows of a slot has this array."""
         return bool(self.shift[self._tables.folders[slot]] != LACKING)
 
     def _read_priorities(self, ids: Ints, origin: int, lanes: Ints, out: Floats) -> int:
-        """Write the priorities of steps to ``out``, up to the first whose chunk is not in memory.
+        """Write the priorities of steps to ``out``, until the chunk of a step is not in memory.
 
-        Return the index of that step in ``ids``, or -1 if all priorities were written.
+        Returns the index of this step in ``ids``, or -1 if all priorities were written.
         """
         tables = self._tables
         where = tables.lane_base, tables.folders, tables.first_rows
@@ -454,12 +463,15 @@ class ChunkTable:
                 mapping = self.holder[self._place(folder, chunk)]
                 mapping.will_need((line * block.shape[1] + begin + start) * self.row_bytes, count * self.row_bytes)
             rows = block[line, begin + start : begin + start + count]
-            # A view would keep the whole piece in memory, with all other chunks in it.
+            # A view would keep the `Piece` with all its chunks in memory.
             parts.append(rows.copy() if self.how[self._place(folder, chunk)] == DECOMPRESSED else rows)
         return parts
 
     def _block(self, folder: int, chunk: int) -> tuple[NDArray[Any], int]:
-        """Return an array with a chunk's rows, ``(lanes, rows, *shape)``, and the index of the first of these rows."""
+        """Return an array with a chunk's rows, ``(lanes, rows, *shape)``, and the index of the chunk's first row in it.
+
+        For a pack, ``lanes`` is 1. If one mapping has all chunks of the pack, the array has the rows of all of them.
+        """
         source, place = self._tables.folder(folder), self._place(folder, chunk)
         held, address = self.holder[place], int(self.bases[place])
         if not isinstance(source, Pack):
@@ -472,7 +484,7 @@ class ChunkTable:
 
 
 class MappingGuard:
-    """Keeps the present chunks of tables in memory for as long as it is referenced, even if a table releases them."""
+    """Keeps the chunks that tables have in memory now there while it exists, even if a table releases them."""
 
     __slots__ = ("__weakref__", "_holders")
 
@@ -480,47 +492,49 @@ class MappingGuard:
         self._holders = [table.holder for table in tables]
 
     def is_of(self, tables: Collection[ChunkTable]) -> bool:
-        """Return whether this guards all chunks that these tables have now."""
+        """Return whether the tables have replaced no ``holder`` since this guard was made for them."""
         return len(tables) == len(self._holders) and all(map(is_, (table.holder for table in tables), self._holders))
 
 
 def no_reference() -> MappingGuard | None:
-    """Return None, as a dead weak reference to a guard does: for readers that have not read any addresses yet.
+    """Return None, as a dead weak reference to a `MappingGuard` does: for readers that have not read addresses yet.
 
-    Readers keep a weak reference to their guard, so that they keep no chunks mapped between their calls.
+    Between its calls, a reader only keeps a weak reference to its guard, so that it keeps no chunks mapped then.
     """
     return None
 
 
 class ChunkTables:
-    """The tables of all arrays of a store. All stores of a process share one budget: see `chunk_budget`.
+    """The `ChunkTable` of each array of a store. All stores of a process share one budget: see `chunk_budget`.
 
-    The rows of a segment lie in its own folder, or in the folder of a pack. A slot is the index of a segment: its
-    number minus the number of the first one.
+    The rows of a segment lie in its own folder, or in the folder of a pack. The slot of a segment is its number minus
+    the number of the first segment.
 
-    Old snapshots keep their tables, so the chunks that they have mapped stay mapped after an eviction.
+    An old snapshot keeps its tables, so the chunks that it has mapped stay mapped after an eviction.
 
     Attributes
     ----------
     known : list of Folder or None
-        All folders by number; None for a folder that is gone.
+        All folders; None for a folder that is gone. The number of a folder is its index in this list.
     packs : dict of int to Pack
         The folders that are packs, by their index in ``known``.
     folders : (slots,) int64
         The index in ``known`` of the folder of each slot's segment; -1 if the segment is gone.
     lane_base : (slots,) int64
-        The index of each segment's first lane among all lanes.
+        The index of each segment's first lane among the lanes of all slots.
     first_rows : (lanes,) int64
-        The first row of each lane in its pack, or `frozen.OWN_FOLDER` if the segment is not in a pack.
+        The row of the pack at which each lane begins, or `frozen.OWN_FOLDER` if the lane's segment is not in a pack.
     leaves : dict of str to ChunkTable
         The table of each array.
     held : MappingGuard
-        The guard of all present chunks; a new object after an array or holder of a table was replaced: see `addresses`.
+        Guards all chunks that are in memory now. A new object after an array or a ``holder`` of a table was replaced:
+        see `addresses`.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self.root, self._counters = root, counters
-        # Folders of segments that may still get priorities, and the counter SEALED when these were last read.
+        # The numbers of the folders whose segments may still get the array of priorities, and the value that the
+        # counter SEALED had when the attributes of these segments were last read.
         self._lacking, self._counted = set[int](), -1
         self.lock = threading.RLock()
         self.known: list[Folder | None] = []
@@ -531,15 +545,15 @@ class ChunkTables:
         chunk_budget.share(self)
 
     def note_change(self) -> None:
-        """Replace ``held``, which tells readers that arrays of tables were replaced; the caller holds the lock."""
+        """Replace ``held``, so that readers see that an array of a table was replaced; the caller holds the lock."""
         self.held = MappingGuard(self.leaves.values())
 
     def addresses(self, leaves: Iterable[str]) -> tuple[MappingGuard, list[Addresses]]:
-        """Return ``held``, and the `Addresses` of each of these arrays.
+        """Return ``held``, and the `Addresses` of each array in ``leaves``.
 
-        The addresses in them, including addresses that are filled in later, are valid while ``held`` is the same object
-        or the returned guard is referenced. A caller that finds the same ``held`` again, and references it, can use the
-        arrays without another call.
+        All addresses in the result, also those that are set later, are valid as long as the returned guard exists, or
+        ``held`` is still this object. A caller that finds the same ``held`` again, and keeps a reference to it, can use
+        the result without another call.
         """
         with self.lock:
             if not self.held.is_of(self.leaves.values()):  # an interrupt came between a change and `note_change`
@@ -548,37 +562,37 @@ class ChunkTables:
             return self.held, [table.arrays() for table in tables]
 
     def lines(self, leaves: Collection[str]) -> tuple[MappingGuard, list[TableLine]]:
-        """Return ``held`` as `addresses` does, and these arrays as lines of `kernels.gathering`."""
+        """Return ``held`` as `addresses` does, and the `ChunkTable.line` of each array in ``leaves``."""
         with self.lock:
             held, _ = self.addresses(leaves)
             return held, [self.leaves[leaf].line() for leaf in leaves]
 
     def reset_after_fork(self) -> None:
-        """Release all chunks, in a forked child: its mappings would keep evicted files on disk."""
+        """Release all chunks, in a forked child: the child's mappings would keep evicted files on the disk."""
         self.lock = threading.RLock()  # another thread may have held it
         self.forget()
 
     @property
     def priorities(self) -> ChunkTable | None:
-        """The table of the priorities that steps were appended with; None if no segment has this array.
+        """The table of the array with the priorities that steps were appended with; None if no segment has this array.
 
-        A segment may get the array after it was read. Its writer counts the change before it publishes the first row
-        with a priority, so a reader that has followed this row finds the array here.
+        A segment may get the array after its attributes were read. Its writer increments the counter SEALED before it
+        publishes the first row with a priority, so a reader that has followed this row finds the array here.
         """
         counted = self._counters.peek(layout.SEALED)
         if counted != self._counted:
             with self.lock:
                 for number in sorted(self._lacking):
-                    with suppress(OSError, ReplayError):  # raised again for a reader of its steps
+                    with suppress(OSError, ReplayError):  # raised again when a reader reads steps of the segment
                         self._note(number, read_segment(self.root, self.folder(number).info.number))
                 self._counted = counted
         return self.leaves.get(layout.PRIORITY)
 
     def add_slots(self, infos: list[SegmentInfo | None], lane_base: Ints, lanes: int) -> None:
-        """Add slots for the next segments, each with a folder of its own.
+        """Add slots for the next segments, and a folder for each segment that has attributes in ``infos``.
 
-        An info of None means that the segment was evicted already, or is in a pack: its slot gets no folder here.
-        ``lane_base`` has all slots, new ones included; ``lanes`` is the number of lanes of all slots.
+        None in ``infos`` stands for a segment that was evicted already, or is in a pack: its slot gets no folder here.
+        ``lane_base`` has a value for each old and new slot; ``lanes`` is the number of lanes of all old and new slots.
         """
         with self.lock:
             there = np.array([info is not None for info in infos], np.bool_)
@@ -598,7 +612,7 @@ class ChunkTables:
             self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return, for each lane, its folder, its line in the folder's chunks, and the number of rows before it there.
+        """Return, for each lane, the number of its folder, its line in the chunks, and the rows before it in this line.
 
         Raises
         ------
@@ -624,39 +638,39 @@ class ChunkTables:
         return folder.reward_sums.find(line, before + row, steps)
 
     def folder_of(self, slot: int) -> Folder | None:
-        """Return the folder of a slot, or None if it is gone."""
+        """Return the folder with the rows of a slot's segment, or None if the segment is gone."""
         number = int(self.folders[slot])
         return None if number < 0 else self.known[number]
 
     def info(self, slot: int) -> SegmentInfo | None:
-        """Return the attributes of the folder of a slot, or None if it is gone."""
+        """Return the attributes of a slot's segment, or of the pack that has its rows; None if the segment is gone."""
         folder = self.folder_of(slot)
         return None if folder is None else folder.info
 
     def folder(self, number: int) -> Folder:
-        """Return a folder by its number. Raises SegmentGone if it is gone."""
+        """Return the folder with this number. Raises SegmentGone if it is gone."""
         found = self.known[number]
         if found is None:
             raise SegmentGone(GONE)
         return found
 
     def packs_with_compressed(self, leaf: str) -> list[int]:
-        """Return the folder numbers of the packs that have this array compressed."""
+        """Return the folder numbers of the packs in which this array is compressed."""
         return [folder for folder, pack in self.packs.items() if pack.compressed_bytes(leaf) is not None]
 
     def bytes_of(self, leaf: str) -> tuple[int, int]:
-        """Return the bytes of an array in all packs that have it compressed: decompressed, and on disk."""
+        """Return the size of an array in all packs in which it is compressed: decompressed, and on disk, in bytes."""
         table, packs = self.leaves[leaf], self.packs_with_compressed(leaf)
         decompressed = int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
         return decompressed, sum(self.packs[folder].compressed_bytes(leaf) or 0 for folder in packs)
 
     def lanes_of(self, slot: int, origin: int) -> tuple[int, Ints] | None:
-        """Return the writer of a slot's segment and the numbers of its lanes, or None if the segment is gone."""
+        """Return a segment's writer and the writer's lanes in it, as numbers; None if the segment is gone."""
         folder = self.folder_of(slot)
         return None if folder is None else folder.lanes_of(slot + origin)
 
     def note_info(self, slot: int, info: SegmentInfo) -> None:
-        """Replace the attributes of a segment, which may have got priorities."""
+        """Replace the attributes of a segment, which may have got the array of priorities."""
         self._note(int(self.folders[slot]), info)
 
     def _note(self, number: int, info: SegmentInfo) -> None:
@@ -667,7 +681,7 @@ class ChunkTables:
                 self._lacking.discard(number)
             else:
                 self._lacking.add(number)
-            if has_priorities and leaf not in self.leaves:  # made late, as most stores never have priorities
+            if has_priorities and leaf not in self.leaves:  # only made now, as most stores never have priorities
                 table = ChunkTable(self, self.root.blueprint.with_priority.arrays[leaf])
                 table.add_folders(self.known)
                 self.leaves = {**self.leaves, leaf: table}  # replaced, as another thread may iterate over it
@@ -676,16 +690,17 @@ class ChunkTables:
                 self.leaves[leaf].note_array(number)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunk of a row in each array of steps, if the chunk before it is mapped."""
+        """Call `ChunkTable.follow` for each array of steps, but not for arrays of episode fields."""
         for leaf, table in self.leaves.items():
             if not layout.is_of_episodes(leaf):
                 table.follow(slot, row)
 
     def value_rows(self, slot: Ints, lane: Ints, row: Ints, committed: Ints) -> Ints:
-        """Return the places, in the arrays of episode fields, of the values that belong to rows with `EPISODE_VALUES`.
+        """Return where the arrays of episode fields have the values that belong to rows with the flag `EPISODE_VALUES`.
 
-        A place is used as a row of the same lane. It is below 0 for most lanes of a pack: a lane's values are closer to
-        the start of the pack than its rows. ``committed`` is the number of rows of each lane; all of them may be read.
+        The result has row numbers of the same lane in these arrays. They are below 0 for most lanes of a pack: a lane's
+        values are closer to the start of the pack than its rows. ``committed`` is the number of complete rows of each
+        lane; the flags of all these rows may be read.
         """
         folder, line, before = self.find(slot, lane)
         found = np.empty(len(row), np.int64)
@@ -697,19 +712,19 @@ class ChunkTables:
         return found
 
     def forget(self) -> None:
-        """Release every chunk."""
+        """Release all chunks of all arrays."""
         with self.lock:
             for table in self.leaves.values():
                 table.release(np.arange(len(table.bases)))
 
     def without(self, slots: list[int]) -> "ChunkTables":
-        """Return tables without the segments of these slots; all other chunks stay in memory."""
+        """Return tables without the segments of these slots; chunks of all other segments stay in memory."""
         folders = self.folders.copy()
         folders[slots] = -1
         return self._copy(folders)
 
     def with_pack(self, slots: Ints, pack: Pack) -> "ChunkTables":
-        """Return tables with the segments of these slots moved to a pack; the pack has one member for each slot."""
+        """Return tables in which the segments of these slots have their rows in a pack; they are the pack's members."""
         folders = self.folders.copy()
         folders[slots] = number = len(self.known)
         new = self._copy(folders)
@@ -721,11 +736,11 @@ class ChunkTables:
         return new
 
     def _copy(self, folders: Ints) -> "ChunkTables":
-        """Return a copy with ``folders`` as the folders of slots; folders without a slot are gone in the copy."""
+        """Return a copy of the tables with other ``folders``; the folders that no slot has now are gone in the copy."""
         new = ChunkTables(self.root, self._counters)
         with self.lock, new.lock:  # `chunk_budget.share` has shown the new tables to other threads already
             is_there = np.zeros(len(self.known) + 1, np.bool_)
-            is_there[folders] = True  # the extra last place is for slots without a folder, -1
+            is_there[folders] = True  # the extra last element is for slots without a folder, -1
             gone = [at for at, folder in enumerate(self.known) if folder is not None and not is_there[at]]
             new.known = [folder if is_there[at] else None for at, folder in enumerate(self.known)]
             new.folders, new.lane_base, new.first_rows = folders, self.lane_base, self.first_rows

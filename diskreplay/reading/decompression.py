@@ -15,26 +15,27 @@ from diskreplay.reading.chunk_budget import MEMORY, Room
 from diskreplay.segments.shards import Shard
 from diskreplay.workers import Job, Workers
 
-# The least number of inner chunks per thread: starting a thread takes a tenth of a millisecond.
+# The smallest number of inner chunks per thread: starting a thread takes a tenth of a millisecond.
 _LEAST = 16
 _MOST_THREADS = 4
-# After this many calls without a read from disk, blocks are not requested ahead until a call reads from disk again.
+# If this many calls of `decompress` have not read from disk, `_Cold` stops to request blocks until a call reads again.
 _WARM_CALLS = 32
-# Bytes read from disk at once, if the compressed field takes at most `_MOST_BYTES`, a quarter of the memory: the
-# neighbouring inner chunks then stay in the page cache until they are needed.
+# Bytes read from disk at once, if the compressed field takes at most `_MOST_BYTES`, a quarter of the memory: in such a
+# field, the neighbours of an inner chunk stay in the page cache until they are needed.
 _BLOCK_BYTES = 64 << 10
 _MOST_BYTES = MEMORY // 4
 
 
 Part = tuple[Ints, Room]
-"""Numbers of inner chunks of a shard, and memory for these chunks. Chunks of zeros are not stored, and not included."""
+"""Numbers of inner chunks of a shard, and memory for them. Inner chunks of only zeros have no bytes in the shard, and
+are not in a part."""
 
 
 def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
-    """Decompress all parts into their memory, in this thread and others.
+    """Decompress the inner chunks of all parts into the memory of the parts, in this thread and in helper threads.
 
-    ``on_disk`` is the size of the whole compressed field in bytes. After an interrupt, another thread may still
-    decompress a part; it then keeps the shard and the memory of all parts alive.
+    ``on_disk`` is the size of the complete field in bytes, compressed. If this call is interrupted, a helper thread may
+    still decompress a part afterwards; until then, it keeps the shard and the memory of all parts alive.
 
     Raises
     ------
@@ -60,12 +61,12 @@ def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
 
 
 def reads_no_disk() -> bool:
-    """Return whether the latest calls of `decompress` read nothing from disk."""
+    """Return whether none of the latest `_WARM_CALLS` calls of `decompress` has read from disk."""
     return _cold.calls_until_warm == 0
 
 
 def _decompress_next(shard: Shard, parts: Iterator[Part]) -> None:
-    """Decompress parts until the iterator, which other threads share, has no more."""
+    """Decompress one part after another, until the iterator has no more; other threads take parts from it, too."""
     for numbers, room in parts:
         memory = np.asarray(room.piece)[room.start :]
         shard.decompress(numbers, memory[: len(numbers) * shard.inner_bytes])
@@ -78,20 +79,21 @@ class _Cold:
         self.calls_until_warm = _WARM_CALLS
 
     def ask(self, shard: Shard, numbers: Ints, block: int) -> None:
-        """Request all blocks of these inner chunks at once, unless they are probably cached.
+        """Request all blocks of these inner chunks from the disk at once, unless they are probably in the page cache.
 
-        Without this request, the disk would read the blocks one by one during the decompression.
+        A block has ``block`` bytes. Without this request, the disk would read the blocks one by one during the
+        decompression.
         """
         if self.calls_until_warm > 0:
             get_kernel("advise")(*_blocks(shard, numbers, block), MADV_WILLNEED)
 
     def note(self, has_read: bool) -> None:
-        """Record whether this thread has read from disk during a call of `decompress`."""
+        """Record whether a call of `decompress` has read from disk in the thread that called it."""
         self.calls_until_warm = _WARM_CALLS if has_read else max(0, self.calls_until_warm - 1)
 
 
 def _blocks(shard: Shard, numbers: Ints, block: int) -> tuple[Ints, Ints]:
-    """Return the parts of the mapped file to read for some inner chunks: addresses and sizes, of whole pages."""
+    """Return the addresses and sizes, in whole pages, of the blocks of the mapped file that have these inner chunks."""
     first, stop = shard.offsets[numbers], shard.offsets[numbers] + shard.sizes[numbers]
     first, stop = first // block * block, -(-stop // block) * block
     return whole_pages(shard.mapping.address + first, np.minimum(stop, shard.mapping.nbytes) - first)

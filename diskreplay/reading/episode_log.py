@@ -24,13 +24,13 @@ from diskreplay.segments.documents.root import Root
 
 
 class EpisodeLog:
-    """Ended episodes in the order of their discovery.
+    """Ended episodes in the order in which a reader has found them.
 
-    ``table`` has these episodes, and ``steps`` is the number of all their steps. ``generation`` changes when the
-    position or the end of an episode in the table changes.
+    ``table`` has these episodes, and ``steps`` is the number of all their steps. ``generation`` changes when an episode
+    in the table gets another position, or other bits of its end (see `ids.OPEN`).
 
-    Concurrency: one thread appends. Tables made earlier never change: appends write after their last line, and a
-    removal makes new arrays.
+    Concurrency: one thread appends. A table that was returned earlier never changes: appends write after its last line,
+    and a removal makes new arrays.
     """
 
     def __init__(self, generation: int = 0) -> None:
@@ -44,10 +44,13 @@ class EpisodeLog:
         return len(self.table)
 
     def reserve(self, room: int) -> Ints:
-        """Return the array of all lines, with ``room`` free lines at the end; `extend_to` adds these to the table."""
+        """Return the array of the table's lines, with at least ``room`` free lines at its end for new episodes.
+
+        The caller writes the free lines; `extend_to` then adds them to the table.
+        """
         size = len(self.table)
         if size + room > len(self._lines):
-            # A quarter more, and not twice as much: a reader keeps this memory in addition to the page cache.
+            # It grows by a quarter, and not to twice its size: a reader needs this memory besides the page cache.
             lines = np.empty((size + size // 4 + room, EPISODE_COLUMNS), np.int64)
             lines[:size] = self.table.lines
             self._lines = lines
@@ -55,7 +58,7 @@ class EpisodeLog:
         return self._lines
 
     def extend_to(self, size: int, steps: int) -> None:
-        """Extend the log to its first ``size`` lines, whose episodes have ``steps`` steps in total."""
+        """Set the table to the first ``size`` lines of the array that `reserve` returns; they have ``steps`` steps."""
         self.table = EpisodeTable(self._lines[:size])
         self.steps = steps
 
@@ -67,7 +70,7 @@ class EpisodeLog:
         self.extend_to(end, self.steps + int(episodes.steps.sum()))
 
     def remove(self, gone: NDArray[np.bool_]) -> None:
-        """Drop the episodes where ``gone`` is True. This changes positions, so the generation changes."""
+        """Remove the episodes where ``gone`` is True. Other episodes get new positions, so the generation changes."""
         if not gone.any():
             return
         self.table = self.table.select(~gone)
@@ -76,7 +79,7 @@ class EpisodeLog:
         self.generation += 1
 
     def discard(self, at: Ints) -> None:
-        """Mark the episodes at these positions as discarded; the generation changes."""
+        """Set the flag DISCARDED of the episodes at these positions; the generation changes."""
         self.table = self.table.with_discarded(at)
         self._lines = self.table.lines
         self.generation += 1
@@ -85,7 +88,7 @@ class EpisodeLog:
 class Evicted:
     """The episodes that a snapshot leaves out: evicted by hand, lost to damage, or discarded. Immutable.
 
-    ``episodes`` is their table.
+    ``episodes`` is the table of these episodes.
     """
 
     def __init__(self, episodes: EpisodeTable) -> None:
@@ -99,7 +102,7 @@ class Evicted:
         return len(self._key)
 
     def contains(self, ids: Ints, lanes: Ints) -> NDArray[np.bool_]:
-        """Return whether each id is a step of these episodes; ``lanes`` has the lane count of each id's segment."""
+        """Return whether each id is a step of these episodes; ``lanes[i]`` is the number of lanes of id i's segment."""
         if not len(self._key):
             return np.zeros(len(ids), np.bool_)
         key = _keys(ids, lanes)
@@ -112,15 +115,15 @@ class Evicted:
         return Evicted(EpisodeTable.concatenate([self.episodes, episodes])) if len(episodes) else self
 
     def without(self, segments: Ints) -> "Evicted":
-        """Return these episodes without the episodes in ``segments``."""
+        """Return these episodes, except the episodes of ``segments``."""
         return Evicted(self.episodes.select(~np.isin(self.episodes.first >> POSITION_BITS, segments)))
 
 
 class Evictions:
-    """Follows the list of evictions by hand, and finds the episodes that its entries name. Not thread-safe.
+    """Finds the episodes that were evicted by hand or lost to damage, by the ids of their first steps. Not thread-safe.
 
-    Episodes that were lost to damage are found in the same way; their segments list them. ``found`` has the evicted and
-    the lost episodes.
+    The store has a list of evictions by hand, and each segment has a list of its lost rows. ``found`` has the evicted
+    and the lost episodes that `split` has found so far.
     """
 
     def __init__(self, root: Root) -> None:
@@ -129,25 +132,28 @@ class Evictions:
         self.found = Evicted(EpisodeTable.concatenate([]))
 
     def read(self, count: int) -> bool:
-        """Read the list's entries up to number ``count``; return whether any are new."""
+        """Read the list of evictions up to entry ``count``; return whether it has new entries."""
         new = self._entries.new(count)[:, 0]
         if len(new):
             self._firsts = np.union1d(self._firsts, new)
         return len(new) > 0
 
     def add_lost(self, firsts: Ints) -> bool:
-        """Add the first ids of ranges that were lost to damage; return whether ``firsts`` has any."""
+        """Add the first id of each range of rows that was lost to damage; return False if ``firsts`` is empty."""
         if len(firsts):
             self._firsts = np.union1d(self._firsts, firsts)
         return len(firsts) > 0
 
     @property
     def has_none(self) -> bool:
-        """Whether no episode was evicted or lost."""
+        """Whether no episode was evicted by hand or lost."""
         return not len(self._firsts)
 
     def split(self, episodes: EpisodeTable) -> tuple[EpisodeTable, NDArray[np.bool_]]:
-        """Return the episodes that were neither evicted nor lost, and a mask of the others; `found` gets the others."""
+        """Return the episodes that were neither evicted nor lost, and a mask of those that were.
+
+        Evicted and lost episodes are added to `found`.
+        """
         out = np.zeros(len(episodes), np.bool_)
         if len(self._firsts) and len(episodes):
             at = np.minimum(np.searchsorted(self._firsts, episodes.first), len(self._firsts) - 1)
@@ -158,7 +164,7 @@ class Evictions:
         return episodes.select(~out), out
 
     def discard(self, at: int) -> None:
-        """Mark the episode at this position of `found` as discarded."""
+        """Set the flag DISCARDED of the episode at this position of `found`."""
         self.found = Evicted(self.found.episodes.with_discarded(at))
 
     def forget(self, segments: Ints) -> None:
@@ -174,34 +180,36 @@ def _keys(ids: Ints, lanes: Ints) -> Ints:
 
 
 class FollowedLanes(Protocol):
-    """The lanes of the segments that a follower knows. The slot of a segment is its number minus ``origin``."""
+    """The methods of `FollowedRows` that `Discards` uses. The slot of a segment is its number minus ``origin``."""
 
     @property
     def origin(self) -> int:
         """The number of the segment in the first slot."""
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
-        """Return the writer of a segment and the numbers of its lanes, or None if the segment is gone."""
+        """Return a segment's writer and the writer's lanes in it, as numbers; None if the segment is gone."""
 
     def published_rows(self, slot: int, lane: int) -> int:
         """Return the number of published rows of a lane."""
 
     def is_followed(self, slot: int, lane: int) -> bool:
-        """Return whether all published rows of a lane were followed, and its last episode has ended."""
+        """Return whether all published rows of a lane were followed, and the lane's last episode has ended."""
 
 
 class Discards:
-    """Finds discarded episodes in the log, which keeps them in their place. Not thread-safe.
+    """Finds discarded episodes in an `EpisodeLog`, which they do not leave. Not thread-safe.
 
-    ``episodes`` has the discarded episodes found so far, without segments that are gone. An episode that continues
-    across segments has a part in each. On disk, only the last part has the flag DISCARDED, so this class searches for
-    the earlier parts.
+    ``episodes`` has the discarded episodes found so far, except those of segments that are gone. An episode that
+    continues across segments has a part in each segment. On disk, only the last part has the flag DISCARDED, so this
+    class searches for the earlier parts.
     """
 
     def __init__(self) -> None:
         self.episodes = EpisodeTable.concatenate([])
         self._generation, self._read = -1, 0  # the log's generation and length when it was last searched
-        self._tails: set[tuple[int, int]] = set()  # (slot, lane) of each lane whose last episode is a part to find
+        # (slot, lane) of each lane whose last episode is an earlier part that has not been found yet.
+        self._tails: set[tuple[int, int]] = set()
+        # The latest argument of `with_evicted` and its result; None if `episodes` has changed since.
         self._left_out: tuple[Evicted, Evicted] | None = None
 
     @property
@@ -210,7 +218,7 @@ class Discards:
         return len(self._tails) > 0
 
     def with_evicted(self, evicted: Evicted) -> Evicted:
-        """Return the discarded and the evicted episodes; the same object as before if neither has changed."""
+        """Return the discarded episodes and ``evicted`` together; the same object as before if neither has changed."""
         if not len(self.episodes):
             return evicted
         if self._left_out is None or self._left_out[0] is not evicted:
@@ -226,13 +234,13 @@ class Discards:
         self.episodes, self._left_out = episodes, None
 
     def follow(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> EpisodeTable:
-        """Find discarded episodes among the log's new ones, and mark their earlier parts as discarded.
+        """Find discarded episodes among the log's new episodes, and set the flag DISCARDED of their earlier parts.
 
-        Returns the newly found episodes and parts.
+        Returns the discarded episodes that were found, and those of their earlier parts that were found.
         """
         if log.generation != self._generation:
             self._generation, self._read = log.generation, 0
-            if len(self.episodes):  # some may have been evicted by hand at the same time
+            if len(self.episodes):  # some may have been evicted by hand, and so removed from the log
                 self._replace(self.episodes.select(np.isin(self.episodes.first, log.table.first)))
         new = log.table.select(slice(self._read, None))
         self._read = len(log)
@@ -259,9 +267,10 @@ class Discards:
             self._seek_parts_before(episodes, follower)
 
     def _seek_parts_before(self, episodes: EpisodeTable, follower: FollowedLanes) -> None:
-        """Record where the parts before these episodes are, to find them later.
+        """Record where the earlier parts of these episodes are, so that `_find_parts` finds them.
 
-        Each is the last episode of the same lane in an earlier segment of the writer.
+        The part before an episode is the last episode of the same lane in the writer's latest earlier segment with rows
+        of this lane.
         """
         continuing = episodes.select(episodes.end & CONTINUES != 0)
         positions = ((continuing.first & POSITION_MASK) % continuing.stride).tolist()
@@ -279,7 +288,10 @@ class Discards:
                     break
 
     def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> tuple[EpisodeTable, bool]:
-        """Mark and return the earlier parts whose rows were followed by now, and whether no lane could be searched."""
+        """Set the flag DISCARDED of the earlier parts in lanes whose rows were all followed; return those in the log.
+
+        Also returns whether there was no such lane.
+        """
         table, found, tails = EpisodeTable.concatenate([log.table, evictions.found.episodes]), [], sorted(self._tails)
         slots, position = _slots(table, follower), (table.first & POSITION_MASK) % table.stride
         for slot, lane in tails:
@@ -291,12 +303,12 @@ class Discards:
             if not is_there or not len(at):
                 continue
             last = int(at[table.first[at].argmax()])
-            # If damage took the part, the last episode of the lane is another one.
+            # If damage has destroyed the part, the last episode of the lane is another one.
             if not table.end[last] & CUT or table.end[last] & DISCARDED:
                 continue
             if last < len(log):
                 found.append(last)
-            else:  # the part was evicted or lost, so it stays out of the log, but the parts before it are discarded
+            else:  # the part was evicted or lost, so it is not in the log, but there may be earlier parts in the log
                 evictions.discard(last - len(log))
                 self._seek_parts_before(table.select([last]), follower)
         if found:

@@ -58,7 +58,7 @@ class Episode:
     __slots__ = ("_end", "_first", "_obs_rows", "_snapshot", "_steps", "_stride")
 
     def __init__(self, snapshot: Snapshot, position: int, episodes: EpisodeTable | None = None) -> None:
-        # `episodes` may come from an earlier snapshot of the same store.
+        # `episodes` has the line `position`; it may come from an earlier snapshot of the same store.
         episodes = snapshot.episodes if episodes is None else episodes
         self._snapshot = snapshot
         self._first, self._stride = int(episodes.first[position]), int(episodes.stride[position])

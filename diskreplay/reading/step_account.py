@@ -13,10 +13,10 @@ from diskreplay.segments.documents.limiters import Inserted, RowsOf, StepCounter
 
 
 class Steps(NamedTuple):
-    """The number of steps inserted into a segment or a store, and the number in each class.
+    """The number of steps inserted into a segment or a store, and how many of them are in each class.
 
-    The classes are the fields after ``inserted``. A step that fits several classes counts in the last one. If readers
-    leave out a damaged segment, all its steps count as lost.
+    The classes are the fields after ``inserted``. A step that fits several classes counts in the last of these fields.
+    If readers leave out a damaged segment, all its steps count as lost.
     """
 
     inserted: int = 0
@@ -27,7 +27,7 @@ class Steps(NamedTuple):
     lost: int = 0
 
     def by_key(self) -> dict[str, int]:
-        """Return the numbers by their names in `Store.info`."""
+        """Return the numbers by the keys that they have in `Store.info`."""
         return {
             "steps": self.visible,
             "steps_hidden": self.hidden,
@@ -45,13 +45,13 @@ class StepAccount:
     Attributes
     ----------
     total : Steps
-        The steps of the store. `inserted` is `counted.ever`, which is the sum of all classes and `quarantined`.
+        The steps of the store. `total.inserted` is `counted.ever`: the sum of all classes, plus `quarantined`.
     counted : Inserted
         The counts of inserted steps that rate limiters use.
     quarantined : int
-        The number of steps in quarantine that no class counts.
+        The number of steps that are in quarantine and in no class.
     segments : dict of int to Steps
-        The steps of each segment by number. A pack is included instead of its members.
+        The steps of each segment by number. A pack has one entry, and the segments that were merged into it have none.
     visible : dict of int to int
         The number of visible steps of each segment, including the segments in packs.
     """
@@ -63,7 +63,7 @@ class StepAccount:
     visible: dict[int, int]
 
     def without(self, numbers: Iterable[int]) -> "StepAccount":
-        """Return the account as it is when these segments have been deleted: all their steps are evicted."""
+        """Return the account that the store has after these segments were deleted: all their steps count as evicted."""
         segments, total = self.segments.copy(), self.total
         for number in numbers:
             gone = segments.pop(number)
@@ -73,9 +73,9 @@ class StepAccount:
 
 
 def read_account(follower: Follower, counter: StepCounter) -> tuple[Snapshot, StepAccount]:
-    """Take a new snapshot of a store and return it with the account of the same moment.
+    """Take a new snapshot of a store, and return the snapshot and the account of the same moment.
 
-    If segments are added or deleted during the call, the numbers may be of slightly different moments.
+    If segments are added or deleted during the call, numbers of the account may be of slightly different moments.
     """
     looks = deque[Snapshot](maxlen=1)
 
