@@ -25,12 +25,12 @@ from diskreplay.segments.folder import Pack, lost_ids
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
 from diskreplay.segments.segment_reader import LaneFlags, check_chunks, read_lanes, read_sealed
 
-# Flags of sealed segments are parsed together, about this many bytes at a time.
+# The flags of several sealed segments are parsed together, about this many bytes at a time.
 _AT_ONCE = 16 << 20
 
 
 class _Sealed(NamedTuple):
-    """The slots of sealed segments, with the result of `read_sealed` for one, or of `Pack.read_flags` for several."""
+    """The slot of one sealed segment and the result of `read_sealed`, or slots and the result of `Pack.read_flags`."""
 
     slots: list[int]
     committed: Ints
@@ -40,10 +40,10 @@ class _Sealed(NamedTuple):
 class FollowedRows:
     """The rows of all segments that a reader has followed, and their episodes. Used by one thread.
 
-    ``slots`` and ``tables`` have the places of the rows. ``log`` has the ended episodes, and begins with the generation
-    ``generation``. ``live`` has the lanes that may grow; this object is their `LiveLanesOwner`. ``newly_discarded`` has
-    the discarded episodes that were found since the caller last emptied it. ``lost`` counts the steps of segments that
-    turned out to be damaged or gone.
+    ``slots`` has the number of rows of each lane, and ``tables`` their addresses in memory. ``log`` has the ended
+    episodes; its first generation is ``generation``. ``live`` has the lanes that may grow; this object is their
+    `LiveLanesOwner`. ``newly_discarded`` has the discarded episodes that were found since the caller last emptied this
+    list. ``lost`` is the number of steps of segments that turned out to be damaged or gone; the caller resets it to 0.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FollowedRows:
         self.newly_discarded: list[EpisodeTable] = []
         self._frontier = CapacityFrontier(root.limits.capacity, is_timed)
         self.live = LiveLanes(kernel, self.log, self._frontier, self._leaves)
-        self._gone: list[int] = []  # evicted segments whose episodes are still in the log
+        self._gone: list[int] = []  # numbers of deleted segments whose episodes are still in the log: see `drop`
         self.lost = 0
         self._segments: SegmentTable | None
         self.list_growing()
@@ -74,7 +74,7 @@ class FollowedRows:
         return self.log.steps + self.slots.count_open()
 
     def list_growing(self) -> None:
-        """Make a new table of growing segments.
+        """Make a new table of the segments that may grow.
 
         Call this after an array with a value per segment or per lane was replaced or changed.
         """
@@ -85,7 +85,7 @@ class FollowedRows:
         self.live.list_segments(slots.rows, self._where, tables)
 
     def release(self) -> None:
-        """Release every mapping."""
+        """Unmap all chunks and all counters of live segments."""
         self.live.segments.clear()
         self.list_growing()
         self.tables.forget()
@@ -93,7 +93,7 @@ class FollowedRows:
     # --- new and deleted segments ------------------------------------------------------------------------------------
 
     def add(self, infos: list[SegmentInfo | None], packs: Sequence[Pack]) -> None:
-        """Add the next segments and packs; an info of None means that the segment is gone, or in one of the packs."""
+        """Add the next segments and packs; None in ``infos`` stands for a segment that is gone, or in a pack."""
         first_slot = len(self.slots.lanes)
         self._frontier.add_lanes(self.slots.add(infos, packs))
         self.tables.add_slots(infos, self.slots.lane_base, self.slots.rows.shape[1])
@@ -103,7 +103,7 @@ class FollowedRows:
         self.list_growing()
 
     def _read_new(self, infos: list[SegmentInfo | None], first_slot: int) -> None:
-        """Add the rows of new sealed segments, many segments at a time, and list the new segments that may grow."""
+        """Add the rows of new sealed segments, many segments at a time; add each other new segment to `live`."""
         sealed: list[_Sealed] = []
         pending = 0
         for slot, info in enumerate(infos, first_slot):
@@ -125,7 +125,7 @@ class FollowedRows:
         self._add_sealed(sealed)
 
     def _add_pack(self, pack: Pack, first_new: int) -> None:
-        """Add a pack: segments that were followed already are now read from the pack, rows of the others are added."""
+        """Add a pack: segments in slots before ``first_new`` are read from it from now on, and its others are added."""
         slots = pack.numbers - self.slots.origin
         self.tables = self.tables.with_pack(slots, pack)
         self.slots.move(slots, pack)
@@ -151,9 +151,9 @@ class FollowedRows:
     def drop(self, slots: list[int]) -> None:
         """Empty the slots of segments that are gone.
 
-        If a limit hides their episodes, these stay in the log until they are half of the log, because every sampler
-        starts over when the log is shortened. Otherwise the episodes are removed at once: a reader that opens the store
-        now does not find them, and all readers must agree.
+        If a limit hides the episodes of these segments, they stay in the log until half of the log is of segments that
+        are gone: every sampler starts over when the log is shortened. If no limit hides them, the episodes are removed
+        at once: a reader that opens the store now does not find them, and all readers must agree.
         """
         if not slots:
             return
@@ -175,24 +175,30 @@ class FollowedRows:
         words = self._counters.read()
         past = max(self._frontier.hidden_before, int(max(words[layout.FRONTIER], words[layout.HORIZON])))
         is_hidden = not behind.any() or int(self.log.table.time[behind].max()) < past
-        # Without times, readers could not tell which episodes began after the hidden ones.
+        # Without times, readers could not tell which episodes of the log began after the hidden ones.
         if not self._is_timed or not is_hidden or 2 * np.count_nonzero(behind) >= len(behind):
             self.log.remove(behind)
             self._gone = []
 
     def remove_evicted(self) -> None:
-        """Remove episodes from the log that have been evicted or lost."""
+        """Remove the episodes from the log that were evicted by hand or lost."""
         self.log.remove(self.evictions.split(self.log.table)[1])
 
     # --- segments that may grow --------------------------------------------------------------------------------------
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether all ended episodes stay in the log: none was evicted or lost, or may be part of a discarded one."""
+        """Whether newly ended episodes need no check: none was evicted or lost, and no earlier parts are searched for.
+
+        Earlier parts are those of discarded episodes: see `Discards`.
+        """
         return self.evictions.has_none and not self._discards.waits
 
     def add_ended(self, end: int, steps: int) -> None:
-        """Extend the log to ``end`` lines and ``steps`` steps, without episodes that were evicted or lost."""
+        """Add the episodes to the log that the kernel has written to its free lines, up to line ``end``.
+
+        The log then has ``steps`` steps. Episodes that were evicted or lost are not added.
+        """
         if self.evictions.has_none:
             self.log.extend_to(end, steps)
         else:
@@ -200,7 +206,7 @@ class FollowedRows:
             self.log.append(self.evictions.split(new)[0])
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
-        """Return the writer of a segment and the numbers of its lanes, or None if the segment is gone."""
+        """Return a segment's writer and the writer's lanes in it, as numbers; None if the segment is gone."""
         return self.tables.lanes_of(slot, self.slots.origin) if self.slots.lanes[slot] else None
 
     def published_rows(self, slot: int, lane: int) -> int:
@@ -210,12 +216,12 @@ class FollowedRows:
         return int(counted[lane])
 
     def is_followed(self, slot: int, lane: int) -> bool:
-        """Return whether all published rows of a lane were followed, and its last episode has ended."""
+        """Return whether all published rows of a lane were followed, and the lane's last episode has ended."""
         known, _, open_start, *_ = self.slots.rows[:, self.slots.span(slot).start + lane].tolist()
         return bool(known >= self.published_rows(slot, lane) and open_start < 0)
 
     def read_time(self, step_id: int) -> bool:
-        """Map the chunk with the time of a step, or leave a damaged segment out; return whether the time is mapped."""
+        """Map the chunk with the time of a step and return True; or leave out its segment as damaged, return False."""
         slot, position = (step_id >> POSITION_BITS) - self.slots.origin, step_id & POSITION_MASK
         row, lane = divmod(position, int(self.slots.lanes[slot]))
         try:
@@ -226,7 +232,10 @@ class FollowedRows:
         return True
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
-        """Make the rows of a live segment readable for the kernel, or leave it out if it is damaged or gone."""
+        """Check and map the new rows of a live segment for the kernel; leave out a segment that is damaged or gone.
+
+        ``is_damaged`` tells that the kernel has found damage.
+        """
         try:
             self._make_followable(slot, is_damaged)
         except (SegmentGone, *DAMAGE) as error:
@@ -243,13 +252,13 @@ class FollowedRows:
         if is_damaged or int(new.max()) >= MANY_ROWS:
             self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if rows are damaged
             self.slots.set_rows(span, committed, observed)
-        elif live.checked_rows == before:  # else the kernel waited for the check; it stops again at an unmapped chunk
+        elif live.checked_rows == before:  # else the kernel waited for this check; if a chunk is unmapped, it stops again
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self.tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
 
     def reread(self, slot: int) -> bool:
-        """Read the replaced document of a live segment; return whether the segment is sealed."""
+        """Read the attributes of a live segment again, which were replaced; return whether the segment is sealed."""
         before, live = self.live.segments[slot], LiveSegment(self._root, self.slots.origin + slot)
         if live.folder != before.folder:
             return False  # repair has replaced the folder, and will increment the counter of changes
@@ -268,7 +277,7 @@ class FollowedRows:
         return live.info.sealed
 
     def _take_sealed(self, slot: int, committed: Ints, observed: Ints) -> None:
-        """Add the remaining rows of a live segment that is sealed now."""
+        """Add the rows of a live segment that were not followed before it was sealed."""
         span = self.slots.span(slot)
         self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
         self.slots.set_rows(span, committed, observed)
@@ -278,7 +287,10 @@ class FollowedRows:
     # --- new rows ----------------------------------------------------------------------------------------------------
 
     def _parse_live(self, slot: int, at: Ints, committed: Ints, sealed: bool) -> None:
-        """Add the published rows of lanes of a live segment; ``at`` has the places of the lanes among all lanes."""
+        """Find the episodes in the new rows of some lanes of a live segment, up to its ``committed`` rows.
+
+        ``at`` has the places of these lanes among all lanes.
+        """
         base, info = int(self.slots.lane_base[slot]), self.tables.info(slot)
         if not len(at) or info is None:
             return
@@ -310,9 +322,9 @@ class FollowedRows:
         self.slots.sealed |= there
 
     def _add_rows(self, at: Ints, first: Ints, flags: LaneFlags, sealed: bool) -> None:
-        """Find the episodes of lanes in the rows from ``first`` on; in each lane, an episode starts at this row.
+        """Add the episodes of some lanes to the log; ``flags`` has the lanes' flags from the rows ``first`` on.
 
-        ``at`` has the places of the lanes among all lanes.
+        An episode starts at row ``first[i]`` of lane i. ``at`` has the places of the lanes among all lanes.
         """
         slots = self.slots
         slot = slots.lane_slot[at]
@@ -339,7 +351,7 @@ class FollowedRows:
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, record: Ints, total: int) -> Snapshot:
-        """Return the snapshot with ``total`` steps, hidden ones included, and this record (see `kernels.frozen`)."""
+        """Return a snapshot with this record, see `kernels.frozen`; ``total`` counts visible and hidden steps."""
         frontier, segments = self._frontier, self._segments
         assert segments is not None
         found = frontier.found
@@ -350,7 +362,7 @@ class FollowedRows:
         return Snapshot(segments, steps, record, self.slots.rows, self.log.table, frontier.oldest, reached, until)
 
     def segment_table(self) -> SegmentTable:
-        """Return the table of all segments: a new one if anything in it has changed."""
+        """Return the table of all segments: the same object as before, unless something in the table has changed."""
         found = self._discards.follow(self.log, self.evictions, self)
         if len(found):
             self.newly_discarded.append(found)

@@ -1,4 +1,4 @@
-"""From files to snapshots: a follower reads a store once, and then only its changes."""
+"""`Follower`, which makes snapshots of a store. It reads the complete store once, and then only what has changed."""
 
 import threading
 import time
@@ -23,13 +23,14 @@ from diskreplay.segments.files.machine import clock_ns, this_clock
 from diskreplay.segments.files.numbers import present_segments, segment_numbers
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
 
-# Seconds between checks for sealed segments if no counter has changed: a process may die after it has sealed a segment,
-# and before it counts that.
+# Seconds between checks for sealed segments while no counter changes: a process may die after it has sealed a segment,
+# and before it increments the counter.
 CHECK_EVERY_S = 1.0
-# Attempts to read a store; an attempt fails if segments are merged into a pack meanwhile.
+# Attempts to read a store; an attempt fails if segments are merged into a pack during it.
 _ATTEMPTS = 100
 
-# The kernels as plain Python functions. They are used until a sampler, which needs numba anyway, calls `follow_with`.
+# The kernels as plain Python functions. They are used until a sampler, which needs numba anyway, calls `follow_with`
+# with compiled kernels.
 _PLAIN: dict[str, Kernel] = {"advance": advance, "advance_hiding": advance_hiding}
 
 
@@ -45,14 +46,14 @@ class Follower:
     def __init__(self, root: Root, counters: StoreCounters, warns: bool = True) -> None:
         self._root, self._counters, self._warns = root, counters, warns
         self._lock = threading.Lock()
-        self._broken = False  # the state is incomplete, so the next refresh starts over
-        self._least = layout.MAX_SEGMENTS  # the lowest number of a segment in a pack, if known
+        self._broken = False  # whether `_now` is incomplete, so that the next refresh starts over
+        self._least = layout.MAX_SEGMENTS  # the lowest segment number in any pack that is known so far
         self._kernel: Callable[[str], Kernel] = _PLAIN.__getitem__
         self._now = self._begin(0)
         self.snapshot = self._now.snapshot
 
     def _begin(self, generation: int) -> "_Generation":
-        """Read the whole store; repeat if segments are merged into packs meanwhile."""
+        """Read the complete store; read it again if segments are merged into packs during the call."""
         attempts = _ATTEMPTS
         while True:
             try:
@@ -73,12 +74,12 @@ class Follower:
 
     @property
     def kernel_name(self) -> str:
-        """The name of the kernel that follows live lanes."""
+        """The name of the kernel that reads the new rows of lanes that may grow."""
         return self._now.kernel_name
 
     @property
     def damaged(self) -> dict[int, str]:
-        """The damage of each segment that is left out, by number."""
+        """A description of the damage of each segment that is left out, by number."""
         return self._now.known.damaged
 
     @property
@@ -87,25 +88,25 @@ class Follower:
         return self._now.rows.origin
 
     def reset_after_fork(self) -> None:
-        """In a forked child, start over at the next refresh if another thread was refreshing at the fork."""
+        """Make the next refresh start over if another thread was refreshing at the fork; called in the forked child."""
         self._broken = self._broken or self._lock.locked()
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Release every mapping, except mappings that arrays, or batches being gathered, still use."""
+        """Unmap all files, except those that arrays, or batches that are being gathered, still use."""
         with self._lock:
             self._broken = True  # even if this is interrupted, the next refresh starts over
             self._now.rows.release()
 
     def refresh(self) -> tuple[Snapshot, int]:
-        """Take a new snapshot; return it and the number of steps added since the last one.
+        """Take a new snapshot; return it, and the number of steps that were added since the snapshot before it.
 
-        Steps that were evicted or hidden meanwhile do not reduce the number.
+        Steps that were evicted or hidden since then do not reduce the number.
         """
         with self._lock:
             try:
                 if not self._broken:
-                    try:  # suppress() would take as long as the whole check that nothing has changed
+                    try:  # suppress() would take as long as the complete check that nothing has changed
                         arrived = self._now.update()
                         self.snapshot = self._now.snapshot
                         return self.snapshot, arrived
@@ -116,17 +117,17 @@ class Follower:
                 self._broken, self.snapshot = False, self._now.snapshot
                 return self.snapshot, max(0, len(self.snapshot) - before)
             except BaseException as error:
-                # Interrupted halfway, the state is incomplete: the next refresh starts over.
+                # After an error halfway, `_now` may be incomplete, so the next refresh starts over.
                 self._broken = True
                 self._root.explain(error)
                 raise
 
 
 class _Generation:
-    """The state of a store, from one read of the whole store until the next. Used by one thread.
+    """All that a follower has read of a store; replaced when the complete store is read again. Used by one thread.
 
     ``known`` has the segments, ``rows`` has their rows, and ``snapshot`` is the latest snapshot. The constructor reads
-    the store. The constructor and `update` raise `Merged` if the whole store has to be read again.
+    the store. The constructor and `update` raise `Merged` if the complete store has to be read again.
     """
 
     snapshot: Snapshot
@@ -141,29 +142,29 @@ class _Generation:
     ) -> None:
         self._root, self._counters, self.known = root, counters, known
         self._words = counters.read()
-        # Limits hide steps one by one, in the order of their times. In a store without a limit, times are only read if
-        # an earlier limit has hidden steps, since these stay hidden.
+        # Limits hide single steps, in the order of their publication. In a store without a limit, times are only read
+        # if a former limit has hidden steps, since these stay hidden.
         self._limits = replace(root.limits)
         self._is_timed = self._limits.are_set or bool(self._words[[layout.FRONTIER, layout.HORIZON]].any())
         self._raw = b""
         self._until = 0  # the counters hide all steps published before this time
-        self._clock = this_clock()  # replaced by the clock of the newest segment that was written in this boot
+        self._clock = this_clock()  # replaced by the clock of the newest segment written since the machine was booted
         self._next_check_at = 0.0
         self.rows = FollowedRows(root, counters, known, kernel(self.kernel_name), number, self._is_timed)
         self.update(force=True)
-        # Tables that grew in several steps leave freed memory of up to half their size in the process.
+        # The process keeps freed memory of tables that grew in several steps, up to half the size of these tables.
         give_back_free(max(len(self.rows.log), len(known.slots.lanes)))
 
     @property
     def kernel_name(self) -> str:
-        """The name of the kernel that follows live lanes."""
+        """The name of the kernel that reads the new rows of lanes that may grow."""
         return "advance_hiding" if self._is_timed else "advance"
 
     def update(self, *, force: bool = False) -> int:
-        """Follow all changes on disk and make a new snapshot; return the number of steps that became visible."""
+        """Read all changes on disk, and make a new snapshot if there are any; return the number of new steps."""
         raw, rows = self._counters.raw(), self.rows
         if raw == self._raw and not (force or rows.live.segments or self._limits.max_age_s is not None):
-            return 0  # nothing has changed: the fast path, as samplers refresh for every batch
+            return 0  # the fast path, as samplers refresh for every batch
         changed, arrived = force, 0
         if force or raw != self._raw:
             self._raw = raw
@@ -181,7 +182,7 @@ class _Generation:
             changed |= self._add_newly_sealed()
         until = self._until
         if self._limits.max_age_s is not None:
-            # The age is measured by the clock of the newest segments.
+            # The age is measured by the clock of the newest segment.
             until = max(until, clock_ns() + self._clock.wall - int(self._limits.max_age_s * 1e9))
         record = rows.live.advance(changed, until, rows)
         total = rows.log.steps + rows.live.open_steps
@@ -194,7 +195,7 @@ class _Generation:
         return arrived + total - steps + rows.lost
 
     def _follow_counters(self, words: Ints, is_rearranged: bool) -> int:
-        """Add new segments, drop deleted segments and evicted episodes; return the number of new steps."""
+        """Add new segments, and drop deleted segments and evicted episodes; return the number of steps added."""
         rows = self.rows
         steps = rows.steps
         self._add_segments(int(words[layout.NEXT_SEGMENT]))
@@ -234,14 +235,14 @@ class _Generation:
         self.rows.add(infos, packs)
 
     def _drop_gone(self, *, everywhere: bool) -> None:
-        """Release the segments that retention has deleted; with ``everywhere``, all other missing segments, too."""
+        """Drop the segments that a limit has deleted; with ``everywhere``, also all other segments that are missing."""
         words, slots = self._counters.read(), self.known.slots
         horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
         known = np.flatnonzero(slots.lanes)
         below = known[slots.last[known] < horizon]
         if not (self._limits.max_age_s is not None or words[layout.EVICTION_ENTRIES] or everywhere):
-            # Check only segments that are neither sealed nor live. The horizon shows which sealed segments are gone,
-            # and live segments are read again.
+            # Check only segments that are neither sealed nor in `live`. The horizon shows which sealed segments are
+            # gone, and the segments in `live` are read again.
             known = known[~slots.sealed[known] & ~np.isin(known, list(self.rows.live.segments))]
         numbers = np.unique(slots.folder[known]).tolist()
         gone = set(numbers) - set(present_segments(self._root, numbers))
@@ -249,7 +250,10 @@ class _Generation:
         self.rows.drop(np.union1d(below, known[np.isin(slots.folder[known], list(gone))]).tolist())
 
     def _add_newly_sealed(self) -> bool:
-        """Add the last rows of newly sealed segments, the newest segment first; return whether there are any."""
+        """Add the last rows of segments that were sealed since the last call, the newest segment first.
+
+        Returns whether a segment was sealed, or was left out because it is damaged or gone.
+        """
         self._next_check_at = time.monotonic() + CHECK_EVERY_S
         changed, live = False, self.rows.live.segments
         for slot in sorted(live, reverse=True):
@@ -262,7 +266,7 @@ class _Generation:
         return changed
 
     def _has_returned(self) -> bool:
-        """Return whether a segment has appeared again, or was replaced by another one."""
+        """Return whether a segment that was gone or damaged may be back, or a segment was replaced by another one."""
         infos = [folder.info for folder in self.rows.tables.known if folder is not None]
         known: dict[int, Identity | int] = {info.number: info.document for info in infos}
         known |= {slot + self.rows.origin: live.folder for slot, live in self.rows.live.segments.items()}
