@@ -252,7 +252,7 @@ class FollowedRows:
         if is_damaged or int(new.max()) >= MANY_ROWS:
             self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if rows are damaged
             self.slots.set_rows(span, committed, observed)
-        elif live.checked_rows == before:  # else the kernel waited for this check; if a chunk is unmapped, it stops again
+        elif live.checked_rows == before:  # else the kernel waited for this check; it stops again at an unmapped chunk
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self.tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)

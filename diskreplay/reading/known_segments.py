@@ -22,7 +22,7 @@ from diskreplay.segments.packs import merged_numbers
 from diskreplay.segments.rebuild import read_shown
 from diskreplay.segments.segment import DAMAGE, NeverWritten, SegmentInfo
 
-# Store and number of each segment that this process has warned of; -1 for the quarantine.
+# (path of the store, segment number) for each segment that this process has warned of; -1 stands for the quarantine.
 _warned: set[tuple[str, int]] = set()
 
 
@@ -60,9 +60,9 @@ MOST_SLOTS = 1 << 22
 
 
 class Merged(Exception):
-    """Segments were merged into a pack, or appeared again, during a read: the whole store has to be read again.
+    """Segments were merged into a pack, or appeared again, during a read: the complete store has to be read again.
 
-    ``least`` is the lowest number of a segment in a pack, if it is below all known numbers.
+    ``least`` is the lowest segment number in a pack, if it is below the numbers of all known segments.
     """
 
     def __init__(self, least: int = layout.MAX_SEGMENTS) -> None:
@@ -70,10 +70,10 @@ class Merged(Exception):
 
 
 class Slots:
-    """The slots of segments: the segment with number ``origin`` has slot 0. Not thread-safe.
+    """What a reader knows of each segment, by slot: the segment with number ``origin`` has slot 0. Not thread-safe.
 
-    Snapshots share some of the arrays. So when an old slot changes, `lanes`, `sealed` and `clocks` are replaced by
-    changed copies.
+    Snapshots share some of the arrays. So when a value of `lanes`, `sealed` or `clocks` changes, the array is replaced
+    by a changed copy.
 
     Attributes
     ----------
@@ -84,12 +84,12 @@ class Slots:
     sealed : (slots,) bool
         Whether all rows of the segment were followed after it was sealed.
     folder : (slots,) int64
-        The number of the segment or pack that has the rows.
+        The number of the segment or pack in whose folder the rows are.
     clocks, last : (slots,) int64
-        The wall time of the segment's time 0, and the time of its last row, in nanoseconds. ``last`` is `hiding.NEVER`
-        for a segment that may grow.
+        The wall time at which the segment's clock showed 0, and the time of the segment's last row, in nanoseconds.
+        ``last`` is `hiding.NEVER` for a segment that may grow.
     rows : (`following.LANE_ROWS`, lanes) int64
-        The state of each lane's rows that were followed: see `kernels.following`.
+        The numbers COMMITTED to OPEN_TIME of each lane, for the rows that were followed: see `kernels.following`.
     """
 
     def __init__(self, origin: int) -> None:
@@ -111,7 +111,7 @@ class Slots:
     def add(self, infos: Sequence[SegmentInfo | None], packs: Sequence[Pack]) -> int:
         """Add slots for the next segments; return the number of new lanes.
 
-        An info of None means that the segment is gone, or in one of ``packs``.
+        None in ``infos`` stands for a segment that is gone, or in one of ``packs``.
         """
         start, count = self.end, len(infos)
         lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
@@ -138,7 +138,7 @@ class Slots:
         return added
 
     def move(self, slots: Ints, pack: Pack) -> None:
-        """Record that the rows of the segments in these slots have moved to a pack."""
+        """Record that the rows of the segments in these slots are in a pack now."""
         self.clocks, self.last = self.clocks.copy(), self.last.copy()
         self.clocks[slots], self.last[slots] = pack.info.clock.wall, pack.info.bounds[1]
         self.folder[slots] = pack.info.number
@@ -148,7 +148,7 @@ class Slots:
         self.rows[following.COMMITTED, places], self.rows[following.OBSERVED, places] = committed, observed
 
     def note_sealed(self, slot: int) -> None:
-        """Record that all rows of a sealed segment were followed."""
+        """Record that a segment is sealed, and that all its rows were followed."""
         self.sealed = self.sealed.copy()
         self.sealed[slot] = True
 
@@ -169,7 +169,7 @@ class Slots:
         return place
 
     def count_open(self) -> int:
-        """Return the number of steps of open episodes."""
+        """Return the number of steps of all open episodes, in the rows that were followed."""
         lanes = np.flatnonzero(self.rows[following.OPEN_START] >= 0)
         return int((self.rows[following.COMMITTED, lanes] - self.rows[following.OPEN_START, lanes]).sum())
 
@@ -177,8 +177,8 @@ class Slots:
 class KnownSegments:
     """Reads the segments of one store, and records the segments that it cannot read. Not thread-safe.
 
-    Segments from number ``least`` on may exist, even if the counters say otherwise. ``slots`` has the slots of all
-    segments. ``damaged`` describes the damage of each segment that is left out, by number.
+    The first slot is of segment ``least``, or of an earlier one if such a segment may exist. ``slots`` has the slots of
+    all segments. ``damaged`` describes the damage of each segment that is left out, by number.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, warns: bool, least: int) -> None:
@@ -187,9 +187,9 @@ class KnownSegments:
         self.slots = Slots(min(self._lowest(), least))
 
     def _lowest(self) -> int:
-        """Return the lowest number that a segment may have.
+        """Return the lowest number that an existing segment may have.
 
-        The counter of the first segment is only a hint: a user may have moved a lower one back.
+        The counter FIRST_LIVE is only a hint: a user may have moved a segment with a lower number back to the store.
         """
         words = self._counters.read()
         first = int(words[layout.FIRST_LIVE])
@@ -210,12 +210,12 @@ class KnownSegments:
             return None
 
     def note_damage(self, number: int, error: Exception) -> None:
-        """Record that a segment cannot be read, and warn of it, unless it was evicted or set aside.
+        """Record that a segment cannot be read, and warn of it; do nothing if it was evicted or moved to quarantine.
 
         Raises
         ------
         FormatError
-            A later release of diskreplay wrote the segment, which is not damage.
+            A later release of diskreplay wrote the segment, so it is not damaged.
         """
         if isinstance(error, UnknownFeature):
             raise error
@@ -230,7 +230,7 @@ class KnownSegments:
             warn_of_damage(self._root, number, detail)
 
     def _was_removed(self, info: SegmentInfo) -> bool:
-        """Return whether a segment had been evicted by a limit and is back, for example after a power cut."""
+        """Return whether a segment was evicted by a limit, and exists again, for example after a power cut."""
         if self._root.has_horizon and info.came_before(self._counters.peek(layout.HORIZON)):
             return True
         limit = self._root.limits.max_age_s
@@ -239,9 +239,9 @@ class KnownSegments:
         return info.number < self._counters.peek(layout.FIRST_LIVE)
 
     def has_other(self, known: Mapping[int, Identity | int]) -> bool:
-        """Return whether a segment exists that is not in ``known``, or differs from it.
+        """Return whether a segment exists that is not in ``known``, or was replaced by another one.
 
-        ``known`` has the `Identity` of each known segment's metadata file, or the inode of the segment's folder if the
+        ``known`` has, by segment number, the `Identity` of the segment's zarr.json, or the inode of its folder if the
         segment may grow.
         """
         if self._lowest() < self.slots.origin:
@@ -260,12 +260,12 @@ class KnownSegments:
     def find_packs(self, infos: list[SegmentInfo | None]) -> list[Pack]:
         """Return the packs among the segments after the last slot, lowest number first.
 
-        ``infos`` has these segments. Packs and their members become None in it.
+        ``infos`` has the attributes of these segments. In ``infos``, packs and the segments in them become None.
 
         Raises
         ------
         Merged
-            A member of a pack is unknown, or was gone before it was read.
+            A segment of a pack is unknown, or was gone before its attributes were read.
         """
         start = self.slots.end
         packs = take_packs(infos, start, self.leave_out)
@@ -273,19 +273,19 @@ class KnownSegments:
         if taken and min(taken) < self.slots.origin:
             raise Merged(min(taken))
         if any(number < start and self.slots.lanes[number - self.slots.origin] == 0 for number in taken):
-            raise Merged  # the member was gone before, or could not be read
+            raise Merged  # the segment was gone before, or could not be read
         end = start + len(infos)
         if any(start <= n < end and infos[n - start] is None and n not in taken for n in self.merged_since(end)):
-            raise Merged  # the member was gone before it was read
+            raise Merged  # the segment was gone before its attributes were read
         return packs
 
     def leave_out(self, number: int, error: Exception) -> None:
-        """Record that a segment cannot be read, as `note_damage` does. Raises Merged if it may be in a pack by now."""
+        """Call `note_damage`; but first raise Merged if the segment's rows are now in a pack that is not known yet."""
         self.check_merged([number])
         self.note_damage(number, error)
 
     def check_merged(self, gone: Iterable[int]) -> None:
-        """Raise Merged if one of these segments or packs is gone and its rows are in an unknown pack."""
+        """Raise Merged if one of these segments or packs is gone, and its rows are in a pack that is not known yet."""
         missing = [number for number in gone if not os.path.lexists(self._root.segment_path(number))]
         if missing and (merged := self.merged_since(self.slots.end)):
             slots = np.flatnonzero(np.isin(self.slots.folder, missing))
@@ -293,5 +293,5 @@ class KnownSegments:
                 raise Merged
 
     def merged_since(self, first: int) -> set[int]:
-        """Return the numbers of all segments that were merged into packs with numbers from ``first`` on."""
+        """Return the numbers of the segments that were merged into packs, for packs with numbers from ``first`` on."""
         return merged_numbers(self._root, first) if self._counters.peek(layout.NEXT_SEGMENT) > first else set()

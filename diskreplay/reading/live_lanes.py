@@ -28,8 +28,9 @@ from diskreplay.segments.rebuild import read_shown
 class Segments(NamedTuple):
     """The segments from number ``origin`` on, as `kernels.frozen` describes them. The first segment has slot 0.
 
-    The arrays have, for each segment, its number of lanes, the place of its first lane among all lanes, the wall time
-    of its time 0, and its folder. ``first_rows`` has the first row of each lane in its pack.
+    Most arrays have a value per segment: ``lanes`` its number of lanes, ``lane_base`` the place of its first lane among
+    all lanes, ``clocks`` the wall time at which its clock showed 0, ``folders`` the number of its folder.
+    ``first_rows`` has the first row of each lane in its pack.
     """
 
     origin: int
@@ -44,28 +45,28 @@ _NO_HEAP, _NO_PLACES = np.zeros((0, hiding.HEAP_COLUMNS), np.int64), np.zeros((h
 
 
 def _places(oldest: Ints) -> Ints:
-    """Return the state of lanes that are not in the heap yet: see `kernels.hiding`."""
+    """Return the table `by_place` of `kernels.hiding`, for lanes without an entry in the heap of that module."""
     made = np.zeros((hiding.PLACE_ROWS, len(oldest)), np.int64)
     made[[hiding.LINE, hiding.TAIL]], made[hiding.OLDEST] = -1, oldest
     return made
 
 
 class CapacityFrontier:
-    """The first visible row of each lane. Used by one thread.
+    """The first visible row of each lane, given the limits of the store. Used by one thread.
 
-    The newest ``capacity`` steps stay visible, by time and then by id; None: the store has no capacity. ``hides`` is
-    False if the store has no limit at all, so that no step is ever hidden.
+    The newest ``capacity`` steps stay visible: steps are ordered by time, steps of the same time by id. With None, the
+    store has no capacity. ``hides`` is False if no step is ever hidden, since the store has no limit and had none.
 
     Attributes
     ----------
     generation : int
-        The generation of the log that this object follows.
+        The generation of the `EpisodeLog` whose hidden steps were counted last.
     oldest : (lanes,) int64
         The first visible row of each lane, `hiding.NEVER` if its segment is gone. A change replaces the array.
     newer : (lanes,) int64
-        Memory for the next ``oldest``.
+        Memory to which the kernel writes the next ``oldest``.
     found : memoryview
-        The kernel's numbers, see `kernels.hiding`.
+        The numbers `found` of `kernels.hiding`.
     """
 
     def __init__(self, capacity: int | None, hides: bool) -> None:
@@ -80,16 +81,16 @@ class CapacityFrontier:
 
     @property
     def needed(self) -> int:
-        """The id of the step whose time the kernel has requested."""
+        """The id of the step whose time the kernel needs."""
         return self.found[hiding.NEEDED]
 
     @property
     def hidden_before(self) -> int:
-        """A time after the publication of every hidden step whose segment exists."""
+        """A time that is after the publication of each hidden step whose segment exists."""
         return max(self.found[hiding.PAST], self.found[hiding.BEHIND])
 
     def add_lanes(self, count: int) -> None:
-        """Add ``count`` lanes after the others."""
+        """Add ``count`` lanes after the present ones."""
         self._set_oldest(np.append(self.oldest, np.zeros(count, np.int64)))
         if self._by_place is not None:
             self._by_place = np.append(self._by_place, _places(np.zeros(count, np.int64)), axis=1)
@@ -103,10 +104,10 @@ class CapacityFrontier:
         self.found[hiding.OLDEST_AT] = oldest.ctypes.data
 
     def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints, open_start: Ints) -> None:
-        """Hide all steps of lanes whose segments are gone, and stop counting the steps of their open episodes.
+        """Hide all steps of lanes whose segments are gone, and no longer count the steps of these lanes' open episodes.
 
-        ``gone`` is the mask of these lanes. ``place`` is the lane of each episode of the log. ``open_start`` is the
-        first row of each lane's open episode, -1 if the lane has no open episode.
+        ``gone`` is the mask of these lanes. ``place`` has, for each episode of the log, the place of its lane among all
+        lanes. ``open_start`` has the first row of each lane's open episode, -1 if the lane has no open episode.
         """
         self._take_over()
         found = self.found
@@ -120,13 +121,13 @@ class CapacityFrontier:
             self._by_place[hiding.LINE, gone] = -1
 
     def _take_over(self) -> None:
-        """Set ``oldest`` to the rows that the kernel has reached so far, if it has stopped before the end."""
+        """Set ``oldest`` to the rows that the kernel reached, if it has hidden only some of the steps to hide."""
         if self.found[hiding.LAST] >= 0 and self._by_place is not None:
             self._set_oldest(self._by_place[hiding.OLDEST].copy())
             hiding.note_last(self._numbers)
 
     def hidden_of(self, episodes: EpisodeTable, place: Ints) -> Ints:
-        """Return the number of hidden steps of each episode; ``place`` is the place of its lane."""
+        """Return the number of hidden steps of each episode; ``place[i]`` is the place of episode i's lane."""
         row = (episodes.first & POSITION_MASK) // episodes.stride
         return np.clip(self.oldest[place] - row, 0, episodes.steps)
 
@@ -137,11 +138,12 @@ class CapacityFrontier:
         self._following = np.zeros(0, np.int64)
 
     def follow(self, log: EpisodeLog, place: Ints, open_start: Ints) -> None:
-        """Start over with a log whose generation has changed, and count its hidden steps; for the arrays see `drop`."""
+        """Count the hidden steps again after the generation of the log has changed; for the arrays see `drop`."""
         self._forget(log.generation)
         hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
-        # Not later than the REACHED of a reader that starts now: samplers order ids by REACHED, and must all agree.
+        # Not later than the REACHED of a reader that opens the store now: samplers order ids by REACHED, and must all
+        # agree.
         gone = log.table.time[self.oldest[place] == hiding.NEVER].max(initial=-1) + 1
         self.found[hiding.REACHED] = max(self.hidden_before, int(gone)) if hidden else 0
 
@@ -154,13 +156,13 @@ class CapacityFrontier:
         self._set_oldest(self.newer)
 
     def make_ready(self) -> None:
-        """Allocate the arrays that the kernel needs to hide steps; `arrays` returns them from then on."""
+        """Allocate the arrays that the kernel needs to hide steps; later calls of `arrays` return them."""
         self._by_place = _places(self.oldest)
         self._heap = np.zeros((2 * len(self.oldest), hiding.HEAP_COLUMNS), np.int64)
         self.found[hiding.READY] = 1
 
     def arrays(self, segments: Segments, lines: int) -> tuple[Ints, ...]:
-        """Return the kernel's arrays of hidden steps, for a log with room for ``lines`` lines."""
+        """Return the arrays with which the kernel hides steps, for a log with room for ``lines`` episodes."""
         if not self._hides:
             return (self._numbers,)
         if self._by_place is None:
@@ -172,7 +174,7 @@ class CapacityFrontier:
 
 # --- lanes that may grow ----------------------------------------------------------------------------------------------
 
-# If a lane has at least this many new rows, their flags are read at once, as for a sealed segment.
+# If a lane has at least this many new rows, numpy parses all their flags at once, as for a sealed segment.
 MANY_ROWS = 4096
 
 _NO_TIMES = (np.zeros(0, np.int64),) * 4
@@ -183,25 +185,34 @@ class LiveLanesOwner(Protocol):
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether all ended episodes stay in the log: none was evicted or lost, or may be part of a discarded one."""
+        """Whether newly ended episodes need no check: none was evicted or lost, and no earlier parts are searched for.
+
+        Earlier parts are those of discarded episodes: see `Discards`.
+        """
 
     def add_ended(self, end: int, steps: int) -> None:
-        """Extend the log to ``end`` lines and ``steps`` steps, without episodes that were evicted or lost."""
+        """Add the episodes to the log that the kernel has written to its free lines, up to line ``end``.
+
+        The log then has ``steps`` steps. Episodes that were evicted or lost are not added.
+        """
 
     def read_time(self, step_id: int) -> bool:
-        """Map the chunk with the time of a step, or leave a damaged segment out; return whether the time is mapped."""
+        """Map the chunk with the time of a step and return True; or leave out its segment as damaged, return False."""
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
-        """Make the rows of a live segment readable for the kernel, or leave it out if it is damaged or gone."""
+        """Check and map the new rows of a live segment for the kernel; leave out a segment that is damaged or gone.
+
+        ``is_damaged`` tells that the kernel has found damage.
+        """
 
     def segment_table(self) -> SegmentTable:
-        """Return the table of all segments: a new one if anything in it has changed."""
+        """Return the table of all segments: the same object as before, unless something in the table has changed."""
 
 
 class LiveSegment:
     """The counters of a segment that may still grow. Used by one thread.
 
-    ``folder`` is the inode of its folder: it changes if repair replaces the segment.
+    ``folder`` is the inode of the segment's folder: it changes if ``diskreplay repair`` replaces the segment.
     """
 
     def __init__(self, root: Root, number: int) -> None:
@@ -211,11 +222,11 @@ class LiveSegment:
         self.observed, self.committed = map_trusted(self.info)
 
     def read(self, before: Ints) -> tuple[Ints, Ints]:
-        """Return the numbers of committed and of observed rows of each lane.
+        """Return the numbers of complete rows, and of rows with an observation, of each lane.
 
-        ``before`` has the numbers of committed rows at the last call.
+        ``before`` has the numbers of complete rows that were returned by the last call.
         """
-        # `observed` is read first: if it is one more than the later `committed`, the extra row follows these very rows.
+        # `observed` is read first: if it is one more than `committed`, the extra row follows the complete ones.
         observed = self.observed.copy()
         committed = self.committed.copy()
         lanes = len(committed)
@@ -234,16 +245,16 @@ class LiveSegment:
 
 
 class LiveLanes:
-    """Follows the lanes of segments that may still grow. Used by one thread.
+    """Reads the new rows of lanes of segments that may still grow. Used by one thread.
 
     ``kernel`` is `advance` or `advance_hiding` of `kernels.advance`, compiled or not. It writes newly ended episodes to
-    the free lines of ``log``, and hides steps for ``frontier``. ``leaves`` are the arrays that the kernel reads: flags,
-    and times if steps may be hidden.
+    the free lines of ``log``, and hides steps for ``frontier``. ``leaves`` names the arrays that the kernel reads:
+    flags, and times if steps may be hidden.
 
     Attributes
     ----------
     segments : dict of int to LiveSegment
-        The segments by slot; `list_segments` has to be called after a change.
+        The segments by slot. After a change of this dict, `list_segments` has to be called.
     growing : (segments, 8) int64
         The table of these segments, see `kernels.following`.
     open_steps : int
@@ -260,16 +271,17 @@ class LiveLanes:
         self._found = self._numbers.data  # the same memory, read as Python's own numbers
         self._leaves = leaves
         self._held: Callable[[], MappingGuard | None] = no_reference  # guards the addresses in use
-        self._record = np.zeros(0, np.int64)  # the record of the next snapshot
+        self._record = np.zeros(0, np.int64)  # the record of the next snapshot, see `kernels.frozen`
 
     def follow_with(self, kernel: Kernel) -> None:
         """Use another kernel from now on."""
         self._kernel, self._held = kernel, no_reference
 
     def list_segments(self, lanes: Ints, segments: Segments, tables: ChunkTables) -> None:
-        """Make the table of growing segments, after any of the arguments was replaced.
+        """Make the table of growing segments. Call this after any of the arguments was replaced.
 
-        ``lanes``, ``(5, n)`` int64, is the state of all lanes, see `kernels.following`. ``tables`` has their rows.
+        ``lanes``, ``(5, n)`` int64, has the numbers COMMITTED to OPEN_TIME of all lanes, see `kernels.following`.
+        ``tables`` has the addresses of their rows.
         """
         self._lanes, self._segments, self._tables = lanes, segments, tables
         self.growing = np.zeros((len(self.segments), following.GROWING_COLUMNS), np.int64)
@@ -289,10 +301,10 @@ class LiveLanes:
         self.growing[self.growing[:, following.SLOT] == slot, following.CHECKED] = checked
 
     def advance(self, changed: bool, until: int, owner: LiveLanesOwner) -> Ints | None:
-        """Follow newly published rows, and hide steps older than ``until`` or beyond the capacity.
+        """Read newly published rows, and hide steps that were published before ``until`` or exceed the capacity.
 
-        Returns the record of a new snapshot, or None if nothing has changed. ``changed`` tells whether anything other
-        than the lanes has changed.
+        Returns the record of a new snapshot, or None if nothing has changed. ``changed`` tells whether anything has
+        changed except the rows of these lanes.
         """
         found, frontier, record = self._found, self._frontier, self._record
         found[following.CHANGED], found[following.FOLLOWED] = changed, False
@@ -326,14 +338,14 @@ class LiveLanes:
             if not owner.read_time(frontier.needed):
                 found[following.CHANGED] |= True
                 found[following.FOLLOWED] = False
-        elif status != following.ADDED:  # damage, unmapped rows, or too many new rows of a lane for the log's room
+        elif status != following.ADDED:  # damage, unchecked or unmapped rows, or too many rows for the log's room
             owner.prepare_segment(int(self.growing[found[following.LEFT], following.SLOT]), status == following.DAMAGED)
             found[following.CHANGED] |= True
 
     def _prepare(self, owner: LiveLanesOwner) -> MappingGuard:
-        """Collect the kernel's arrays, which are used until one of them is replaced.
+        """Collect the arrays that the kernel uses until one of them is replaced.
 
-        Returns the guard that keeps the chunks at their addresses mapped.
+        Returns a guard: while it exists, the chunks stay at the addresses in these arrays.
         """
         segments, frontier = owner.segment_table(), self._frontier
         ended = self._log.reserve(2 * MANY_ROWS)
@@ -352,13 +364,13 @@ class LiveLanes:
         return held
 
     def _count_open(self) -> int:
-        """Return the number of steps of open episodes in growing segments, which the kernel then keeps up to date."""
+        """Return the number of steps of open episodes in growing segments, which the kernel keeps up to date then."""
         place = places_of(self.growing[:, following.PLACE], self.growing[:, following.LANES])
         start = self._lanes[following.OPEN_START, place]
         return int((self._lanes[following.COMMITTED, place] - start)[start >= 0].sum())
 
     def _note_log_end(self) -> None:
-        """Record where the log ends: the kernel writes newly ended episodes after it, while the array has room."""
+        """Record where the log ends: the kernel writes newly ended episodes to the free lines after its end."""
         self._table = self._log.table
         self._size = len(self._table)
         self._found[following.ENDED], self._found[following.ENDED_STEPS] = self._size, self._log.steps

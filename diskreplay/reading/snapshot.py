@@ -34,8 +34,8 @@ from diskreplay.segments.files.locks import is_locked
 from diskreplay.segments.sealing import may_seal
 from diskreplay.workers import computed_once
 
-# A search begins with this many of the newest ended episodes, as most lookups are of new steps. Each further round
-# searches _MORE times the number of episodes.
+# A search for the episodes of steps begins with this many of the newest ended episodes, as most of these steps are new.
+# If episodes are still missing, the search is repeated in _MORE times as many episodes.
 _NEWEST, _MORE = 1024, 8
 
 
@@ -46,25 +46,25 @@ LANE_BITS = layout.MAX_LANES.bit_length() - 1
 
 
 def writer_and_lane(key: Any) -> tuple[Any, Any]:
-    """Return the writer and the lane of a key, or of an array of keys."""
+    """Return the writer and the lane of a key, or of an array of keys: see `LaneMap.key`."""
     return key >> LANE_BITS, key & (layout.MAX_LANES - 1)
 
 
 class LaneMap:
-    """Connects the lanes of a writer's segments. Not thread-safe.
+    """Connects each lane of a segment with the same lane in other segments of the same writer. Not thread-safe.
 
-    A segment lane is one lane of one segment; its place is ``lane_base[slot] + lane`` of a snapshot.
+    A segment lane is one lane of one segment; its place is ``snapshot.lane_base[slot] + lane``.
 
     Attributes
     ----------
     key : (segment lanes,) int64
-        ``writer << 20 | lane``, which sorts by writer, then by lane; -1 if the segment was gone before it was seen.
+        ``writer << 20 | lane``, with the writer's number of the lane; -1 if the segment was gone before `update`.
     keys : (lanes,) int64
-        Each key of ``key`` once, in order, without -1.
+        Each number in ``key`` once, in ascending order, without -1: by writer, then by lane.
     slot : (segment lanes,) int64
-        The slot of the segment.
+        The slot of the lane's segment.
     following, previous : (segment lanes,) int64
-        The place of the same lane in the writer's next segment, and in the one before; -1 if there is no such segment.
+        The place of the same lane in the writer's next and previous segment that has it; -1 if there is none.
     """
 
     def __init__(self) -> None:
@@ -88,8 +88,8 @@ class LaneMap:
             self._clear(snapshot.origin)
         seen, slots = len(self._base), len(snapshot.lanes)
         if slots <= seen:
-            return  # all its segments are known: a caller may pass an older snapshot after a newer one
-        # The number of lanes of each segment. `snapshot.lanes` is 0 for a deleted one, whose lanes keep their indices.
+            return  # all segments of the snapshot are known: a caller may pass an older snapshot after a newer one
+        # The number of lanes of each segment. `snapshot.lanes` is 0 for a deleted one, but its lanes keep their places.
         self._base = snapshot.lane_base
         self._counts = np.diff(np.append(snapshot.lane_base, len(snapshot.committed)))
         keys = [self.key]
@@ -106,13 +106,13 @@ class LaneMap:
         self.previous[order[1:][same]] = order[:-1][same]
 
     def places(self, ids: Ints) -> Ints:
-        """Return the place of the segment lane of each id; the snapshot of the ids was passed to `update` before."""
+        """Return the place of each id's segment lane; call `update` with the snapshot that has the ids before."""
         slot = (ids >> POSITION_BITS) - self._origin
         places: Ints = self._base[slot] + (ids & POSITION_MASK) % self._counts[slot]
         return places
 
     def next_rows(self, snapshot: Any, places: Ints) -> Ints:
-        """Return the place of the same lane in the next segment where it has rows, for each of ``places``; -1: none."""
+        """Return, for each place, the place of the same lane in the next segment where it has rows; -1 if none."""
         found = self.following[places]
         while True:
             found[found >= len(snapshot.committed)] = -1  # in segments that are newer than the snapshot
@@ -123,7 +123,7 @@ class LaneMap:
             found[empty] = self.following[found[empty]]
 
     def growing(self, snapshot: Any) -> Ints:
-        """Return the keys of all lanes of writers with an unsealed segment, in order."""
+        """Return, in ascending order, the keys of all lanes of each writer that has an unsealed segment."""
         live = ~snapshot.sealed & (snapshot.lanes > 0)
         there = slice(len(snapshot.committed))  # without segments that are newer than the snapshot
         writers = np.unique(self.key[there][live[self.slot[there]]] >> LANE_BITS)
@@ -131,9 +131,9 @@ class LaneMap:
 
 
 def is_abandoned(snapshot: Any, writer: int) -> bool:
-    """Return whether a writer with unsealed segments has died: it locks none of them, as far as this process can see.
+    """Return whether a writer with unsealed segments has died, which means that it holds no lock of these segments.
 
-    Locks of other machines are not visible on a shared file system, so their writers do not count as dead.
+    A process cannot see the locks of other machines on a shared file system, so writers there do not count as dead.
     """
     growing = map(snapshot.tables.info, np.flatnonzero(~snapshot.sealed & (snapshot.lanes > 0)).tolist())
     live = [info for info in growing if info is not None and info.writer == writer]
@@ -146,22 +146,23 @@ def is_abandoned(snapshot: Any, writer: int) -> bool:
 class SegmentTable(NamedTuple):
     """The segments of a snapshot. Snapshots share one table until a segment is added, is sealed, or is deleted.
 
-    ``slot = (id >> 35) - origin`` indexes arrays of slots. Live lanes are the lanes of segments that may grow.
+    The slot of a segment is its number minus ``origin``: ``slot = (id >> 35) - origin`` for an id of a step. Live lanes
+    are the lanes of segments that may grow.
 
     Attributes
     ----------
     lanes, lane_base : (slots,) int64
         The number of each segment's lanes, 0 if it is gone; the place of its first lane among all lanes.
     clocks : (slots,) int64
-        The wall time of the segment's time 0, in nanoseconds since the epoch.
+        The wall time at which the segment's clock showed 0, in nanoseconds since the epoch.
     sealed : (slots,) bool
         Whether the segment is sealed.
     evictions : Evicted
         The episodes that were evicted by hand, lost to damage, or discarded by their writers. They are not visible.
     generation : int
-        A position in the log of ended episodes means the same episode in all snapshots of one generation.
+        In all snapshots of one generation, a position in ``log`` stands for the same episode.
     folders, first_rows : (slots,) and (lanes,) int64
-        The places of the rows, see `ChunkTables`.
+        Where the rows of each segment and lane are: see `ChunkTables`.
     growing : (segments, 3) int64
         The segments that may grow: slot, number of lanes, and the place of the first lane among live lanes.
     live_base : (slots,) int64
@@ -169,9 +170,9 @@ class SegmentTable(NamedTuple):
     live_places : (live lanes,) int64
         The place of each live lane among all lanes.
     head : (`frozen.HEAD`,) int64
-        The head of the records of all these snapshots, see `kernels.frozen`.
+        The head of the record of each snapshot with this table, see `kernels.frozen`.
     discarded_steps : int
-        The number of steps of discarded episodes, which keep their place in the log.
+        The number of steps of discarded episodes, which stay in the log.
     """
 
     schema: Schema
@@ -193,7 +194,7 @@ class SegmentTable(NamedTuple):
 
     @classmethod
     def of(cls, growing: Ints, **columns: Any) -> "SegmentTable":
-        """Return a table with these attributes and the ones derived from ``growing``, which is `LiveLanes.growing`."""
+        """Return a table with the attributes ``columns``; the others are computed from `LiveLanes.growing`."""
         slot, width, place = growing[:, [following.SLOT, following.LANES, following.PLACE]].T
         column = np.cumsum(width) - width
         lines = np.ascontiguousarray(np.stack([slot, width, column], axis=1))
@@ -225,13 +226,13 @@ class Snapshot:
     steps : int
         The number of visible steps.
     record : ndarray of int64
-        The record that kernels read, with the state of live lanes.
+        The record that kernels read, with the numbers of live lanes: see `kernels.frozen`.
     lane_rows : (`following.LANE_ROWS`, lanes) int64
-        The follower's state of all lanes. It may change later, except for sealed lanes.
+        The follower's table `Slots.rows`. Its columns of lanes of unsealed segments may change later.
     log : EpisodeTable
-        The ended episodes in the order of their discovery; ``open`` has the episodes that have not ended.
+        The ended episodes in the order in which the follower has found them; ``open`` has the other episodes.
     oldest : (lanes,) int64
-        The first row that neither a capacity nor an age hides.
+        The first row of each lane that neither a capacity nor an age hides.
     reached : int
         Every episode with hidden steps began before this time, in nanoseconds since the epoch.
     hidden_before : int
@@ -263,7 +264,7 @@ class Snapshot:
 
     @property
     def tables(self) -> ChunkTables:
-        """The addresses of each array's rows in memory."""
+        """The tables with the addresses of each array's rows in memory."""
         return self.segments.tables
 
     @property
@@ -345,7 +346,7 @@ class Snapshot:
 
     @property
     def visible(self) -> Visible:
-        """The visible rows of each lane, for kernels."""
+        """The arguments of kernels that tell them the visible rows of each lane."""
         return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
 
     def leaf(self, path: str) -> ChunkTable:
@@ -354,7 +355,7 @@ class Snapshot:
 
     @computed_once
     def episodes(self) -> EpisodeTable:
-        """The episodes with a visible step, oldest first. Each is whole, hidden steps included."""
+        """The episodes with a visible step, oldest first. Each has all its steps, also hidden ones."""
         log = self.log.without_discarded()
         every = EpisodeTable.concatenate([log, self.open]) if len(self.open) else log
         if (every.first[1:] < every.first[:-1]).any():
@@ -363,7 +364,10 @@ class Snapshot:
         return every if shown.all() else every.select(shown)
 
     def least_ids(self, ids: Ints) -> Ints:
-        """Return, for each id, the smallest visible id of its lane; `NEVER` if the segment of the id is gone."""
+        """Return, for each id, the smallest visible id of its lane; `NEVER` if the segment of the id is gone.
+
+        If no step is hidden, the result is 0 for each id.
+        """
         return self.visible.least_ids(ids)
 
     def times(self, ids: Ints) -> Ints:
@@ -386,7 +390,7 @@ class Snapshot:
         return found, given
 
     def _ended_episodes(self, ids: Ints) -> EpisodeTable:
-        """Return the ended episode of each of these steps; a line of zeros if its episode is open or gone."""
+        """Return the ended episode of each of these steps; a line of zeros if the step's episode is open or gone."""
         found, missing, count = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.arange(len(ids)), _NEWEST
         keys = lane_keys(ids, self.origin, self.lanes)
         while len(missing) and len(self.log):
@@ -438,7 +442,7 @@ class Snapshot:
         return hidden
 
     def count_by_segment(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return four numbers of steps for each slot: visible; hidden; discarded; both discarded and evicted.
+        """Return for each slot the number of steps that are visible; hidden; discarded; both discarded and evicted.
 
         The third number includes the fourth.
         """
@@ -460,7 +464,10 @@ class Snapshot:
         return kept + count(self.open, self.open.steps) - hidden, hidden, discarded, discarded - (total - kept)
 
     def kept_reward_sums(self, episodes: EpisodeTable) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the stored reward sums of episodes, all in one segment, and a mask of the episodes that have one."""
+        """Return the stored sum of rewards of each episode, and a mask of the episodes that have a stored sum.
+
+        All ``episodes`` are in one segment.
+        """
         slot = int(episodes.first[0] >> POSITION_BITS) - self.origin
         row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)
         return self.tables.reward_sums(slot, lane, row, episodes.steps)
