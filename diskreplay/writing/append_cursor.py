@@ -1,4 +1,4 @@
-"""`Lane`, and `AppendCursor`: the fast path of a writer with one lane, which finds the arrays once for many steps."""
+"""`Lane`, and `AppendCursor`: the fast path of a writer with one lane, which finds its arrays once for many steps."""
 
 from collections.abc import Mapping, Sequence
 from time import clock_gettime_ns
@@ -11,15 +11,15 @@ from diskreplay.segments.documents import layout
 from diskreplay.segments.files.machine import CLOCK
 from diskreplay.segments.segment_writer import SegmentWriter
 
-# The values of a step, one per leaf of the schema (a field, or a part of a nested field): bytes for an observation or
-# an array, a number for another scalar.
+# The values of a step, one per leaf of the schema (a field, or a part of a nested field): the bytes of an observation
+# or an array, a number for any other scalar.
 Items = list[Any]
-# The values of a whole episode, by the path of the leaf.
+# The values of episode fields, which belong to an episode and not to a step, by the path of the leaf.
 EpisodeItems = Mapping[str, Any]
 
 
 class Lane:
-    """The stream of one environment: the segment of its next step, and the state of its open episode."""
+    """The stream of one environment: the segment of its next step, and what is known of its open episode."""
 
     __slots__ = ("at", "continues", "cursor", "number", "open", "pending", "resumes_at", "segment")
 
@@ -28,20 +28,20 @@ class Lane:
         self.segment: SegmentWriter | None = None
         self.at = 0  # the lane's index in the segment
         self.cursor: AppendCursor | None = None
-        self.open = False
+        self.open = False  # whether the lane has an open episode
         self.continues = False  # the next episode continues one that was cut because its segment had to end
         self.resumes_at: list[bytes] | None = None  # the first observation of that next episode, if it is known
         self.pending: list[bytes] | None = None  # the observation that is already written to the next row, if any
 
     @property
     def home(self) -> SegmentWriter:
-        """The lane's segment; the lane must have one."""
+        """The segment of the lane's next step; the lane must have a segment."""
         assert self.segment is not None
         return self.segment
 
     @property
     def last_id(self) -> int:
-        """The id of the newest step; -1 if the lane has no step in its segment."""
+        """The id of the lane's newest step; -1 if the lane has no step in its present segment."""
         segment = self.segment
         if segment is None:
             return -1
@@ -55,9 +55,9 @@ class Lane:
 class AppendCursor:
     """Writes steps to reserved rows of a segment with one lane, up to the end of the first chunk that becomes full.
 
-    `append` writes the same bytes as `SegmentWriter.write` and `SegmentWriter.publish`, but does not call them, which
-    saves time. The items of a step are in the order of ``leaves``. The cursor writes only to rows below ``limit``, and
-    begins episodes only at rows below ``begin_limit``.
+    `append` writes the same bytes as `SegmentWriter.write` and `SegmentWriter.publish`, but does not call these
+    methods, which saves time. The values of a step are `Items` in the order of ``leaves``. The cursor writes only to
+    rows below ``limit``, and begins episodes only at rows below ``begin_limit``.
 
     Concurrency: as `EpisodeWriter`.
     """
@@ -82,7 +82,7 @@ class AppendCursor:
         self._lane, self._segment = lane, segment
         row = self._start = segment.rows[0]
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
-        # The last row for a step with `next_obs`, which is written to the row after the step.
+        # The last row to which a step with `next_obs` may be written: `next_obs` is written to the row after it.
         self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         self._begin_limit = begin_limit
         self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]
@@ -108,17 +108,17 @@ class AppendCursor:
 
         The method returns False in these cases:
 
-        - the step does not fit the rows to which the cursor may write;
+        - the cursor may not write to the rows of the step;
         - the observation of the step differs from the one already written to its row;
-        - the step begins an episode at the row ``begin_limit`` or later, or begins the rest of a cut episode;
+        - the step begins an episode at the row ``begin_limit`` or later, or an episode that continues a cut one;
         - the segment has no reserved room for ``episode``.
 
-        ``flags`` has the flags of the step. ``next_obs`` is written to the row after the step. That row ends the
-        episode if ``final_flags`` is not 0. ``episode`` has the values of the episode that ends with the step. ``now``
-        is the time of the rows in nanoseconds; with 0 the method reads the clock.
+        ``flags`` has the flags of the step. ``next_obs`` is written to the row after the step. If ``final_flags`` is
+        not 0, that row ends the episode, with these flags. ``episode`` has the values of the episode that ends with the
+        step. ``now`` is the time of the rows in nanoseconds; with 0 the method reads the clock.
 
-        Raises StorageFull if the disk is full and the file system does not keep reserved blocks; the call may be
-        repeated.
+        Raises StorageFull if the disk is full and the file system does not honour reservations of blocks; the call may
+        be repeated.
         """
         lane, segment = self._lane, self._segment
         row, known, pending = segment.rows[0], 0, lane.pending
@@ -137,7 +137,7 @@ class AppendCursor:
         for i in range(known, self._count):
             targets[i][at] = items[i]
         self._done[at] = flags
-        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # as `clock_ns`, without the call
+        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # what `clock_ns` returns, without the call
         rows = row + 1
         if next_obs is not None:
             for i, target in enumerate(self._obs):
@@ -152,7 +152,7 @@ class AppendCursor:
                 rows, next_obs = rows + 1, None
             if episode:
                 segment.write_values(0, episode)
-        # As in `SegmentWriter.publish`, without the call. The assignments that a full disk may refuse come first.
+        # What `SegmentWriter.publish` does, without the call. The assignments that a full disk may refuse come first.
         self._committed[0] = segment.rows[0] = rows
         segment.total_rows += rows - row
         if next_obs is not None:

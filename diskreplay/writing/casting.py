@@ -2,7 +2,7 @@
 
 Values that do not fit the schema are refused, and so are values that the store's `validate` excludes.
 
-A writer makes the casters of its steps once. A caster has a short path for values that need no cast, and calls
+A writer makes one caster for each leaf of its schema. A caster returns values that need no cast at once, and calls
 `Field.cast` for all other values, so the rules and errors are the same as in `Field.cast`.
 """
 
@@ -31,7 +31,7 @@ NO_CHECKS: Mapping[str, Check] = {}
 
 
 def checks_of(schema: Schema, validate: str | None) -> Mapping[str, Check]:
-    """Return the checks of a store with this ``validate``: {path of a leaf: its check}; some leaves have no check."""
+    """Return the checks that ``validate`` of a store stands for: {path: check}, for the leaves that have a check."""
     if validate is None:
         return NO_CHECKS
     found: dict[str, Check] = {
@@ -45,14 +45,13 @@ def checks_of(schema: Schema, validate: str | None) -> Mapping[str, Check]:
 
 
 def _check_finite(path: str, values: NDArray[Any]) -> None:
-    """Raise SchemaError if a value is NaN or infinite."""
     good = np.isfinite(values)
     if not good.all():
         raise SchemaError(f"{path}: {values[~good].flat[0]} is not finite, and this store takes finite values only")
 
 
 def _check_bounds(path: str, low: NDArray[Any], high: NDArray[Any], values: NDArray[Any]) -> None:
-    """Raise SchemaError if a value is NaN, less than ``low`` or greater than ``high``."""
+    """Raise SchemaError if a value is less than ``low``, greater than ``high``, or NaN."""
     good = (values >= low) & (values <= high)
     if not good.all():
         at = np.unravel_index(int(np.argmin(good)), good.shape)
@@ -61,7 +60,10 @@ def _check_bounds(path: str, low: NDArray[Any], high: NDArray[Any], values: NDAr
 
 
 def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the least and the greatest value of each element in the space of a leaf; SchemaError without a space."""
+    """Return the smallest and the largest value of each element in the space of a leaf.
+
+    Raises SchemaError if the leaf has no space.
+    """
     space = leaf.space or {}
     try:
         if space["type"] == "Box":
@@ -78,7 +80,7 @@ def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _numbers(values: Any) -> Any:
-    """Return bounds that were read from JSON as numbers; infinities were stored as strings."""
+    """Return nested lists from JSON with their strings replaced by floats: infinities are stored as strings."""
     if isinstance(values, list):
         return [_numbers(value) for value in values]
     return float(values) if isinstance(values, str) else values
@@ -88,7 +90,7 @@ def _numbers(values: Any) -> Any:
 
 
 class LeafCaster:
-    """Casts one step's value of a leaf to an item: the bytes of the value, or a number that fits the leaf's dtype."""
+    """Casts a step's value of one leaf to an item: the bytes of the value, or a number that fits the leaf's dtype."""
 
     __slots__ = ("_check", "_field", "_is_bytes", "_path")
 
@@ -97,7 +99,7 @@ class LeafCaster:
         self._is_bytes = is_bytes(path, field.shape)
 
     def item(self, value: Any) -> Any:
-        """Return the item of a value. Raises the errors of `Field.cast` and of the check."""
+        """Return the bytes or the number for a value. Raises the errors of `Field.cast` and of the check."""
         array = self._field.cast(value, self._path)
         if self._check is not None:
             self._check(array)
@@ -141,16 +143,16 @@ class NumberCaster(LeafCaster):
 
 
 def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCaster:
-    """Return the fastest caster for the leaf ``field`` at ``path``, which applies ``check`` if it is given."""
+    """Return the fastest caster for the leaf ``field`` at ``path``; the caster applies ``check`` if it is given."""
     if check is not None:
         return LeafCaster(field, path, check)
     return BytesCaster(field, path) if is_bytes(path, field.shape) else NumberCaster(field, path)
 
 
 def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
-    """Return which Python values fit a dtype without a cast: the most frequent type, other types, and the bounds.
+    """Return the Python types whose numbers need no cast to a dtype, the most frequent type apart, and two bounds.
 
-    The bounds are the least and the greatest number that fits. NaN and infinities are outside all bounds, so
+    The bounds are the smallest and the largest number of the dtype. NaN and infinities are not between the bounds, so
     `Field.cast` checks them.
     """
     if dtype.kind == "b":
@@ -163,9 +165,10 @@ def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple
 
 
 class PartCaster:
-    """Casts one step's "obs", "action" or "extra" to a list of items, one per leaf in the order of the schema.
+    """Casts a step's value of ``part`` ("obs", "action" or "extra") to `Items`, one per leaf in the schema's order.
 
-    ``lone`` is the caster of the field if this part of the schema is a single field; None if it is a mapping of fields.
+    If this part of the schema is a single field, ``lone`` is the caster of the field. If it is a mapping of fields,
+    ``lone`` is None.
     """
 
     def __init__(self, schema: Schema, part: str, checks: Mapping[str, Check] = NO_CHECKS) -> None:
@@ -178,7 +181,7 @@ class PartCaster:
         self._names = dict(self._by_name).keys() if is_flat else None  # None: a single field, or nested mappings
 
     def items(self, value: Any) -> Items:
-        """Return the items of a part's value. Raises the errors of `Schema.flatten`, `Field.cast` and the checks."""
+        """Return the items of a step's value. Raises the errors of `Schema.flatten`, `Field.cast` and the checks."""
         if self.lone is not None:
             return [self.lone.item(value)]
         if type(value) is dict and value.keys() == self._names:
@@ -186,13 +189,13 @@ class PartCaster:
         return [self._casters[path].item(raw) for path, raw in self._schema.flatten(self._part, value)]
 
 
-_BOOL = np.dtype(np.bool_)  # comparing a dtype with np.bool_ would look up this dtype each time
+_BOOL = np.dtype(np.bool_)  # to compare a dtype with np.bool_, numpy would look up this dtype each time
 _PRIORITY = Field((), "float64")
 _priority_caster = leaf_caster(_PRIORITY, "priority")
 
 
 def as_priority(value: Any) -> float:
-    """Return a step's initial priority as it is stored: |value|, but at least `LEAST_PRIORITY`, and 0.0 for None.
+    """Return the number that is stored as a step's priority: |value|, but at least `LEAST_PRIORITY`; 0.0 for None.
 
     Raises SchemaError if the value is not finite.
     """
@@ -205,10 +208,10 @@ def as_priority(value: Any) -> float:
 
 
 def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray[np.float64]:
-    """Return the initial priorities of ``count`` steps as they are stored, ``(count,)``: see `as_priority`.
+    """Return the numbers that are stored as the priorities of ``count`` steps, ``(count,)``: see `as_priority`.
 
-    NaN in ``values`` stands for a step without a priority, and None for steps without priorities; they are stored as
-    0.0. Raises SchemaError for an infinite priority of the steps at the indices ``chosen``.
+    NaN in ``values`` stands for a step without a priority. If ``values`` is None, no step has a priority. In both cases
+    0.0 is stored. Raises SchemaError if a priority at the indices ``chosen`` is infinite.
     """
     if values is None:
         return np.zeros(count)
@@ -226,8 +229,8 @@ def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray
 def as_flag(value: Any, name: str, reward: Any = None, floats: bool = False) -> bool:
     """Return a truth value as a bool: a bool or an integer 0 or 1 of any library, or an array with one of these.
 
-    With ``floats``, 0.0 and 1.0 are truth values too. Raises SchemaError for any other value. The message also shows
-    ``reward`` if it is given, as callers easily swap the reward and a flag.
+    If ``floats`` is True, 0.0 and 1.0 are truth values too. Raises SchemaError for any other value. The error's message
+    also shows ``reward`` if it is given, as callers easily swap the reward and a flag.
     """
     if type(value) is bool:
         return value
@@ -247,7 +250,7 @@ def as_flags(
     reward: Any = None,
     floats: bool = False,
 ) -> NDArray[np.bool_]:
-    """Return one bool per lane, ``(count,)``, perhaps ``value`` itself; tensors on any device are accepted.
+    """Return one bool per lane, ``(count,)``, perhaps in the array ``value`` itself; ``value`` may be a tensor.
 
     Only the values of the lanes ``chosen`` are checked (None: all lanes). For the other arguments see `as_flag`.
     """
@@ -271,7 +274,7 @@ def _shown(name: str, value: Any, reward: Any) -> str:
 
 
 def length(value: Any, name: str) -> int:
-    """Return the number of rows of ``value``, a field of a whole episode; SchemaError if it has no length."""
+    """Return the number of rows of ``value``, a field of a complete episode; SchemaError if it has no length."""
     try:
         return len(value)
     except TypeError:

@@ -1,8 +1,8 @@
 """Writing episodes to segments: the flags of rows, and cuts of episodes.
 
 `Writer` and `VectorWriter` are thin layers over this module. They cast and check all values first, so once rows are
-reserved for a step, only an error of the disk can keep the step from being published. A step's values are items: bytes
-for an observation or an array, a number for another scalar.
+reserved for a step, only an error of the disk can keep the step from being published. The values of a step are `Items`:
+the bytes of an observation or an array, a number for any other scalar.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ def step_flags(first: Truth, continues: Truth, terminated: Truth, truncated: Tru
 
 
 def final_flags(ended: bool, has_observation: bool, has_values: bool) -> int:
-    """Return the flags of the row after an episode's last step; ``ended``: the environment ended the episode."""
+    """Return the flags of the row after an episode's last step; ``ended`` is False if the episode is cut."""
     flags = (OBSERVATION_ONLY if has_observation else END_MARKER) | (0 if ended else TRUNCATED | CUT)
     return flags | (EPISODE_VALUES if has_values else 0)
 
@@ -88,14 +88,17 @@ class EpisodeWriter:
         )
 
     def read_clock(self) -> None:
-        """Set `now` to the present time, for the rows that are published next, except by an `AppendCursor`."""
+        """Set `now`, the time of the rows that are published next, to the present time.
+
+        An `AppendCursor` reads the clock itself.
+        """
         self.now = clock_ns()
 
     def begin_priorities(self) -> None:
-        """Expect a priority after the other items of every later step; the segments get an array of priorities.
+        """Add the array of priorities to the segments; every later step must have a priority as its last item.
 
-        Raises StorageFull, StoreLocked or StoreNotFound if a segment cannot get the array. In this case, no priorities
-        are expected yet.
+        Raises StorageFull, StoreLocked or StoreNotFound if a segment cannot get the array. In this case, later steps
+        have no priority, as before.
         """
         if not self.rotation.has_priority:
             self.rotation.begin_priorities()
@@ -116,8 +119,8 @@ class EpisodeWriter:
     ) -> None:
         """Write and publish a step of a writer with one lane.
 
-        Raises StorageFull if the disk has no room. The step was not written then, but an open episode that the step
-        does not continue may have been cut.
+        Raises StorageFull if the disk has no room. The step was not written then, but the open episode may have been
+        cut, if the step does not continue it.
         """
         lane = self.lanes[0]
         flags = _flags(lane, next_obs, terminated, truncated, episode)
@@ -140,7 +143,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a step that an `AppendCursor` refused, for example because its rows are in two chunks."""
+        """Write and publish a step that a new `AppendCursor` refused, for example since its rows are in two chunks."""
         known = 0 if lane.pending is None else self.obs_count
         values = dict(zip(self.columns[known:], items[known:], strict=True))
         flags, final = _flags(lane, next_obs, terminated, truncated, episode)
@@ -159,7 +162,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a whole episode at once; each array of ``values`` has a leading axis of steps."""
+        """Write and publish a complete episode at once; each array of ``values`` has a leading axis of steps."""
         steps, ended = len(values[0]), terminated or truncated
         self.read_clock()
         self.cut(lane, None, None, marked=True)
@@ -168,7 +171,7 @@ class EpisodeWriter:
         flags = np.zeros(steps, np.uint8)
         flags[0] = step_flags(True, False, False, False)
         flags[-1] |= step_flags(False, False, terminated, truncated)
-        # Each row has its own time, 1 ns after the row before, so that the store's limits can hide rows one by one.
+        # Each row has another time, 1 ns after the row before, so that the store's limits can hide rows one by one.
         # Writing a row takes longer than 1 ns, so no time is in the future.
         times = np.arange(self.now, self.now + steps)
         self.now += steps
@@ -178,7 +181,7 @@ class EpisodeWriter:
             flags[-1] |= EPISODE_VALUES
         self._append_rows(lane, segment, steps, fields, final_obs, final, episode)
         if self.rotation.segment_per_episode:
-            # The segment is complete: it should not hold file descriptors while the lane waits for its next episode.
+            # The segment is complete. It should not keep files open until the lane's next episode begins.
             segment.close()
 
     def _append_rows(
@@ -191,13 +194,13 @@ class EpisodeWriter:
         final: int,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish successive steps of a lane, and the observation after the last step, in reserved rows.
+        """Write successive steps of a lane to reserved rows, and ``next_obs`` to the row after them; then publish them.
 
-        If ``final`` is not 0, a row with these flags follows the steps and ends the episode. ``episode`` has the values
-        of the episode if it ends.
+        If ``final`` is not 0, the row after the steps ends the episode, with these flags. ``episode`` has the values of
+        the episode if it ends.
 
-        Raises StorageFull if the disk is full and the file system does not keep reserved blocks; the call may be
-        repeated.
+        Raises StorageFull if the disk is full and the file system does not honour reservations of blocks; the call may
+        be repeated.
         """
         at, row = lane.at, segment.rows[lane.at]
         stop = row + steps
@@ -223,7 +226,7 @@ class EpisodeWriter:
     ) -> None:
         """Write a row with ``flags`` after the last step of an episode, in one lane or in each of several lanes.
 
-        ``obs`` has the observations of these rows, by leaf, unless they are already written.
+        ``obs`` has the observations of these rows, by leaf; it is empty if they are already written.
         """
         # All fields are written, as an interrupted append may have left bytes in these rows.
         columns = segment.columns
@@ -244,13 +247,13 @@ class EpisodeWriter:
     def make_room(
         self, lane: Lane, items: Items, rows: int, *, whole: bool = False, values: bool = False
     ) -> SegmentWriter:
-        """Make room for the next ``rows`` rows of a lane, and return the segment of these rows.
+        """Reserve disk blocks for the next ``rows`` rows of a lane, and return the segment of these rows.
 
         ``items`` has the values of the next step, the observation first. The lane's open episode is cut if this
         observation does not continue it, or if its segment has to end. With ``values``, room for the values of an
-        episode is reserved, too. With ``whole``, the rows are a whole episode, and the lane has no open episode.
+        episode is reserved, too. With ``whole``, the rows are a complete episode, and the lane has no open episode.
 
-        Raises StorageFull if the disk has no room. No row was written then, except the end of a cut episode.
+        Raises StorageFull if the disk has no room. No row was written then, except a row that ends a cut episode.
         """
         return self._with_room(lambda: self._make_room(lane, items, rows, whole, values))
 
@@ -262,7 +265,7 @@ class EpisodeWriter:
         self._with_room(lambda: segment.reserve_next(lanes, count))
 
     def _with_room(self, reserve: Callable[[], T]) -> T:
-        """Return ``reserve()``; if it raises StorageFull, remove the segment made in advance, and call it again."""
+        """Return ``reserve()``; if it raises StorageFull, delete the segment of the `Preallocator`, and call it again."""
         try:
             return reserve()
         except StorageFull:
@@ -280,7 +283,7 @@ class EpisodeWriter:
             changes = self.rotation.changes
             self.rotation.assign_segment(lane, rows if whole else 1)
             if self.rotation.changes != changes:
-                self.read_clock()  # no row may be older than its segment, which may have been made a moment ago
+                self.read_clock()  # no row may have a time before its segment was made, perhaps a moment ago
         self.rotation.preallocate()
         segment = lane.home
         row = segment.rows[lane.at]
@@ -295,8 +298,8 @@ class EpisodeWriter:
         """Cut the open episode of a lane, if there is one.
 
         The observation after the last step is stored if it is known: the one that is already visible, or else
-        ``final_obs``. With ``marked``, readers see at once that the episode has ended; otherwise they may see the end
-        only when the lane's next row is written.
+        ``final_obs``. With ``marked``, a row that ends the episode is always written, so readers see the end at once.
+        Otherwise they may see the end only when the lane's next row is published, or when the segment is sealed.
         """
         lane.continues, lane.resumes_at = False, None
         if not lane.open:
@@ -313,11 +316,13 @@ class EpisodeWriter:
             obs = {} if unwritten is None else dict(zip(self._obs_columns, unwritten, strict=True))
             self.write_final(segment, at, row, final_flags(False, has_observation, bool(episode)), obs)
             segment.publish(at, row + 1, 1, valued=at if episode else None)
-        # Otherwise readers see the cut later: at the first step of the next episode, or when the segment is sealed.
         lane.open, lane.pending = False, None
 
     def end(self, lane: Lane, final: Items | None, episode: EpisodeItems | None) -> None:
-        """Cut a lane's open episode; an already visible final observation is kept, even if ``final`` differs."""
+        """Cut a lane's open episode with the final observation ``final``.
+
+        If the observation after the last step is already visible, it stays, even if ``final`` differs.
+        """
         if lane.open and final is not None and not self._continues(final, lane.pending):
             self._note_discontinuity(lane)
         elif lane.continues and (episode or (final is not None and lane.resumes_at is None)):
@@ -329,9 +334,10 @@ class EpisodeWriter:
         self.cut(lane, final, episode, marked=True)
 
     def discard(self, lane: Lane) -> None:
-        """End the lane's open or continued episode so that readers omit all of it, also its parts in older segments.
+        """End a lane's open episode, or the one to be continued, with a flag that makes readers leave it out.
 
-        Raises StorageFull if the disk has no room; the call may be repeated.
+        Readers also leave out its parts in older segments. Raises StorageFull if the disk has no room; the call may be
+        repeated.
         """
         if not lane.open and not lane.continues:
             return
@@ -339,7 +345,7 @@ class EpisodeWriter:
             segment, flags = lane.home, DISCARD
             segment.reserve(lane.at, segment.rows[lane.at])
         else:
-            lane.resumes_at = None  # `make_room` then has no observation to compare, as no step follows
+            lane.resumes_at = None  # so that `make_room` compares no observation: there is no step
             segment, flags = self.make_room(lane, [], 1), DISCARD_BEFORE
         row = segment.rows[lane.at]
         self.write_final(segment, lane.at, row, flags, {})
@@ -347,14 +353,14 @@ class EpisodeWriter:
         lane.open, lane.pending, lane.continues, lane.resumes_at = False, None, False, None
 
     def report_cuts_to(self, listener: Callable[[], Callable[[int], None] | None]) -> None:
-        """Register a weak reference to a function to call with the lane at a discontinuity, instead of a warning.
+        """Register a weak reference to a function, which is called with a lane's number instead of a warning.
 
-        A discontinuity is an observation that differs from the ``next_obs`` of the lane's step before.
+        It is called if an observation differs from the ``next_obs`` of the lane's step before.
         """
         self._cut_listener = listener
 
     def _note_discontinuity(self, lane: Lane) -> None:
-        """Call the registered function with a lane's number; if no function is registered, warn once."""
+        """Call the function of `report_cuts_to` with a lane's number; without such a function, warn once."""
         if (listener := self._cut_listener()) is not None:
             listener(lane.number)
         elif not self._warned:
@@ -371,9 +377,9 @@ class EpisodeWriter:
             lane.continues, lane.resumes_at = True, list(obs)
 
     def _continues(self, items: list[Any], known: list[bytes] | None) -> bool:
-        """Return whether the observation at the start of ``items`` equals ``known``, or ``known`` is None.
+        """Return whether the observation at the start of ``items`` equals ``known``; True if ``known`` is None.
 
-        Values are compared only if the bytes differ, which is rare.
+        The bytes are compared first, and the values only if the bytes differ, which is rare.
         """
         if known is None or items[: len(known)] == known:
             return True
@@ -383,7 +389,7 @@ class EpisodeWriter:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cut open episodes and submit every segment for sealing; after an interrupt, the call may be repeated."""
+        """Cut open episodes and submit every segment to the `Sealer`; after an interrupt, the call may be repeated."""
         self.read_clock()
         full: StorageFull | None = None
         try:
@@ -400,7 +406,7 @@ class EpisodeWriter:
             raise full
 
     def flush(self) -> None:
-        """Make every published step durable, also in segments that wait for sealing."""
+        """Make every published step durable, also steps in segments that are submitted and not sealed yet."""
         for segment in self.rotation.open:
             segment.publish_delayed()
             segment.mark()
@@ -414,7 +420,7 @@ class EpisodeWriter:
 
 
 def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
-    """Return for each row whether it equals the row of ``others`` at its index: NaN equals NaN, 0.0 equals -0.0."""
+    """Return, for each i, whether ``rows[i]`` equals ``others[i]``; NaN equals NaN, and 0.0 equals -0.0."""
     same = rows == others
     if rows.dtype.kind == "f":
         same |= (rows != rows) & (others != others)
@@ -425,7 +431,7 @@ def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
 def _flags(
     lane: Lane, next_obs: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
 ) -> tuple[int, int]:
-    """Return the flags of a lane's next step, and the flags of a final row after it (0: no such row)."""
+    """Return the flags of a lane's next step, and the flags of the row that ends its episode; 0 without such a row."""
     flags = step_flags(not lane.open, lane.continues, terminated, truncated)
     if next_obs is not None and (terminated or truncated):
         return flags, final_flags(True, True, bool(episode))
