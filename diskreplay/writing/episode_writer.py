@@ -265,7 +265,7 @@ class EpisodeWriter:
         self._with_room(lambda: segment.reserve_next(lanes, count))
 
     def _with_room(self, reserve: Callable[[], T]) -> T:
-        """Return ``reserve()``; if it raises StorageFull, delete the segment of the `Preallocator`, and call it again."""
+        """Return ``reserve()``; after StorageFull, delete the segment of the `Preallocator`, and call it again."""
         try:
             return reserve()
         except StorageFull:

@@ -32,7 +32,7 @@ _POLL_S = 0.001
 class CallLock:
     """The lock of a writer, which can be acquired while the attribute `free` exists.
 
-    `taken` is True if `acquire` has acquired the lock for good, and not just for one call.
+    `taken` is True if `acquire` has acquired the lock for good. It stays False if a call of the writer holds the lock.
     """
 
     __slots__ = ("free", "taken")
@@ -41,10 +41,10 @@ class CallLock:
         self.free, self.taken = True, False
 
     def acquire(self) -> bool:
-        """Acquire the lock for good if it is free; else return False.
+        """Acquire the lock for good and return True if it is free; else return False.
 
-        The other methods of the writer delete `free`, and set it again in a `finally` block. No signal handler can run
-        between the deletion and the beginning of that block. Here, none can run between the two statements.
+        The methods of a writer delete `free`, and set it again in the `finally` block of a `try` statement. No signal
+        handler can run between the deletion and the `try`. Here, none can run between the two statements.
         """
         try:
             del self.free; self.taken = True  # noqa: E702  # fmt: skip  # one line, as tests raise an exception at it
@@ -53,7 +53,7 @@ class CallLock:
         return True
 
     def release(self) -> None:
-        """Release a lock that `acquire` has acquired."""
+        """Release the lock after `acquire`."""
         self.taken, self.free = False, True
 
 
@@ -61,7 +61,8 @@ class OnError:
     """A context manager that calls a method with the error that its block raised.
 
     A context manager made from a generator function would take a microsecond longer. The reference to the method is
-    weak, since the method's object refers to this one: a cycle would keep both until a garbage collection.
+    weak, since the object of the method refers to this context manager: a cycle would keep both until a garbage
+    collection.
     """
 
     __slots__ = ("_method",)
@@ -73,7 +74,7 @@ class OnError:
         """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Call the method with the error of the block, if there is one."""
+        """Call the method with the error that the block raised, if any."""
         if error is not None and (method := self._method()) is not None:
             method(error)
 
@@ -83,12 +84,15 @@ _codes: set[CodeType] = set()
 
 
 def note_exclusive(method: Callable[..., Any]) -> None:
-    """Register a method that acquires its writer's lock itself, so that `is_inside` finds calls of it."""
+    """Register a method of a writer that acquires the writer's lock itself, so that `is_inside` finds its calls."""
     _codes.add(method.__code__)
 
 
 def one_call_at_a_time(method: Method) -> Method:
-    """Return a method that calls ``method`` with the writer's lock, or raises if it is taken: see `BaseWriter`."""
+    """Return a method that calls ``method`` while it holds the writer's lock, or raises if the lock is taken.
+
+    For the lock see `BaseWriter`.
+    """
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +114,7 @@ def one_call_at_a_time(method: Method) -> Method:
 
 
 def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
-    """Acquire a writer's lock for good, and return True; return False if a call in progress lasts over ``timeout_s``.
+    """Acquire a writer's lock for good, and return True; return False if a call holds it over ``timeout_s`` seconds.
 
     The function may be called again after an interrupt.
     """
@@ -123,7 +127,7 @@ def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
 
 
 def is_inside(writer: Any) -> bool:
-    """Return whether this thread is inside a call of a writer, for example in a signal handler during that call."""
+    """Return whether this thread is inside a call of this writer, for example in a signal handler during the call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code in _codes and frame.f_locals.get("self") is writer:
@@ -134,14 +138,14 @@ def is_inside(writer: Any) -> bool:
 
 # --- writers that were not closed -------------------------------------------------------------------------------------
 
-# Seconds to wait for a daemon thread that is appending when the interpreter ends.
+# Seconds to wait for a call of a writer, for example by a daemon thread that appends while the interpreter ends.
 _TIMEOUT_S = 5.0
 
 
 class Dropped(NamedTuple):
-    """The parts of a writer that are needed to seal its segments when it was not closed.
+    """The parts of a writer with which its segments are sealed if it was not closed.
 
-    ``writer`` is a weak reference to the writer, and dead if the writer was garbage collected.
+    ``writer`` is a weak reference to the writer: it returns None if the writer was garbage collected.
     """
 
     episode_writer: EpisodeWriter
@@ -152,15 +156,15 @@ class Dropped(NamedTuple):
 def seal_when_dropped(writer: Any, episode_writer: EpisodeWriter, lock: CallLock) -> Any:
     """Return a finalizer that seals the writer's segments; call its ``detach()`` when the writer is closed.
 
-    The finalizer runs when the writer is garbage collected or the interpreter ends. It is ``alive`` until it is
-    detached or has run.
+    The finalizer runs when the writer is garbage collected or the interpreter ends. Its attribute ``alive`` is True
+    until it is detached or has run.
     """
     return weakref.finalize(writer, _drop, Dropped(episode_writer, lock, weakref.ref(writer)), os.getpid())
 
 
 # The garbage collector may run at any point, in a thread that holds any lock. So a finalizer only puts the writer in a
-# queue, which takes no lock that this thread may hold. Another thread seals the writer. It is started by `_thread`,
-# since `threading` would wait for the thread to start.
+# queue, which takes no lock that this thread may hold. Another thread seals the writer's segments. `_thread` starts
+# this thread, since `threading` would wait until the thread has started.
 _waiting: queue.SimpleQueue[Dropped] = queue.SimpleQueue()
 _working = _thread.allocate_lock()
 _ending = False
@@ -186,7 +190,7 @@ def _drop(dropped: Dropped, owner: int) -> None:
 
 
 def seal_dropped() -> None:
-    """Seal the segments of all dropped writers, and wait until they are sealed."""
+    """Seal the segments of all writers that were not closed and are in the queue, and wait until they are sealed."""
     with _working:
         while True:
             try:
@@ -199,11 +203,11 @@ def seal_dropped() -> None:
 def _seal(dropped: Dropped) -> None:
     """Seal a writer's segments, and wait until they are sealed.
 
-    If that fails, the next process that opens the store with mode "a" seals them.
+    If this fails, the next process that opens the store with mode "a" seals them.
     """
     writer, path = dropped.writer(), dropped.episode_writer.path
     if writer is not None:
-        writer.refuse_calls()  # daemon threads may still call it
+        writer.refuse_calls()  # daemon threads may still call the writer
     if not wait_for_calls(dropped.lock, _TIMEOUT_S):
         return
     for finish in (dropped.episode_writer.close, dropped.episode_writer.drain):
@@ -225,7 +229,7 @@ def _renew() -> None:
 
 
 os.register_at_fork(after_in_child=_renew)
-# `_end` has to run before the finalizers of writers. Exit functions run in reverse order, so `weakref` is made to
-# register its exit function first, which it does with the first finalizer.
+# `_end` has to run before the finalizers of writers. Exit functions run in the reverse order of their registration. So
+# `weakref` must register its own exit function before `_end` is registered; it does so for the first finalizer.
 weakref.finalize(Dropped, int)
 atexit.register(_end)

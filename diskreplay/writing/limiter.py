@@ -14,8 +14,8 @@ from diskreplay.segments.documents.limiters import SLOTS, Inserted, StepCounter,
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.locks import Lock, try_lock
 
-# Seconds between checks of the counts: the least, the greatest, and the factor from one to the next. They are short at
-# first, as the other side may be about to finish its step.
+# The time between checks of the counts grows from _SHORTEST_S to _LONGEST_S seconds, by the factor _GROWTH after each
+# check. It is short at first, as the other side may be about to finish its step.
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.0002, 0.01, 1.5
 
 
@@ -106,23 +106,24 @@ class RateLimiter:
             )
 
     def fits(self, steps: int) -> bool:
-        """Return whether a batch of ``steps`` steps can be drawn sooner or later, if writers continue to insert."""
+        """Return whether `error_buffer` is so large that batches of ``steps`` steps never block both sides forever."""
         return self.error_buffer >= self._least_buffer(steps)
 
     def _least_buffer(self, steps: int) -> float:
-        # The two bounds of inserted * samples_per_insert - drawn are 2 * error_buffer apart. Inserting stops when this
-        # value is less than samples_per_insert below the upper bound. A batch must then fit above the lower bound.
+        # The value inserted * samples_per_insert - drawn has two bounds, 2 * error_buffer apart. Inserting stops when
+        # the value is less than samples_per_insert below the upper bound. It must then be at least `steps` above the
+        # lower bound, so that a batch can be drawn.
         return (steps + self.samples_per_insert) / 2
 
     def may_insert(self, inserted: Inserted, drawn: int) -> bool:
-        """Return whether a step may be inserted, given the present numbers of inserted and drawn steps."""
+        """Return whether a step may be inserted after the steps that were ``inserted`` and ``drawn`` so far."""
         if inserted.held < self.min_size:
             return True
         lead = (inserted.ever + 1) * self.samples_per_insert - drawn
         return lead <= self.offset + self.error_buffer + _rounding(lead, drawn)
 
     def may_draw(self, inserted: Inserted, drawn: int, steps: int) -> bool:
-        """Return whether ``steps`` steps may be drawn, given the present numbers of inserted and drawn steps."""
+        """Return whether ``steps`` steps may be drawn after the steps that were ``inserted`` and ``drawn`` so far."""
         if inserted.held < self.min_size:
             return False
         lead = inserted.ever * self.samples_per_insert - drawn - steps
@@ -148,7 +149,7 @@ class RateLimiter:
 def _rounding(lead: float, drawn: int) -> float:
     """Return an upper bound of the rounding error of ``lead``, a difference of inserted and drawn steps.
 
-    Without this tolerance, both sides could wait for each other forever at the least `error_buffer`.
+    Without this tolerance, both sides could wait for each other forever if `error_buffer` is as small as allowed.
     """
     return 1e-12 * (1.0 + abs(lead) + drawn)
 
@@ -157,8 +158,9 @@ class AttachedLimiter:
     """The rate limiter of one writer or one sampler, connected to the counts in the store.
 
     The rule holds exactly, with any number of processes: a process holds the limiter's lock from reading the counts
-    until it has changed them. Drawn steps are added to one of the limiter's 64 slots, chosen by the process id. Two
-    samplers may share a slot, as they add under the lock. A process that dies frees the lock, and its counts stay.
+    until it has changed them. The limiter counts drawn steps in 64 numbers in the store; a process adds to the number
+    that its process id selects. Samplers may share a number, as they add under the lock. If a process dies, the lock is
+    freed, and the steps that the process has counted stay counted.
 
     Concurrency: one thread at a time, as for the writer or sampler itself. A forked child may use it.
     """
@@ -172,7 +174,7 @@ class AttachedLimiter:
             self._steps = StepCounter(root)
 
     def counts(self) -> tuple[Inserted, int]:
-        """Return the numbers of inserted steps (`ever` inserted, and still `held`), and the number of drawn steps."""
+        """Return the number of steps `ever` inserted and the number still `held`, and the number of drawn steps."""
         inserted = self._steps.read()
         capacity = self._root.limits.capacity
         held = inserted.held if capacity is None else min(inserted.held, capacity)
@@ -180,10 +182,10 @@ class AttachedLimiter:
 
     @contextmanager
     def inserting(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Return a context: it waits until a step may be inserted, then holds the limiter's lock during the block.
+        """Return a context that waits until a step may be inserted, and then holds the limiter's lock in its block.
 
-        The block commits the step. During the wait, ``check`` is called now and then; its exception ends the wait.
-        Raises RateLimited at the timeout. In both cases nothing has changed.
+        The block commits the step. During the wait, ``check`` is called repeatedly; if it raises, the wait ends with
+        its error. Raises RateLimited at the timeout. After both errors, the counts are unchanged.
         """
         lock = self._wait(self.limiter.may_insert, "insert a step", check)
         try:
@@ -195,7 +197,8 @@ class AttachedLimiter:
         """Wait until ``steps`` steps may be drawn, and count them as drawn.
 
         Raises RateLimited at the timeout, and ValueError if both sides could wait for each other forever. Raises
-        StorageFull if the file system copies on write and has no room for the count. In each case nothing has changed.
+        StorageFull if the file system copies on write and has no room for the count. After each of these errors, the
+        counts are unchanged.
         """
         self.limiter.check_batch(steps)
         lock = self._wait(lambda inserted, drawn: self.limiter.may_draw(inserted, drawn, steps), f"draw {steps} steps")
@@ -207,9 +210,10 @@ class AttachedLimiter:
     def _wait(
         self, may: Callable[[Inserted, int], bool], action: str, check: Callable[[], None] = lambda: None
     ) -> Lock:
-        """Wait until ``may(*counts)`` is true, and return the acquired lock; ``action`` is part of the timeout's error.
+        """Wait until ``may(*self.counts())`` is true, and return the acquired lock of the limiter.
 
-        Raises StoreNotFound if the store was deleted or replaced since it was opened.
+        For ``check`` see `inserting`; ``action`` is part of the message at the timeout. Raises StoreNotFound if the
+        store was deleted or replaced since it was opened.
         """
         try:
             return self._wait_for(may, action, check)

@@ -15,13 +15,13 @@ Durability = str | float
 
 DEFAULT_DURABILITY_S = 5.0
 _MOST_SECONDS = 1_000_000
-# If more segments than this are due, they are marked together, with two syncs of the whole file system. Fewer segments
-# are synced file by file, which does not wait for the writes of other programs.
+# If marks of more segments than this are due, they are written together, with two syncs of the complete file system.
+# The files of fewer segments are synced one by one, which does not wait for the writes of other programs.
 _MOST_ALONE = 4
 
 
 def check_durability(durability: Durability) -> Durability:
-    """Return a valid durability, seconds as a float; ValueError if it is not "none", "episode" or a valid number."""
+    """Return ``durability``, a number of seconds as a float; ValueError if it is none of the valid values."""
     if durability in ("none", "episode"):
         return durability
     if isinstance(durability, (int, float)) and not isinstance(durability, bool) and 0 < durability <= _MOST_SECONDS:
@@ -33,7 +33,7 @@ def check_durability(durability: Durability) -> Durability:
 
 
 class MarkedWriter(Protocol):
-    """The part of a writer that the marking thread uses."""
+    """The part of a writer that the thread of `Marker` uses."""
 
     def fail(self, error: Exception) -> None:
         """Record an error: the writer's next call raises it."""
@@ -45,7 +45,10 @@ class MarkedWriter(Protocol):
 
 @dataclass(eq=False)
 class _LeftSegment:
-    """An unsealed segment after its writer's last append, and the time of its next mark."""
+    """An unsealed segment to which its writer appends no more.
+
+    It is marked every ``every_s`` seconds, and next at ``due``, a time of `time.monotonic`.
+    """
 
     segment: SegmentWriter
     writer: MarkedWriter
@@ -54,12 +57,13 @@ class _LeftSegment:
 
 
 class Marker:
-    """Marks the segments of writers, at an interval in seconds that each writer chooses.
+    """Writes marks for the segments of writers, at an interval in seconds that each writer chooses.
 
-    Segments that their writers have left are marked, too, until they are sealed: sealing may take several intervals.
+    A writer leaves a segment when it appends no more to it. Such a segment is marked, too, until it is sealed: this may
+    take several intervals.
 
-    Concurrency: any thread of the process that made it. The marking thread runs while there are writers, or segments
-    that they have left.
+    Concurrency: any thread of the process that made it. The marking thread runs while there are writers, or unsealed
+    segments that writers have left.
     """
 
     def __init__(self, root: Root) -> None:
@@ -73,7 +77,7 @@ class Marker:
         self._file_system: FileSystemSync | None = None  # None if the thread is not running
 
     def add(self, segments: MarkedWriter, every_s: float) -> None:
-        """Start marking the published rows in the open segments of a writer, every ``every_s`` seconds."""
+        """Write marks for the open segments of a writer every ``every_s`` seconds, until `remove`."""
         with self._condition:
             self._file_system = self._file_system or FileSystemSync(str(self._root.folder))
             self._every[segments], self._due[segments] = every_s, time.monotonic() + every_s
@@ -91,9 +95,9 @@ class Marker:
                 self._condition.notify_all()
 
     def remove(self, segments: MarkedWriter) -> None:
-        """Stop marking the open segments of a writer, and wait for a mark in progress. Calling it twice is allowed.
+        """Stop marking the open segments of a writer, and wait for marks in progress. It may be called twice.
 
-        Segments that the writer has left are marked until `forget`.
+        Segments that the writer has left are still marked, until `forget`.
         """
         with self._condition:
             self._every.pop(segments, None)
@@ -102,33 +106,36 @@ class Marker:
         self._end_if_idle()
 
     def leave(self, segments: MarkedWriter, segment: SegmentWriter) -> None:
-        """Keep marking a segment that a writer leaves; called after `add` and before `remove` of the writer."""
+        """Keep marking a segment to which a writer will append no more, until `forget`.
+
+        Call this after `add` and before `remove` of the writer.
+        """
         with self._condition:
-            if segments in self._every:  # otherwise a mark failed, and it is unknown which rows are durable
+            if segments in self._every:  # otherwise a mark has failed, and it is unknown which rows are durable
                 left = _LeftSegment(segment, segments, self._every[segments], self._due[segments])
                 self._left[segment.number] = left
 
     def has_left(self, number: int) -> bool:
-        """Return whether a segment that its writer has left is still marked."""
+        """Return whether marks are still written for a segment that its writer has left."""
         return number in self._left
 
     def wait(self) -> None:
-        """Wait for the marks in progress; called before segments that their writers have left are sealed.
+        """Wait for marks in progress. The `Sealer` calls this before it seals segments that writers have left.
 
-        Marks that begin later do not disturb the sealing.
+        Marks that begin after the call do not disturb the sealing.
         """
         with self._busy:
             pass
 
     def forget(self, numbers: Collection[int]) -> None:
-        """Stop marking segments that are sealed, or whose locks are about to be released."""
+        """Stop marking these segments, which are sealed, or whose locks are about to be released."""
         with self._busy, self._condition:
             for number in numbers:
                 self._left.pop(number, None)
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """If there is nothing to mark, wait until the marking thread has ended or has work again."""
+        """If there is nothing left to mark, wait until the marking thread has ended, or until it has work again."""
         with self._condition:
             thread = self._thread
             self._condition.notify_all()
@@ -148,7 +155,10 @@ class Marker:
             self._mark(due)
 
     def _next(self) -> list[MarkedWriter] | None:
-        """Wait until a mark is due, and return the writers whose segments are due; None if there is no more work."""
+        """Wait until a mark is due, and return the writers whose marks are due; None if nothing is left to mark.
+
+        The list is empty if only marks of segments that writers have left are due.
+        """
         with self._condition:
             while self._has_work:
                 left = [one.due for one in self._left.values() if one.segment.has_unmarked]
@@ -164,25 +174,26 @@ class Marker:
             return None
 
     def _mark(self, due: Sequence[MarkedWriter]) -> None:
-        """Mark the segments of due writers, and all segments that writers have left."""
+        """Write marks for the open segments of the writers ``due``, and for all segments that writers have left."""
         writers: dict[SegmentWriter, MarkedWriter] = {}
         with self._busy:
             try:
                 with self._condition:
                     left = [left for left in self._left.values() if left.segment.has_unmarked]
                     for one in left:
-                        one.due = time.monotonic() + one.every_s  # if the disk has no room now, it is tried again then
-                        # If a writer leaves a segment after this point, it is sealed after these marks: see `wait`.
+                        one.due = time.monotonic() + one.every_s  # if the disk has no room now, it is marked then
+                        # If a writer leaves a segment after this point, the segment is sealed only after these marks:
+                        # see `wait`.
                 writers |= {segment: writer for writer in due for segment in writer.open if segment.has_unmarked}
                 writers |= {one.segment: one.writer for one in left}
                 if writers:
                     self._root.check_still_there()
                     self._fail(writers, self._mark_each(list(writers)))
-            except Exception as error:  # also unexpected ones: the writer must learn that its rows are not marked
+            except Exception as error:  # any error: the writer must learn that its rows are not marked
                 self._fail(writers, dict.fromkeys(writers, error))
 
     def _mark_each(self, segments: Sequence[SegmentWriter]) -> dict[SegmentWriter, Exception]:
-        """Mark segments; return the error of each segment that could not be marked."""
+        """Write a mark for each segment; return the error of each segment for which this failed."""
         if len(segments) > _MOST_ALONE and self._file_system is not None:
             return mark_together(segments, self._file_system.sync)
         failed: dict[SegmentWriter, Exception] = {}

@@ -1,4 +1,4 @@
-"""The rotation of a writer's segments: the segment of each lane, and the move to the next one.
+"""The segments of a writer: to which segment each lane writes, and when the lanes move to the next segment.
 
 Background threads make the next segment and its chunks, so that no append waits for files.
 """
@@ -28,8 +28,8 @@ from diskreplay.writing.sealer import Sealer
 class Preallocator:
     """Makes the writer's next segment, with disk blocks for its first chunks, before it is needed.
 
-    Until `acquire`, this segment has no number and is not in the folder of segments, so readers do not see it. A
-    process that dies leaves the segment's folder with a free lock; the next process that opens the store with mode "a"
+    Before `acquire`, this segment has no number and is not in the folder of segments, so readers do not see it. If the
+    process dies, the segment's folder stays, and its lock is free; the next process that opens the store with mode "a"
     removes the folder.
 
     One thread makes segments. A second thread reserves the next rows of lanes (see `SegmentWriter.reserve_ahead`), and
@@ -69,7 +69,7 @@ class Preallocator:
                 raise
             self._made = segment
         except (OSError, ReplayError):
-            # The disk is full, or the folder is gone. The call that needs the segment makes it then, or raises the
+            # The disk is full, or the folder is gone. The call that needs a segment will try to make one, and raise the
             # error.
             pass
 
@@ -81,7 +81,7 @@ class Preallocator:
         return made
 
     def acquire(self) -> SegmentWriter | None:
-        """Make the prepared segment one of the store's segments, and return it; None if there is no such segment.
+        """Return the segment that was made in advance, now with a number, in the store; None if there is none.
 
         If the segment is still being made, the call waits for it.
 
@@ -101,9 +101,9 @@ class Preallocator:
         return segment
 
     def discard(self) -> bool:
-        """Remove the segment that was made or is being made; return whether there was one.
+        """Delete the segment that was made or is being made in advance; return whether there was one.
 
-        The result is also True if a segment could not be completed for lack of room: its space on the disk is free now.
+        The result is also True if a segment could not be completed for lack of room: its disk blocks are free now.
         """
         if os.getpid() != self._pid:
             return False  # a forked child's copy: the segment belongs to the parent
@@ -114,25 +114,25 @@ class Preallocator:
         return begun or segment is not None
 
     def unmap(self) -> None:
-        """Unmap the prepared segment, in a forked child."""
+        """Unmap the segment that was made in advance, in a forked child."""
         if self._made is not None:
             self._made.release()
 
     def reserve_ahead(self, segment: SegmentWriter, lanes: Ints) -> None:
-        """Start reserving rows that lanes of a segment will soon need, and return at once."""
+        """Start to reserve rows that these lanes of a segment will soon need, and return at once."""
         segment.begin_reserving()
         self._reserver.begin(Job(lambda: segment.reserve_ahead(lanes)))
 
     def unmap_later(self, held: list[Mapping]) -> None:
-        """Unmap the chunks in ``held``, of a segment that its writer has left, in the background.
+        """Unmap, in the background, the chunks ``held`` of a segment to which the writer appends no more.
 
-        Unmapping takes milliseconds per chunk. The list must have the only references to the chunks. If no thread can
-        be started, they are unmapped at once.
+        Unmapping takes milliseconds per chunk. No other references to these mappings may exist. If no thread can be
+        started, they are unmapped at once.
         """
         self._reserver.begin(Job(held.clear))
 
     def close(self) -> None:
-        """Remove the prepared segment, and end the threads."""
+        """Delete the segment that was made in advance, if any, and end the threads."""
         self.discard()
         self._reserver.close()
 
@@ -143,19 +143,19 @@ class Preallocator:
 
 # --- the segment of each lane ----------------------------------------------------------------------------------------
 
-# A lane that does not append keeps an older segment open. The lane's episode is cut when the newest segment has this
-# many times the number of rows at which a segment is full.
+# A lane that does not append keeps an older segment open. The lane's episode is cut when the newest segment has
+# _MOST_TARGETS times the number of rows at which a segment is full.
 _MOST_TARGETS = 16
 
 # The size of a segment for one episode whose length is not known yet.
 _UNKNOWN = Size(256)
-# The minimum bytes of a chunk: {at least this many rows in a quarter of a segment: bytes}. Creating, sealing and
-# deleting a file takes as long as thousands of steps. The shortest segments have no minimum: with one, all rows of such
-# a segment would be in one page, and damage to this page would cost all rows.
+# The minimum bytes of a chunk, for segments of which a quarter has at least this many rows: {rows: bytes}. Creating,
+# sealing and deleting a file takes as long as thousands of steps. The shortest segments have no minimum: with one, all
+# rows of such a segment would be in one page, and damage to this page would cost all rows.
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
-# In seconds. No segment is made in the background if the newest one is a quarter full in less time than this: it would
-# be full before the next segment is ready.
+# No segment is made in the background if the newest one was a quarter full in less than this many seconds: the newest
+# segment would be full before the next segment is ready.
 LEAST_QUARTER_S = 0.05
 
 
@@ -188,11 +188,11 @@ class Rotation:
             root.segment_steps,
         )
         self._most_lane_rows = layout.most_lane_rows(len(lanes))
-        self.has_priority = False  # whether segments have the array of initial priorities
+        self.has_priority = False  # whether segments have the array of priorities
         self._first_number: int | None = None
         self.newest: SegmentWriter | None = None
         self.preallocator = Preallocator(root, retention)
-        self._has_preallocated = False  # whether the segment after the newest was requested
+        self._has_preallocated = False  # whether `preallocate` has dealt with the segment after the newest one
         self._newest_since = 0.0
         self.by_number: dict[int, SegmentWriter] = {}
         self._members: dict[int, set[Lane]] = {}  # by segment number: the lanes that write to it
@@ -214,7 +214,7 @@ class Rotation:
     ) -> None:
         """Make published rows durable in the background, until `abandon`.
 
-        If a mark fails, the function to which the weak reference ``refuse_calls`` refers is called, if it still exists.
+        ``refuse_calls`` is a weak reference to a function. If a mark fails and the function still exists, it is called.
         """
         if durability != "none":
             self._marker, self._refuse_calls = marker, refuse_calls
@@ -229,7 +229,7 @@ class Rotation:
     # --- the end of a segment ----------------------------------------------------------------------------------------
 
     def has_to_end(self, segment: SegmentWriter) -> bool:
-        """Return whether open episodes in a segment must be cut before their next step, so that the segment can end."""
+        """Return whether open episodes in a segment must be cut before their next step, so that it can be sealed."""
         newest = self.newest
         if newest is not None and segment is not newest:
             return self._holds(newest, 1)
@@ -240,7 +240,7 @@ class Rotation:
         return segment.total_rows >= targets * self._target or segment.most_rows >= targets * self._most_lane_rows
 
     def has_room_for_episode(self) -> bool:
-        """Return whether the newest segment has room for an episode that begins now."""
+        """Return whether a new episode may begin in the newest segment."""
         newest = self.newest
         return newest is not None and not self._is_full(newest, 1)
 
@@ -256,9 +256,9 @@ class Rotation:
         return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
 
     def row_limits(self) -> tuple[int, int]:
-        """Return two limits of the rows of a writer's only lane, for an `AppendCursor`.
+        """Return ``limit`` and ``begin_limit`` of an `AppendCursor`, for the only lane of a writer.
 
-        At the first limit, `preallocate` and `has_to_end` have to be called before the next step. At the second limit,
+        At row ``limit``, `preallocate` and `has_to_end` have to be called before the next step. At row ``begin_limit``,
         `assign_segment` has to be called before a step that begins an episode.
         """
         if self.segment_per_episode:
@@ -267,7 +267,7 @@ class Rotation:
         return limit, min(limit, self._target)
 
     def begin_priorities(self) -> None:
-        """Give all segments the array of initial priorities from now on. Raises as `Retention.add_priority`."""
+        """Add the array of priorities to open segments, and to all later ones. Raises as `Retention.add_priority`."""
         for segment in self.open:
             self._add_priority(segment)
         self.has_priority = True
@@ -279,7 +279,7 @@ class Rotation:
     # --- moving ------------------------------------------------------------------------------------------------------
 
     def assign_segment(self, lane: Lane, rows: int) -> None:
-        """Assign a segment with room for ``rows`` rows to a lane that has no open episode."""
+        """Set the segment of a lane that has no open episode: it gets a segment with room for ``rows`` rows."""
         segment = lane.segment
         if self.segment_per_episode:
             if segment is None or segment.rows[0]:
@@ -292,8 +292,8 @@ class Rotation:
         if newest is None or self._is_full(newest, rows):
             older = self._older_lanes()
             if newest is not None and older and not self._holds(newest, _MOST_TARGETS):
-                # The lane moves to the newest segment although that is full, so that at most two segments are open.
-                # Open episodes in the older segment are cut at the next append of their lanes.
+                # The lane moves to the newest segment although this is full, so that at most two segments are open.
+                # Open episodes in the older segment are cut when their lanes append the next time.
                 self._move(lane, newest)
                 return
             for straggler in [other for other in older if other.open]:
@@ -308,7 +308,7 @@ class Rotation:
         self._move(lane, newest)
 
     def preallocate(self) -> None:
-        """Start making the next segment in the background when the newest one is a quarter full."""
+        """Start to make the next segment in the background if the newest one is a quarter full."""
         newest = self.newest
         if self._has_preallocated or newest is None or 4 * newest.total_rows < self._target:
             return
@@ -317,8 +317,8 @@ class Rotation:
             self.preallocator.request(self._first_number, newest.info.lanes, self._size(), self.has_priority)
 
     def _size(self) -> Size:
-        # A chunk has a quarter of a segment's rows. All its disk blocks are reserved when its first row is written, and
-        # in the last chunk few of them should stay unused.
+        # A chunk has a quarter of a segment's rows. All disk blocks of a chunk are reserved when its first row is
+        # written, and few blocks of the last chunk should stay unused.
         rows = layout.floor_power_of_two(self._target // len(self._lanes) // 4)
         if len(self._lanes) > layout.CLOSE_LANES:
             close = layout.floor_power_of_two(layout.CLOSE_ROWS // len(self._lanes))
@@ -356,9 +356,10 @@ class Rotation:
                 self._leave(before)
 
     def _leave(self, segment: SegmentWriter, *, seal: bool = True, ends: bool = False) -> None:
-        """Release a segment that no lane writes to, and submit it for sealing if ``seal`` is true.
+        """Close a segment that no lane writes to; submit it to the `Sealer`, or release its lock if ``seal`` is False.
 
-        If the segment has several lanes, its chunks are unmapped in the background, unless the writer ``ends``.
+        If the segment has several lanes, its chunks are unmapped in the background. With ``ends``, the writer is being
+        closed, and they are unmapped at once.
 
         The call may be repeated after an interrupt.
         """
@@ -374,12 +375,12 @@ class Rotation:
             self._hand_over(segment)
         else:
             segment.lock.release()
-        # Last: after an interrupt before this, the segment is still open, and is released again.
+        # Last: after an interrupt before this line, the segment is still in `open`, and this method is called again.
         self._members.pop(segment.number, None)
         self.by_number.pop(segment.number, None)
 
     def _hand_over(self, segment: SegmentWriter) -> None:
-        """Submit a closed segment for sealing; rows whose publication a full disk has delayed are published first."""
+        """Submit a closed segment to the `Sealer`, which first publishes rows that a full disk kept unpublished."""
         self._sealer.submit(segment.info, segment.lock, publish_delayed=segment.publish_delayed)
 
     def unmap(self) -> None:
@@ -392,9 +393,10 @@ class Rotation:
         self.preallocator.unmap()
 
     def abandon(self, *, seal: bool = True) -> None:
-        """Release every segment as it is, and submit it for sealing; with ``seal=False`` the next process seals it.
+        """Close every segment as it is, also with open episodes, and submit it to the `Sealer`.
 
-        The call may be repeated after an interrupt. After one call with ``seal=False``, later calls do not seal either.
+        With ``seal=False``, only the locks of the segments are released, and the next process seals them. The call may
+        be repeated after an interrupt. After a call with ``seal=False``, later calls do not seal either.
         """
         seal = self._seals = self._seals and seal
         if self._marker is not None and not seal:

@@ -13,21 +13,22 @@ from diskreplay.segments.sealing import seal_segments
 from diskreplay.segments.segment import DAMAGE, SegmentInfo, read_segment
 from diskreplay.writing.marker import Marker
 
-# The maximum number of segments in the queue: each keeps a file descriptor open, for its lock.
+# The maximum number of segments in the queue: each keeps the file of its lock open.
 _MOST_WAITING = 128
-# With one segment per episode, syncing each segment alone would slow writers down. So sealing begins when this many
-# segments are queued, or after this many seconds.
+# With one segment per episode, syncing each segment alone would slow writers down. So sealing begins when the queue has
+# _FULL_BATCH segments, or after _BATCH_WAIT_S seconds.
 _FULL_BATCH = 64
 _BATCH_WAIT_S = 0.5
-# Seconds between checks whether the holder of a segment's lock has sealed it. A sync takes at least as long.
+# Seconds between checks whether another process, which holds a segment's lock, has sealed the segment. A sync takes at
+# least as long.
 _POLL_S = 0.01
 
 
 class Sealer:
-    """Seals submitted segments, in order.
+    """Seals segments in the order in which they were submitted.
 
-    ``after`` is called after each batch of sealed segments. ``marker`` marks segments that writers of this process have
-    left, until they are sealed.
+    ``after`` is called after each batch of sealed segments. ``marker`` marks the segments to which writers of this
+    process append no more, until they are sealed.
 
     Concurrency: any thread of the process that made it. The sealing thread runs while there is work.
     """
@@ -40,10 +41,10 @@ class Sealer:
         self._seals_at_once = False
         self._runner: int | None = None  # the thread that is sealing
         self._error: BaseException | None = None
-        # Segments that could not be sealed on a full disk. Locks of marked segments are held until `drain` has raised
-        # the error.
+        # Segments that could not be sealed on a full disk, by number: attributes, lock and error. The lock is None after
+        # its release. Locks of segments that are still marked are held until `drain` raises the error.
         self._postponed: dict[int, tuple[SegmentInfo, Lock | None, StorageFull]] = {}
-        self._is_behind = False  # whether ``after`` found no room
+        self._is_behind = False  # whether the last call of ``after`` found no room on the disk
         self._of_dead_writers: set[int] = set()
         self._delayed: dict[int, Callable[[], None]] = {}  # ``publish_delayed`` of segments, by number
 
@@ -57,8 +58,8 @@ class Sealer:
     ) -> None:
         """Add an unsealed segment and its lock to the queue; if the queue is full, wait first.
 
-        ``publish_delayed`` is called before the segment is sealed. It publishes rows whose publication a full disk has
-        delayed, or raises StorageFull if there is still no room.
+        ``publish_delayed`` is called before the segment is sealed. It publishes rows that were not published because
+        the disk was full, or raises StorageFull if there is still no room.
 
         A segment that was already submitted is not sealed again: after an interrupt, the caller may submit it twice.
 
@@ -78,12 +79,12 @@ class Sealer:
                 self._begin()
 
     def _begin(self) -> None:
-        """Start a sealing thread, which ends at once if another one is sealing."""
+        """Start a thread that seals the segments; it ends at once if another thread seals them already."""
         try:
             # A daemon thread: if the interpreter ends without close(), the next process seals the segment.
             threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True).start()
         except RuntimeError:
-            # The interpreter is ending; from Python 3.12 on it starts no more threads. Seal in this thread.
+            # The interpreter is ending: from Python 3.12 on, it then starts no threads. Seal in this thread.
             self._seals_at_once = True
             self._run()
 
@@ -91,8 +92,8 @@ class Sealer:
         """Wait until all submitted segments are sealed.
 
         Raises StorageFull if there is no room to seal a segment. Its rows are intact and readable, and the next call
-        tries again, as does the next open with mode "a". Raises OSError for any other error that kept a segment from
-        being sealed. The next process with write access, or the next open with mode "a", then seals it.
+        tries again, as does the next open with mode "a". If another error kept a segment from being sealed, raises
+        this error. The next process with write access, or the next open with mode "a", then seals the segment.
         """
         self._resubmit_postponed()
         with self._condition:
@@ -133,7 +134,7 @@ class Sealer:
                 self.submit(info, lock)
 
     def _resubmit(self, info: SegmentInfo) -> None:
-        """Submit an unsealed segment again after its lock was released; if another process seals it, wait for that."""
+        """Submit a segment again whose lock was released; if another process is sealing it, wait until it is sealed."""
         try:
             while not read_segment(self._root, info.number).sealed:
                 if (lock := try_lock(info.lock_path)) is None:
@@ -147,7 +148,7 @@ class Sealer:
             pass  # it was sealed and evicted
 
     def _seal(self, batch: list[tuple[SegmentInfo, Lock]], held: set[int]) -> None:
-        """Seal the segments of a batch; add the numbers of postponed segments that keep their locks to ``held``."""
+        """Seal the segments of a batch, and add to ``held`` the numbers of unsealed segments that keep their locks."""
         infos = [info for info, _ in batch]
         self._marker.wait()
         try:
@@ -175,7 +176,7 @@ class Sealer:
                         self._error = reason
 
     def _seal_published(self, infos: list[SegmentInfo]) -> None:
-        """Publish rows whose publication a full disk has delayed, then seal the segments."""
+        """Publish rows that were not published because the disk was full, and then seal the segments."""
         for info in infos:
             if (publish_delayed := self._delayed.get(info.number)) is not None:
                 publish_delayed()
@@ -188,7 +189,7 @@ class Sealer:
             lock.release()
 
     def _run(self) -> None:
-        """Seal segments until the queue is empty; return at once if another thread does this."""
+        """Seal segments until the queue is empty; return at once if another thread seals them already."""
         with self._condition:
             if self._runner is not None:
                 return
@@ -216,7 +217,7 @@ class Sealer:
             try:
                 self._seal(list({lock: (info, lock) for info, lock in batch if not lock.is_released}.values()), held)
             finally:
-                # Except locks of postponed segments: `drain` may have submitted such a segment again meanwhile.
+                # Except the locks in `held`: `drain` may have submitted such a segment again during `_seal`.
                 self._release([(info, lock) for info, lock in batch if info.number not in held])
             try:
                 self._after()

@@ -1,6 +1,7 @@
 """The writer of a vector of environments: one lane per environment, one call per step.
 
-A step is a few writes of whole arrays. A Python loop runs only over lanes that need more, such as another segment.
+A step of all lanes is written as a few arrays. A Python loop runs only over lanes that need more than this, such as
+another segment.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,21 +27,22 @@ from diskreplay.writing.writer import BaseWriter
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# Two numbers that no segment has: the `home` of a lane without a segment, and a number that differs from every `home`.
+# Two numbers that no segment has. _NOWHERE is the `LaneArrays.home` of a lane without a segment. _NONE differs from the
+# `home` of every lane.
 _NOWHERE = -1
 _NONE = -2
 
-# The kernel that writes a step of many lanes. It is compiled only if the same process also samples: a process that only
-# writes does not have to wait for the compiler.
+# The kernel that writes a step of many lanes. It is only compiled if the same process also samples, so that a process
+# that only writes does not have to wait for the compiler.
 STEP_KERNEL = "write_lanes"
 
 
 class Step(NamedTuple):
     """One step of the lanes ``lanes``, or of all lanes (None). The arrays have a row for each lane of the vector.
 
-    Rows of lanes that are not in ``lanes`` are ignored. ``ends``, ``cuts`` and ``ended`` are masks of lanes: the step
-    terminated the episode, truncated it, or did either. ``some_end`` is True if any element of ``ended`` is True.
-    ``episode`` has the values of the ended episodes.
+    Rows of lanes that are not in ``lanes`` are ignored. Three masks tell what the step did to the lane's episode:
+    ``ends``, terminated it; ``cuts``, truncated it; ``ended``, did one or both. ``some_end`` is True if any element of
+    ``ended`` is True. ``episode`` has the values of episode fields for the ended episodes.
     """
 
     lanes: Ints | None
@@ -59,7 +61,7 @@ class Step(NamedTuple):
 
 
 class LaneArrays:
-    """The attributes of `Lane` for all lanes of a vector, as arrays with one value per lane."""
+    """The attributes of `Lane` for all lanes of a `VectorWriter`, as arrays with one value per lane."""
 
     def __init__(self, count: int) -> None:
         self.open = np.zeros(count, np.bool_)
@@ -67,13 +69,13 @@ class LaneArrays:
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
         self.known = np.zeros(count, np.bool_)  # whether the observation of a lane's next row is already written
         # If True, every lane is `open` and `known`, and no lane `continues`, as before most steps. If False, this is
-        # unknown.
+        # unknown: the arrays have to be read.
         self.steady = False
         self._next_obs: list[Array] = []
         self._words: list[Array] = []  # views of `_next_obs` as integers: see `_word_of`
 
     def next_obs_of(self, lane: int) -> list[bytes]:
-        """Return the bytes of a lane's known next observation, one item per leaf."""
+        """Return the observation that is already written to a lane's next row: the bytes of each leaf."""
         return [kept[lane].tobytes() for kept in self._next_obs]
 
     def keep_next_obs(self, lanes: Ints | None, next_obs: list[Array]) -> None:
@@ -88,9 +90,9 @@ class LaneArrays:
                 kept[lanes] = value[lanes]
 
     def discontinuous(self, values: list[Array]) -> Bools | None:
-        """Return a mask of the lanes whose observation differs from their known one; None if no observation differs.
+        """Return a mask of the lanes whose observation in ``values`` differs from the one already written to their row.
 
-        Bytes are compared first, and values only if the bytes differ.
+        Returns None if no observation differs. The bytes are compared first, and the values only if the bytes differ.
         """
         found = None
         if not self.steady and not np.count_nonzero(self.known):
@@ -105,16 +107,16 @@ class LaneArrays:
 
 
 def _word_of(values: Array) -> np.dtype[Any]:
-    """Return the widest unsigned integer dtype whose size divides the number of bytes of a row.
+    """Return the widest unsigned integer dtype whose size divides the number of bytes of a row of ``values``.
 
-    The bytes of rows are compared as integers of this dtype: compared as floats, NaN differs from itself.
+    Rows are compared as integers of this dtype: as floats, NaN would differ from itself.
     """
     nbytes = values.nbytes // len(values)
     return np.dtype(f"u{next(size for size in (8, 4, 2, 1) if nbytes % size == 0)}")
 
 
 class _ArrayLane(Lane):
-    """A lane that keeps its attributes in the `LaneArrays` of its vector."""
+    """A lane whose attributes are in the `LaneArrays` of its `VectorWriter`."""
 
     __slots__ = ("_arrays", "_segment")
 
@@ -155,13 +157,13 @@ class _ArrayLane(Lane):
 
     @pending.setter
     def pending(self, value: list[bytes] | None) -> None:
-        # Known observations are set by `LaneArrays.keep_next_obs`, for all lanes at once.
+        # Only None is ever set: `LaneArrays.keep_next_obs` sets observations, for all lanes at once.
         assert value is None
         self._arrays.known[self.number] = self._arrays.steady = False
 
 
 class VectorSteps:
-    """Writes the steps of a vector of environments through an `EpisodeWriter`, whose lanes it keeps in arrays.
+    """Writes the steps of a vector of environments with an `EpisodeWriter`, whose lanes it replaces by `_ArrayLane`.
 
     Concurrency: as `EpisodeWriter`.
     """
@@ -194,7 +196,8 @@ class VectorSteps:
             lanes = self._every if step.lanes is None else step.lanes
             home = self._state.home[lanes]
             homes = [(x, here) for x in segments if len(here := lanes[home == x.number])]
-            # All segments are written before any row is published, so that a full disk refuses the whole step.
+            # Rows are written to all segments before any row is published, so that a full disk refuses the step of all
+            # lanes.
             rows = [self._write(segment, here, step) for segment, here in homes]
             for i, (segment, here) in enumerate(homes):
                 segment.publish(self._places(here), *rows[i], late=i > 0)
@@ -214,7 +217,7 @@ class VectorSteps:
     def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
         """Return the newest step's id of each of these lanes of a segment (None: all lanes), or -1 without a step."""
         at = self._places(lanes)
-        ids, count = segment.rows_of(at), len(segment.info.lanes)  # at first, the rows after the newest steps
+        ids, count = segment.rows_of(at), len(segment.info.lanes)  # `ids` first has the rows after the newest steps
         nowhere = None
         if not self._state.steady:
             is_open = self._state.open if lanes is None else self._state.open[lanes]
@@ -236,7 +239,8 @@ class VectorSteps:
     def _make_room(self, step: Step) -> None:
         """Reserve the rows for a step, and move lanes to another segment if needed.
 
-        Lanes that need more than rows are treated one by one: one lane may open a segment to which others then move.
+        Lanes that need more than reserved rows are treated one by one: for one lane, a segment may be opened to which
+        other lanes then move.
         """
         writer = self._episode_writer
         if not self._segment_per_episode:
@@ -258,7 +262,7 @@ class VectorSteps:
                 writer.make_room(writer.lanes[i], self._items(step.values, i), rows, values=values)
 
     def _reserve_ahead(self) -> None:
-        """Start to reserve, in the background, the rows that lanes will soon need."""
+        """Start to reserve in the background the rows that the lanes will soon need."""
         rotation = self._episode_writer.rotation
         segments = rotation.open
         for segment in segments:
@@ -267,7 +271,10 @@ class VectorSteps:
                 rotation.preallocator.reserve_ahead(segment, lanes)
 
     def _reserve_next(self, step: Step) -> None:
-        """Reserve the rows for the step in each lane with an open episode, unless the lane's segment has to end."""
+        """Reserve the rows for the step in each lane with an open episode, except in segments that have to end.
+
+        For these segments see `Rotation.has_to_end`.
+        """
         state, rotation = self._state, self._episode_writer.rotation
         lanes = self._every if step.lanes is None else step.lanes
         for segment in rotation.open:
@@ -294,7 +301,10 @@ class VectorSteps:
                     break
 
     def _needs_only_writing(self, newest: SegmentWriter, step: Step) -> bool:
-        """Return whether the step only needs reserved rows in the newest segment and a write; if in doubt, False."""
+        """Return whether the step only needs reserved rows in the newest segment, no new episode values, and no cut.
+
+        The result may be False although this is so.
+        """
         state, rotation = self._state, self._episode_writer.rotation
         if len(rotation.by_number) > 1 or rotation.has_to_end(newest):
             return False
@@ -343,7 +353,7 @@ class VectorSteps:
     ) -> tuple[Ints, int, bool | NDArray[np.bool_], Ints | None]:
         """Write the step of some lanes of one segment (None: all lanes) to reserved rows, without publishing it.
 
-        Returns the arguments of `SegmentWriter.publish` after the lanes.
+        Returns the arguments of `SegmentWriter.publish` that follow ``lanes``.
         """
         writer = self._episode_writer
         at = self._places(lanes)
@@ -385,7 +395,7 @@ class VectorSteps:
         return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
 
     def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
-        """Write the observations of lanes whose last step had no ``next_obs``; the others are already written."""
+        """Write the observations of lanes that have not been written as the ``next_obs`` of the step before."""
         if self._state.steady:
             return
         known = self._state.known if lanes is None else self._state.known[lanes]
@@ -400,7 +410,6 @@ class VectorSteps:
         segment.write(self._places(lanes), rows, fields, if_made(STEP_KERNEL))
 
     def _update_lanes(self, step: Step) -> None:
-        """Update the state of the lanes after the step."""
         state = self._state
         if step.next_obs is not None:
             state.keep_next_obs(step.lanes, step.next_obs)
@@ -415,7 +424,7 @@ class VectorSteps:
 
 
 def _of(lanes: Ints | None, values: Sequence[Array]) -> Sequence[Array]:
-    """Return, for each array with a row per lane, the rows of some lanes (None: all)."""
+    """Return the rows of some lanes (None: all) of each array in ``values``, which have a row per lane."""
     return values if lanes is None else [value[lanes] for value in values]
 
 

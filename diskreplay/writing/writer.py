@@ -43,9 +43,9 @@ _alive = fork_listeners(lambda writer: writer.refuse_calls())
 class BaseWriter:
     """The common part of `Writer` and `VectorWriter`: casting by the schema, syncing, closing.
 
-    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. This is the writer's own lock. When the writer is
-    closed, or has to refuse calls for another reason, ``_lock`` is replaced by a lock that is never free. `_refusal`
-    returns the error to raise then. An append therefore makes only one check.
+    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. At first, ``_lock`` is ``_own_lock``. When the writer
+    is closed, or has to refuse calls for another reason, ``_lock`` is replaced by a lock that is never free, and
+    `_refusal` returns the error that a call then raises. So an append needs only one check.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BaseWriter:
         self._lock = self._own_lock
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # whether the present call has to close the writer: a signal handler called `close`
-        # Before the finalizer is made: this fails if the system allows no more threads.
+        # This comes before the finalizer is made, as it fails if the system allows no more threads.
         episode_writer.rotation.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
         self._dropped = seal_when_dropped(self, episode_writer, self._own_lock)
         _alive.add(self)
@@ -99,7 +99,7 @@ class BaseWriter:
         return WriterClosed("this writer is closed; make a new one: store.writer()")
 
     def _background_failure(self) -> Exception | None:
-        """Return a background thread's error or None; close the writer if there is an error other than StorageFull."""
+        """Return the error of a background thread, if there is one; close the writer if it is not StorageFull."""
         rotation = self._episode_writer.rotation
         if rotation.failure is None or not self._own_lock.acquire():
             return None
@@ -130,9 +130,10 @@ class BaseWriter:
     def _cast(
         self, part: str, value: Any, leading: tuple[int, ...] = (), rows: NDArray[np.int64] | None = None
     ) -> list[NDArray[Any]]:
-        """Return the cast values of a part ("obs", "action", ...) of steps with the shape ``leading``, one per leaf.
+        """Cast ``value``, the values of ``part`` ("obs", "action", ...) for several steps, to one array per leaf.
 
-        The checks of the store's ``validate`` are made for all steps, or only for ``rows`` if these are given.
+        ``leading`` is the shape of the leading axes, one element per step. The checks of the store's ``validate`` are
+        made for all steps, or only for the steps at ``rows`` if these are given.
         """
         leaves = self._schema.cast(part, value, leading)
         if self._checks:
@@ -148,14 +149,17 @@ class BaseWriter:
         leading: tuple[int, ...],
         rows: NDArray[np.int64] | None = None,
     ) -> list[NDArray[Any]]:
-        """Return the cast values of steps, except observations, in the order of the schema's leaves."""
+        """Cast the actions, rewards and extra fields of several steps to one array per leaf, in the schema's order.
+
+        For the other arguments see `_cast`.
+        """
         values = self._cast("action", action, leading, rows) + self._cast("reward", reward, leading, rows)
         if extra or self._schema.extra:
             values += self._cast("extra", extra, leading, rows)
         return values
 
     def _with_priorities(self, cast: Priorities) -> Priorities:
-        """Return ``cast`` unchanged; the first call makes the episode writer expect a priority for every later step."""
+        """Return ``cast`` unchanged; before that, the first call adds the array of priorities to the segments."""
         if not self._gives_priorities:
             with self._on_error:
                 self._episode_writer.begin_priorities()
@@ -222,7 +226,7 @@ class BaseWriter:
         self._after_episode()
 
     def _recording(self, inserts: bool = True) -> AbstractContextManager[None]:
-        """Return a context for writing: it waits for the limiter, and closes the writer if a step may be half written.
+        """Return a context for writing. It waits for the limiter, and `_abandon_after` gets an error of its block.
 
         With ``inserts=False`` no step is appended, and there is no wait.
         """
@@ -234,7 +238,7 @@ class BaseWriter:
             yield
 
     def _abandon_after(self, error: BaseException) -> None:
-        """Close the writer after an error that may have left a step half written.
+        """Close the writer if ``error`` may have left a step half written.
 
         Raises StoreNotFound if the store is gone.
         """
