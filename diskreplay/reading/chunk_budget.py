@@ -197,7 +197,7 @@ def _piece_bytes(nbytes: int) -> int:
 
 
 # How a chunk is kept in memory. MAPPED: its file is mapped. READ: its file was read into memory. DECOMPRESSED: it was
-# decompressed into memory, or copied from another pack. IN_PACK: the whole array of its pack is mapped at once.
+# decompressed into memory, or copied from another pack. IN_PACK: all chunks of its pack are mapped at once.
 MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 
 # The kernel allows 65,530 mappings a process; the rest is for the mappings of the trainer itself.
@@ -262,8 +262,10 @@ class StoreChunks(Protocol):
 _uses = itertools.count(1)
 _arena, _decompressed = Arena(), Arena()
 _kept: "deque[_Kept]" = deque()
-_counts: deque[int] = deque()  # bytes of each new piece outside the arenas, and minus the bytes of each released one
-_begun: "dict[int, tuple[Piece, int]]" = {}  # by bytes of an inner chunk: a piece with room, and the chunks in it
+# The bytes of each decompressed piece that is not from an `Arena`, and minus the bytes of each such piece that is gone.
+_counts: deque[int] = deque()
+# {bytes of an inner chunk: (a piece with room for more of these inner chunks, the number of inner chunks in it)}
+_begun: "dict[int, tuple[Piece, int]]" = {}
 os.register_at_fork(after_in_child=lambda: _reset_after_fork())
 
 _alive: "weakref.WeakSet[StoreChunks]" = fork_listeners(lambda tables: tables.reset_after_fork())
@@ -302,7 +304,7 @@ def make_room(before: int) -> None:
 def allocate(nbytes: int, before: int) -> Piece | None:
     """Return memory to read a chunk of ``nbytes`` bytes into, or None if the chunk must be mapped instead.
 
-    If the budget is used up, chunks that were read, and whose last use was before ``before``, are released.
+    If the budget is used up, chunks that were read, and last used before ``before`` (see `now`), are released.
     """
     piece = _arena.allocate(nbytes, MOST_READ)
     if piece is None and _release(READ, before):

@@ -124,7 +124,10 @@ class ChunkTable:
         return self._tables.lock
 
     def add_folders(self, folders: Sequence[Folder | None]) -> None:
-        """Add folders after the present ones, with places for all chunks of a pack, and for one chunk of a segment."""
+        """Add folders after the present ones.
+
+        The arrays with a value per chunk get room for all chunks of a pack, and for one chunk of a segment.
+        """
         divided = [(0, 0) if folder is None else folder.division(self.leaf) for folder in folders]
         shift, chunks = np.array(divided, np.int64).reshape(-1, 2).T
         how = np.full(len(folders), MAPPED, np.uint8)
@@ -190,7 +193,7 @@ class ChunkTable:
     def _has(self, folder: Ints, first: Ints, last: Ints) -> bool:
         """Record a use of these chunks, and return whether all are in memory.
 
-        Returns False without a record if a range has more than two chunks, or chunks without places.
+        Returns False without a record if a range has more than two chunks, or a chunk that `bases` has no room for.
         """
         if (last >= self.chunks[folder]).any() or int((last - first).max(initial=0)) > 1:
             return False
@@ -322,9 +325,9 @@ class ChunkTable:
         return int(self.first_chunk[folder]) + chunk
 
     def _extend(self, folder: int, chunks: int) -> None:
-        """Give the chunks of a folder new places at the end of the arrays, with room for at least ``chunks`` chunks.
+        """Move the values of a folder's chunks to the end of ``bases``, ``used`` and ``how``.
 
-        Readers may still use the old places.
+        There they have room for at least ``chunks`` chunks. Readers may still use the old values.
         """
         have = int(self.chunks[folder])
         if chunks <= have:
@@ -349,9 +352,9 @@ class ChunkTable:
         self._tables.note_change()
 
     def release(self, places: Ints) -> None:
-        """Release the chunks at these places; the caller holds the lock.
+        """Release the chunks at these indices of ``bases``; the caller holds the lock.
 
-        A chunk stays in memory while a reader holds an array of its rows, or a guard: see `ChunkTables.addresses`.
+        A chunk stays in memory while a reader holds an array of its rows, or a `MappingGuard` of it.
         """
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
@@ -527,7 +530,7 @@ class ChunkTables:
     leaves : dict of str to ChunkTable
         The table of each array.
     held : MappingGuard
-        Guards all chunks that are in memory now. A new object after an array or a ``holder`` of a table was replaced:
+        Guards all chunks that are in memory now. It is replaced after an array or a ``holder`` of a table was replaced:
         see `addresses`.
     """
 
@@ -613,6 +616,8 @@ class ChunkTables:
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
         """Return, for each lane, the number of its folder, its line in the chunks, and the rows before it in this line.
+
+        A chunk of a segment has a line for each lane. A chunk of a pack has a single line, with the rows of all lanes.
 
         Raises
         ------

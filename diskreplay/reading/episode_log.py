@@ -193,7 +193,7 @@ class FollowedLanes(Protocol):
         """Return the number of published rows of a lane."""
 
     def is_followed(self, slot: int, lane: int) -> bool:
-        """Return whether all published rows of a lane were followed, and the lane's last episode has ended."""
+        """Return whether the episodes in all published rows of a lane were found, and the last one has ended."""
 
 
 class Discards:

@@ -40,6 +40,8 @@ class _Sealed(NamedTuple):
 class FollowedRows:
     """The rows of all segments that a reader has followed, and their episodes. Used by one thread.
 
+    To follow a row means to read its flags once, to find the episodes of its lane.
+
     ``slots`` has the number of rows of each lane, and ``tables`` their addresses in memory. ``log`` has the ended
     episodes; its first generation is ``generation``. ``live`` has the lanes that may grow; this object is their
     `LiveLanesOwner`. ``newly_discarded`` has the discarded episodes that were found since the caller last emptied this
@@ -85,7 +87,7 @@ class FollowedRows:
         self.live.list_segments(slots.rows, self._where, tables)
 
     def release(self) -> None:
-        """Unmap all chunks and all counters of live segments."""
+        """Unmap all chunks, and the counters of all segments that may grow."""
         self.live.segments.clear()
         self.list_growing()
         self.tables.forget()
@@ -216,7 +218,7 @@ class FollowedRows:
         return int(counted[lane])
 
     def is_followed(self, slot: int, lane: int) -> bool:
-        """Return whether all published rows of a lane were followed, and the lane's last episode has ended."""
+        """Return whether the episodes in all published rows of a lane were found, and the last one has ended."""
         known, _, open_start, *_ = self.slots.rows[:, self.slots.span(slot).start + lane].tolist()
         return bool(known >= self.published_rows(slot, lane) and open_start < 0)
 
@@ -232,7 +234,7 @@ class FollowedRows:
         return True
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
-        """Check and map the new rows of a live segment for the kernel; leave out a segment that is damaged or gone.
+        """Check and map the new rows of a growing segment for the kernel; leave it out if it is damaged or gone.
 
         ``is_damaged`` tells that the kernel has found damage.
         """
@@ -258,7 +260,7 @@ class FollowedRows:
                 self.tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
 
     def reread(self, slot: int) -> bool:
-        """Read the attributes of a live segment again, which were replaced; return whether the segment is sealed."""
+        """Read the attributes of a segment in `live` again after they were replaced; return whether it is sealed."""
         before, live = self.live.segments[slot], LiveSegment(self._root, self.slots.origin + slot)
         if live.folder != before.folder:
             return False  # repair has replaced the folder, and will increment the counter of changes
@@ -277,7 +279,7 @@ class FollowedRows:
         return live.info.sealed
 
     def _take_sealed(self, slot: int, committed: Ints, observed: Ints) -> None:
-        """Add the rows of a live segment that were not followed before it was sealed."""
+        """Add the rows of a newly sealed segment that were not read while it was growing."""
         span = self.slots.span(slot)
         self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
         self.slots.set_rows(span, committed, observed)
@@ -287,7 +289,7 @@ class FollowedRows:
     # --- new rows ----------------------------------------------------------------------------------------------------
 
     def _parse_live(self, slot: int, at: Ints, committed: Ints, sealed: bool) -> None:
-        """Find the episodes in the new rows of some lanes of a live segment, up to its ``committed`` rows.
+        """Find the episodes in the new rows of some lanes of a segment in `live`; lane i has ``committed[i]`` rows.
 
         ``at`` has the places of these lanes among all lanes.
         """

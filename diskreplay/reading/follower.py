@@ -147,7 +147,7 @@ class _Generation:
         self._limits = replace(root.limits)
         self._is_timed = self._limits.are_set or bool(self._words[[layout.FRONTIER, layout.HORIZON]].any())
         self._raw = b""
-        self._until = 0  # the counters hide all steps published before this time
+        self._until = 0  # all steps published before this time are hidden, as the counters of the store say
         self._clock = this_clock()  # replaced by the clock of the newest segment written since the machine was booted
         self._next_check_at = 0.0
         self.rows = FollowedRows(root, counters, known, kernel(self.kernel_name), number, self._is_timed)

@@ -82,14 +82,14 @@ class Slots:
     lane_slot : (lanes,) int64
         The slot of each lane.
     sealed : (slots,) bool
-        Whether all rows of the segment were followed after it was sealed.
+        Whether the segment is sealed and the episodes in all its rows were found.
     folder : (slots,) int64
         The number of the segment or pack in whose folder the rows are.
     clocks, last : (slots,) int64
         The wall time at which the segment's clock showed 0, and the time of the segment's last row, in nanoseconds.
         ``last`` is `hiding.NEVER` for a segment that may grow.
     rows : (`following.LANE_ROWS`, lanes) int64
-        The numbers COMMITTED to OPEN_TIME of each lane, for the rows that were followed: see `kernels.following`.
+        The numbers COMMITTED to OPEN_TIME of each lane, for the rows read so far: see `kernels.following`.
     """
 
     def __init__(self, origin: int) -> None:
@@ -148,7 +148,7 @@ class Slots:
         self.rows[following.COMMITTED, places], self.rows[following.OBSERVED, places] = committed, observed
 
     def note_sealed(self, slot: int) -> None:
-        """Record that a segment is sealed, and that all its rows were followed."""
+        """Record that a segment is sealed, and that the episodes in all its rows were found."""
         self.sealed = self.sealed.copy()
         self.sealed[slot] = True
 
@@ -169,7 +169,7 @@ class Slots:
         return place
 
     def count_open(self) -> int:
-        """Return the number of steps of all open episodes, in the rows that were followed."""
+        """Return the number of steps of all open episodes, in the rows read so far."""
         lanes = np.flatnonzero(self.rows[following.OPEN_START] >= 0)
         return int((self.rows[following.COMMITTED, lanes] - self.rows[following.OPEN_START, lanes]).sum())
 
@@ -258,9 +258,10 @@ class KnownSegments:
     # --- packs -------------------------------------------------------------------------------------------------------
 
     def find_packs(self, infos: list[SegmentInfo | None]) -> list[Pack]:
-        """Return the packs among the segments after the last slot, lowest number first.
+        """Return the packs among new segments, lowest number first.
 
-        ``infos`` has the attributes of these segments. In ``infos``, packs and the segments in them become None.
+        ``infos`` has the attributes of the segments after the last known one. In ``infos``, packs and the segments in
+        them are replaced by None.
 
         Raises
         ------

@@ -200,7 +200,7 @@ class LiveLanesOwner(Protocol):
         """Map the chunk with the time of a step and return True; or leave out its segment as damaged, return False."""
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
-        """Check and map the new rows of a live segment for the kernel; leave out a segment that is damaged or gone.
+        """Check and map the new rows of a growing segment for the kernel; leave it out if it is damaged or gone.
 
         ``is_damaged`` tells that the kernel has found damage.
         """
@@ -240,7 +240,7 @@ class LiveSegment:
 
     def may_be_sealed(self) -> bool:
         """Return whether the segment is sealed, or its attributes were replaced or are gone."""
-        # The segment may have been sealed after the follower read its state, and before this object was made.
+        # The segment may have been sealed after the follower read its attributes, and before this object was made.
         return self.info.sealed or identify(self.metadata) != self.info.document
 
 
@@ -364,7 +364,7 @@ class LiveLanes:
         return held
 
     def _count_open(self) -> int:
-        """Return the number of steps of open episodes in growing segments, which the kernel keeps up to date then."""
+        """Return the number of steps of open episodes in growing segments; the kernel updates this number later."""
         place = places_of(self.growing[:, following.PLACE], self.growing[:, following.LANES])
         start = self._lanes[following.OPEN_START, place]
         return int((self._lanes[following.COMMITTED, place] - start)[start >= 0].sum())

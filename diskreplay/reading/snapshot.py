@@ -350,7 +350,7 @@ class Snapshot:
         return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
 
     def leaf(self, path: str) -> ChunkTable:
-        """Return the table of one array: a leaf of the schema, or ``done``."""
+        """Return the `ChunkTable` of one array: a leaf of the schema, or ``done``."""
         return self.segments.tables.leaves[path]
 
     @computed_once

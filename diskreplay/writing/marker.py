@@ -77,7 +77,7 @@ class Marker:
         self._file_system: FileSystemSync | None = None  # None if the thread is not running
 
     def add(self, segments: MarkedWriter, every_s: float) -> None:
-        """Write marks for the open segments of a writer every ``every_s`` seconds, until `remove`."""
+        """Start to write marks for the open segments of a writer, every ``every_s`` seconds until `remove`."""
         with self._condition:
             self._file_system = self._file_system or FileSystemSync(str(self._root.folder))
             self._every[segments], self._due[segments] = every_s, time.monotonic() + every_s

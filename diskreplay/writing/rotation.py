@@ -33,7 +33,7 @@ class Preallocator:
     removes the folder.
 
     One thread makes segments. A second thread reserves the next rows of lanes (see `SegmentWriter.reserve_ahead`), and
-    unmaps the segments that the writer has left.
+    unmaps the segments to which the writer appends no more.
 
     Concurrency: used by the thread that uses the writer. The first thread runs while a segment is being made, the
     second from its first task until `close`.
@@ -166,7 +166,7 @@ _alive = fork_listeners(lambda rotation: rotation.unmap())
 class Rotation:
     """The open segments of one writer: at most two, or one per lane with ``segment_steps="episode"``.
 
-    ``cut`` ends a lane's open episode. Concurrency: as `EpisodeWriter`.
+    ``cut`` is a function that cuts a lane's open episode. Concurrency: as `EpisodeWriter`.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ class Sealer:
         self._seals_at_once = False
         self._runner: int | None = None  # the thread that is sealing
         self._error: BaseException | None = None
-        # Segments that could not be sealed on a full disk, by number: attributes, lock, error. The lock is None after its
-        # release. Locks of segments that are still marked are held until `drain` raises the error.
+        # Segments that could not be sealed on a full disk, by number: attributes, lock, error. Locks of segments that
+        # are still marked are held until `drain` raises the error. A released lock is replaced by None.
         self._postponed: dict[int, tuple[SegmentInfo, Lock | None, StorageFull]] = {}
         self._is_behind = False  # whether the last call of ``after`` found no room on the disk
         self._of_dead_writers: set[int] = set()

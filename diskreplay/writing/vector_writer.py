@@ -301,7 +301,7 @@ class VectorSteps:
                     break
 
     def _needs_only_writing(self, newest: SegmentWriter, step: Step) -> bool:
-        """Return whether the step only needs reserved rows in the newest segment, no new episode values, and no cut.
+        """Return whether the step only has to be written to the newest segment, once rows are reserved there.
 
         The result may be False although this is so.
         """
@@ -395,7 +395,7 @@ class VectorSteps:
         return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
 
     def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
-        """Write the observations of lanes that have not been written as the ``next_obs`` of the step before."""
+        """Write the observations of the step, except those already written as ``next_obs`` of the step before."""
         if self._state.steady:
             return
         known = self._state.known if lanes is None else self._state.known[lanes]
