@@ -28,7 +28,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents.layout import LEAST_PRIORITY, PRIORITY, TIME
 from diskreplay.segments.episode_table import add_rewards
 
-ENDS_SHOWN = 5  # a notebook shows this many of the first and of the last episodes of a list
+ENDS_SHOWN = 5  # of a long list, a notebook shows this many episodes from its start, and as many from its end
 
 
 def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -297,7 +297,8 @@ class EpisodeList(Sequence[Episode]):
 
 FRAMES, WIDEST = 8, 96  # the number of frames that a notebook shows of an episode, and the width of each in pixels
 MOST_FIELDS, MOST_TEXT = 20, 120
-# Notebooks do not sum the rewards of more steps, and do not show frames that take more bytes together.
+# Notebooks do not sum the rewards of more than MOST_STEPS steps, and do not show frames if FRAMES of them take more than
+# MOST_BYTES bytes together.
 MOST_STEPS, MOST_BYTES = 1_000_000, 1 << 24
 
 
@@ -315,7 +316,7 @@ def episode_html(episode: Episode, schema: Schema) -> Html:
 
 
 def episodes_html(total: int, shown: Sequence[tuple[int, Episode]]) -> Html:
-    """Return a list of ``total`` episodes as HTML; ``shown`` has the places and episodes of its rows."""
+    """Return a list of ``total`` episodes as HTML; ``shown`` has the index and the episode for each row of its table."""
     rows = [
         [markup.text(at), markup.text(f"{len(episode):,}"), _total_reward(episode), markup.text(episode.ended)]
         for at, episode in shown
@@ -325,7 +326,7 @@ def episodes_html(total: int, shown: Sequence[tuple[int, Episode]]) -> Html:
 
 
 def _guarded(read: Callable[[], Html]) -> Html:
-    """Return the HTML, or the reason why it cannot be made: the store may change while a notebook shows it."""
+    """Return the HTML of ``read()``, or the message of its error: the store may change while a notebook shows it."""
     try:
         return read()
     except MissingExtra:

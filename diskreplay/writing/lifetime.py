@@ -32,7 +32,7 @@ _POLL_S = 0.001
 class CallLock:
     """The lock of a writer, which can be acquired while the attribute `free` exists.
 
-    `taken` is True if `acquire` has acquired the lock for good. It stays False if a call of the writer holds the lock.
+    `taken` is True from `acquire` until `release`. It stays False while a call of the writer holds the lock.
     """
 
     __slots__ = ("free", "taken")
@@ -41,7 +41,7 @@ class CallLock:
         self.free, self.taken = True, False
 
     def acquire(self) -> bool:
-        """Acquire the lock for good and return True if it is free; else return False.
+        """Acquire the lock until `release` and return True if it is free; else return False.
 
         The methods of a writer delete `free`, and set it again in the `finally` block of a `try` statement. No signal
         handler can run between the deletion and the `try`. Here, none can run between the two statements.

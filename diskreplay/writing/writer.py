@@ -113,7 +113,7 @@ class BaseWriter:
         return error
 
     def _release(self, lock: CallLock) -> None:
-        """Release the lock after a call during which `refuse_calls` was called; close the writer if `closes_later`."""
+        """Release the lock after a call during which `refuse_calls` was called; if `closes_later`, close the writer."""
         if not self._closed:
             lock.free = True
         if self.closes_later:
