@@ -297,8 +297,8 @@ class EpisodeList(Sequence[Episode]):
 
 FRAMES, WIDEST = 8, 96  # the number of frames that a notebook shows of an episode, and the width of each in pixels
 MOST_FIELDS, MOST_TEXT = 20, 120
-# Notebooks do not sum the rewards of more than MOST_STEPS steps, and do not show frames if FRAMES of them take more than
-# MOST_BYTES bytes together.
+# Notebooks do not sum the rewards of more than MOST_STEPS steps, and do not show frames if FRAMES of them take more
+# than MOST_BYTES bytes together.
 MOST_STEPS, MOST_BYTES = 1_000_000, 1 << 24
 
 
@@ -316,7 +316,7 @@ def episode_html(episode: Episode, schema: Schema) -> Html:
 
 
 def episodes_html(total: int, shown: Sequence[tuple[int, Episode]]) -> Html:
-    """Return a list of ``total`` episodes as HTML; ``shown`` has the index and the episode for each row of its table."""
+    """Return a list of ``total`` episodes as HTML; ``shown`` has the index and the episode of each table row."""
     rows = [
         [markup.text(at), markup.text(f"{len(episode):,}"), _total_reward(episode), markup.text(episode.ended)]
         for at, episode in shown
