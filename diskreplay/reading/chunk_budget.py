@@ -448,7 +448,7 @@ def _counted() -> int:
 
 
 def _release(how: int, before: int = sys.maxsize) -> bool:
-    """Release chunks that are kept as ``how``: an eighth of those last used before ``before``, the oldest uses first.
+    """Release chunks that are kept as ``how``: of those last used before ``before``, the least recently used eighth.
 
     Returns False if there are no such chunks.
     """

@@ -199,7 +199,7 @@ class FollowedRows:
     def add_ended(self, end: int, steps: int) -> None:
         """Add the episodes to the log that the kernel has written to its free lines, up to line ``end``.
 
-        The log then has ``steps`` steps. Episodes that were evicted or lost are not added.
+        With all these episodes, the log has ``steps`` steps. But episodes that were evicted or lost are not added.
         """
         if self.evictions.has_none:
             self.log.extend_to(end, steps)

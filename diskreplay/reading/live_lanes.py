@@ -193,7 +193,7 @@ class LiveLanesOwner(Protocol):
     def add_ended(self, end: int, steps: int) -> None:
         """Add the episodes to the log that the kernel has written to its free lines, up to line ``end``.
 
-        The log then has ``steps`` steps. Episodes that were evicted or lost are not added.
+        With all these episodes, the log has ``steps`` steps. But episodes that were evicted or lost are not added.
         """
 
     def read_time(self, step_id: int) -> bool:
