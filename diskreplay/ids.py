@@ -135,7 +135,7 @@ def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints
 
     ``lanes`` has the number of lanes of each segment from number ``origin`` on; 0 for a deleted segment. The slot is
     the segment's index in ``lanes``. For an id whose segment does not exist, the returned number of lanes is 1, and the
-    slot, lane and row have no meaning. This slot is a valid index, too, unless ``lanes`` is empty.
+    slot, lane and row have no meaning. The slot can still be used as an index of ``lanes``, unless ``lanes`` is empty.
     """
     slot = (ids >> POSITION_BITS) - origin
     known = (slot >= 0) & (slot < len(lanes))

@@ -48,7 +48,7 @@ HIDDEN = ("truncated",)
 
 
 class Experience(NamedTuple):
-    """One step of an environment. `done` is whether the step terminated the episode, so that it is not bootstrapped.
+    """One step of an environment. `done` is True if the step terminated the episode: its target has no bootstrap.
 
     Examples
     --------

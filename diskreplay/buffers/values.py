@@ -162,7 +162,7 @@ class Given:
         return getattr(self, f"{part}_shape"), getattr(self, f"{part}_dtype")
 
     def field(self, part: str, value: Any, lanes: int | None) -> Tree:
-        """Return the `Field` for a first value, or a dict or tuple of fields; `part` is "obs" or "action".
+        """Return the `Field` for the first `value` of `part`, "obs" or "action"; of a dict or tuple, a tree of fields.
 
         `lanes` is the length of the leading axis of environments; None: the value has no such axis.
         """

@@ -327,7 +327,7 @@ class PriorityTable:
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `loaded`, as arrays and numbers: 8 bytes per id, and some numbers per page.
+        """Return the state for `loaded`, as arrays and numbers: 8 bytes per id, and a few numbers per page of 64 rows.
 
         `known` and `given` have one bit per row of a page. In `known` it says whether the row has a priority, in
         `given` whether an update or a writer gave this priority.

@@ -21,9 +21,10 @@ GROWING, GROWING_COUNT = 6, 7
 # COMMITTED to OPEN_TIME of `following`.
 LIVE_LANES, ALL_LANES, OLDEST, ROWS = range(8, 12)
 # FOLDERS is the address of an array by slot: the number of the folder with the segment's rows in the chunk tables, see
-# `following.Chunks`. FOLDER_COUNT is the number of folders. FIRST_ROWS is the address of an array by place. If the
-# lane's segment was merged into a pack, it has the row of the pack at which the lane begins. If the segment has a
-# folder for itself, it has OWN_FOLDER: in each chunk of such a folder, every lane has a line with its rows.
+# `following.Chunks`. FOLDER_COUNT is the number of folders. FIRST_ROWS is the address of an array with
+# a value per lane, by place. For a lane of a segment that was merged into a pack, the value is the row of the pack at
+# which the lane begins. For other lanes, it is OWN_FOLDER: in each chunk of a segment's own folder, every lane has a
+# line with its rows.
 FOLDERS, FOLDER_COUNT, FIRST_ROWS = range(12, 15)
 # The lowest slot of a segment that may grow, or the number of slots if all segments are sealed.
 FIRST_GROWING = 15

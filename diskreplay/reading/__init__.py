@@ -3,5 +3,6 @@
 `follower` takes a new snapshot at each refresh. `known_segments` and `followed_rows` hold the segments and rows read so
 far, and `live_lanes` the lanes that may still grow. `snapshot` and `episodes` have the classes that readers use; their
 objects never change. `chunk_table` maps the files with rows, within the bounds of `chunk_budget`. The store, views,
-sampling, repair, backups and commands use this package. It never writes files. The package `segments` defines files.
+sampling, repair, backups and commands use this package. It never writes files. Their
+format is defined in the package `segments`.
 """

@@ -177,8 +177,8 @@ class Slots:
 class KnownSegments:
     """Reads the segments of one store, and records the segments that it cannot read. Not thread-safe.
 
-    The first slot is of segment ``least``, or of an earlier one if such a segment may exist. ``slots`` has the slots of
-    all segments. ``damaged`` describes the damage of each segment that is left out, by number.
+    ``slots`` has what is known of each segment; see `Slots`. Its first segment is ``least``, or an earlier one that may
+    exist. ``damaged`` describes the damage of each segment that is left out, by number.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, warns: bool, least: int) -> None:
@@ -281,7 +281,7 @@ class KnownSegments:
         return packs
 
     def leave_out(self, number: int, error: Exception) -> None:
-        """Call `note_damage`; but first raise Merged if the segment's rows are now in a pack that is not known yet."""
+        """Call `note_damage`; raise Merged instead if the segment's rows are now in a pack that is not known yet."""
         self.check_merged([number])
         self.note_damage(number, error)
 

@@ -95,8 +95,8 @@ class _Runs(NamedTuple):
 class StoreMoments:
     """Moments of fields over a store's steps, and of the steps' returns. Not thread-safe.
 
-    Each step counts once, with the first followed snapshot that has it, and still counts after its eviction. The return
-    of a step is the discounted sum of its episode's rewards so far, R_t = r_t + gamma R_{t-1}.
+    Each step counts once, when `follow` is first called with a snapshot that has it. It still counts after its
+    eviction. The return of a step is the discounted sum of its episode's rewards so far, R_t = r_t + gamma R_{t-1}.
 
     Parameters
     ----------

@@ -225,7 +225,8 @@ class Sampler(IterableDataset[Batch]):
         an old id is removed. The removed id is never drawn again, but the store keeps its steps. Not for `Rollouts` or
         a `Sweep`.
     remover : {"oldest", "lowest_priority", "random"}
-        The id to remove for a new one, as in Reverb (Fifo, MinHeap, Uniform). "oldest" is by the time of publication.
+        The id to remove for a new one, as in Reverb (Fifo, MinHeap, Uniform). "oldest" removes the id
+        that was published first.
         "lowest_priority" removes the oldest of several ids with the lowest priority. "random" is a reservoir: every id
         so far remains with the same probability (Vitter 1985, algorithm R). The latter two may remove the new id
         itself.

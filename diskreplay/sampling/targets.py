@@ -166,9 +166,9 @@ def retrace_targets(
 
     Examples
     --------
-    >>> reward, no = torch.ones(1, 3), torch.zeros(1, 3, dtype=torch.bool)
+    >>> reward, terminated = torch.ones(1, 3), torch.zeros(1, 3, dtype=torch.bool)
     >>> on_policy = torch.zeros(1, 3)  # log of the ratio of the policies
-    >>> dr.retrace_targets(reward, no, torch.zeros(1, 4), torch.zeros(1, 3), on_policy, lambda_=1.0, gamma=0.5)
+    >>> dr.retrace_targets(reward, terminated, torch.zeros(1, 4), torch.zeros(1, 3), on_policy, lambda_=1.0, gamma=0.5)
     tensor([[1.7500, 1.5000, 1.0000]])
     """
     lambda_ = fraction("lambda_", lambda_)

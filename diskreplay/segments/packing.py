@@ -337,7 +337,7 @@ class _Build:
         return layout.merge_ranges(found)
 
     def _find_skipped_values(self, fd: int) -> Iterator[tuple[int, int]]:
-        """Yield, in ascending order, the ranges of rows of evicted episodes in the pack's arrays of episode fields."""
+        """Yield the ranges of values of evicted episodes in the pack's arrays of episode fields, in ascending order."""
         lost = {first: values for first, _, values in self._lost().entries}
         stops = {stop for _, stop in self._skipped}
         edges = {first for first, _ in self._skipped} | stops

@@ -136,7 +136,7 @@ class SegmentInfo:
     boot: str
     inode: int
     volume: Volume
-    clock: Clock  # of the boot in which the rows were written; stays if `_as_copied` clears `boot`
+    clock: Clock  # of the boot in which the rows were written, even in a copy, whose `boot` is empty
     created: str
     sealed: bool = False
     steps: int | None = None
@@ -471,7 +471,7 @@ def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
 def draft_segment(
     root: Root, building: str, writer: int, lanes: Sequence[int], size: Size, clock: Clock, has_priority: bool = False
 ) -> tuple[SegmentInfo, Lock]:
-    """Make a segment without a number in the new folder ``building``; return its attributes and its lock.
+    """Make a segment, which has no number yet, in the new folder ``building``; return its attributes and its lock.
 
     ``building`` is in the folder of the store's counters. ``has_priority``: the segment has the array of initial
     priorities. The returned lock is held. It is taken before any other file is made. So if the lock is free, the folder

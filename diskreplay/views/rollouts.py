@@ -205,7 +205,7 @@ class StepRuns:
         """Set the runs to begin where `first` is True; return False if a run is not successive rows of one lane."""
         self.last = np.ones(grid.shape, np.bool_)
         self.last[:-1] = first[1:]
-        # The runs are listed column by column, because the rows of successive columns are near each other.
+        # List the runs by column of `grid`, since the rows of successive columns are near each other in memory.
         begin, end = np.flatnonzero(first.T), np.flatnonzero(self.last.T)
         column, number = np.divmod(begin, len(grid))
         count = end - begin + 1

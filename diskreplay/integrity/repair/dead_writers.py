@@ -197,8 +197,8 @@ def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
     """Make the unproven steps of each segment count, up to the first incomplete row of each lane; yield the actions.
 
     A row is incomplete if its flags do not continue a sequence of episodes, or if its time is earlier than the time of
-    the previous row. The lane then ends before this row. Nothing shows whether the bytes of the other unproven rows are
-    complete, so they never count without this call. Segments of living writers are left alone.
+    the previous row. The lane then ends before this row. Nothing shows whether the bytes of the unproven rows before
+    it are complete. So these rows never count without this call. Segments of living writers are left alone.
     """
     for number in live_numbers(root, root.counters().read()):
         try:

@@ -145,7 +145,7 @@ def _with_values(segment: Segment) -> Segment:
 
 
 def _with_tables(segment: Segment, number: int) -> Segment:
-    """Return a pack with ``tables`` set, if they are valid; else return it unchanged."""
+    """Return the pack ``segment`` with ``tables`` set, if they are valid; else return it unchanged."""
     assert segment.attributes.packed is not None
     # `check_folders` has already reported missing folders.
     tables = read_tables(segment.files.quiet(), segment.where, segment.attributes.packed, segment.attributes.checksums)

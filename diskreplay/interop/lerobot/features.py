@@ -90,7 +90,7 @@ class Column:
 def is_image(field: Field) -> bool:
     """Tell whether a field is kept as images.
 
-    These are fields of uint8 with 1, 3 or 4 channels in the first or last axis, and sides of 8 pixels or more.
+    Images are fields of uint8 with 1, 3 or 4 channels in the first or last axis, and sides of 8 pixels or more.
     """
     shape = field.shape
     if field.dtype != np.uint8 or len(shape) != 3:

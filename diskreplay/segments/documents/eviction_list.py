@@ -211,7 +211,7 @@ def evicted_by_removals(root: Root) -> int:
 
 
 def destroy(root: Root, gone: Sequence[str]) -> None:
-    """Delete folders, without the store lock. Several processes may delete the same folder."""
+    """Delete the folders ``gone``. This needs no store lock: several processes may delete the same folder."""
     if not gone:
         return
     # The renames are synced first: after a power loss, a segment must not be back at its old path without some of
