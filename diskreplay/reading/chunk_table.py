@@ -237,7 +237,7 @@ class ChunkTable:
                 self._open(folder, chunk, use, copy=copy)
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
-        """Decompress inner chunks of a pack. Chunks whose last use is before number ``use`` may be released for room."""
+        """Decompress inner chunks of a pack. Chunks whose last use is before number ``use`` may be freed for room."""
         found = pack.open_compressed(self.leaf, inner)
         if not isinstance(found, tuple):
             return self._keep_copied(places, found, use)
