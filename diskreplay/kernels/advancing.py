@@ -7,15 +7,15 @@ and call `follow_plain` and `hide_oldest_plain`.
 """
 
 UNREADY, UNMAPPED = range(5, 7)
-"""Results of `advance_hiding`, in addition to the results of `follow`. UNREADY: the arrays of `hide_oldest` do not
-exist yet. UNMAPPED: the time of the step with the id NEEDED of `hiding` is not mapped."""
+"""Results of `advance_hiding`, in addition to the results of `follow`. UNREADY: the caller must first make the arrays
+that `hide_oldest` reads. UNMAPPED: the time of the step with the id NEEDED of `hiding` is not mapped."""
 
 # Lines of the record `tables`, which describes one array per line; see `packed`.
 # GROWING and ROWS are the tables `growing` and `lanes` of `following`. ENDED is the log: a table with one line for each
 # ended episode, with the columns of `ids.EpisodeTable`. HEAD is the head of the next snapshot's record, see `frozen`.
-# FIRST_CHUNK to BASES are the chunk table (see `following.Chunks`) of the flags, FIRST_TIMES to TIMES that of the
-# times. If the array TIMES is empty, all times are 0. FOUND has the numbers `found` of `following`, HIDDEN the numbers
-# `found` of `hiding`.
+# FIRST_CHUNK to BASES are the chunk table of the flags, see `following.Chunks`; FIRST_TIMES to TIMES are the chunk
+# table of the times. If the array TIMES is empty, all times are 0. FOUND has the numbers `found` of `following`, HIDDEN
+# the numbers `found` of `hiding`.
 # Only `advance_hiding` reads the arrays from LANES on. LANES to FIRST_ROWS have a number per segment or per lane, see
 # `frozen`; CLOCKS has, for each segment, the number to add to its times to get times since the epoch. HEAP and BY_PLACE
 # are the tables of `hiding`. FOLLOWING has, for each line of the log, the line of the next ended episode in the same

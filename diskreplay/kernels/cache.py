@@ -1,18 +1,19 @@
 """The folder of compiled kernels, and how processes share the work of compiling.
 
-numba saves machine code next to the source file. It compiles a function again if that file was changed, but not if
-only the file of a function called from it was changed. So the sources of all kernels are copied to a folder and
-imported from there. The folder's name is a digest of the sources, the versions of Python and numba, and the processor:
-machine code of another release, or from before an edit, is never loaded. The folder is in `NUMBA_CACHE_DIR`, or else in
-the user's cache folder. It is never next to the package: an uninstall would leave it there, and Python would import it
-as an empty namespace package. If no folder can be written, each process compiles for itself, and a warning says so.
+numba saves machine code next to the source file. If that file changes, numba compiles the functions in it again, but it
+does not notice changes of other files whose functions they call. So the sources of all kernels are copied to a folder
+and imported from there. The folder's name is a digest of the sources, the versions of Python and numba, and the
+processor: machine code of another release, or from before an edit, is never loaded. The folder is in `NUMBA_CACHE_DIR`,
+or else in the user's cache folder. It is never next to the package: an uninstall would leave it there, and Python would
+import it as an empty namespace package. If no folder can be written, each process compiles for itself, and a warning
+says so.
 
 If processes start together, one of them compiles a kernel and logs that it does, and the others wait for the saved
 code. If the file of a saved kernel is damaged, the kernel is compiled again. If the disk is full, kernels are not
 saved. Neither case is an error; the process only takes longer to start.
 
-A process that knows which kernels it will need starts a second process, which compiles them from the
-last one backwards; see `Several`.
+A process that knows which kernels it will need starts a second process, which compiles the same kernels in reverse
+order; see `Several`.
 """
 
 import gc
@@ -56,7 +57,7 @@ _POLL = 0.02
 # Modification time of all copied sources, in seconds since the epoch. numba saves it with the machine code, and
 # compiles again if the time of the source differs.
 _ONE_TIME = 1e9
-# Moves to the start of a terminal's line and clears it.
+# Text that moves a terminal's cursor to the start of its line and clears the line.
 _LINE = "\r\x1b[K"
 
 compiling = threading.RLock()
@@ -65,11 +66,11 @@ _refusing = set[str]()
 
 
 def _hold_at_forks() -> None:
-    """Delay forks while a thread compiles a kernel: the child lacks this thread, and would wait forever for its lock.
+    """Make forks wait while a thread compiles: a child would not have this thread, and would wait forever for its lock.
 
-    Before a fork, Python calls the functions given to `register_at_fork` from the last one to the first one. The lock
-    `compiling` must be acquired before all others. So call this function again after an import that calls
-    `register_at_fork`.
+    Before a fork, Python calls the functions given to `register_at_fork` in the reverse order of their registration.
+    At a fork, the lock `compiling` must be acquired before all other locks. So call this function again after an import
+    that calls `register_at_fork`.
     """
     os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
 
@@ -78,7 +79,7 @@ _hold_at_forks()
 
 
 def is_disabled() -> bool:
-    """Return whether numba's compiler is disabled, by the variable `NUMBA_DISABLE_JIT` or by `numba.config`."""
+    """Return whether numba's compiler is disabled, by the environment's `NUMBA_DISABLE_JIT` or by `numba.config`."""
     return not hasattr(numba.njit(is_disabled), "signatures")
 
 
@@ -102,8 +103,8 @@ def compile_kernel(module: str, name: str) -> Callable[..., Any]:
 def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable[..., Any]:
     """Return the compiled `function`: loaded from the folder `path`, or compiled now and saved there.
 
-    While one process compiles a kernel, other processes that need the kernel wait. `jit` is the module of this name in
-    the package from `import_kernels`.
+    While one process compiles a kernel, other processes that need the kernel wait. `jit` is the module `jit` of the
+    package that `import_kernels` has made.
     """
     name, lock = function.__name__, None
     note = path / f"{name}{_NOTE}"
@@ -260,8 +261,8 @@ def _processor() -> Iterator[str]:
 def _prune(parent: Path) -> None:
     """Remove all folders of compiled kernels from `parent`, except the `_KEPT` most recently used ones.
 
-    With `NUMBA_CACHE_DIR`, numba saves the code of a folder in a second folder, whose name continues with "_". It is
-    removed with the first one.
+    With `NUMBA_CACHE_DIR`, numba saves the machine code in a second folder, whose name is the first folder's name, "_"
+    and more. Both folders are removed together.
     """
     with suppress(OSError):
         found = sorted(parent.glob(f"{_NAME}*"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -278,14 +279,15 @@ def _tell() -> None:
 
 
 _here = threading.local()
-"""The attribute `several` is the `Several` that this thread iterates over, or None."""
+"""Its attribute `several` is the `Several` object that the current thread is iterating over, or None."""
 
 
 class Several:
-    """Iterates over names of kernels, while the caller compiles or loads each of them. Used by one thread.
+    """Iterates over names of kernels, while the caller compiles or loads each of them. Only one thread uses it.
 
-    The iteration shows its progress on the terminal. As soon as a kernel must be compiled, it starts a helping process,
-    which compiles from the last name backwards. Processes that start together share one helping process.
+    The iteration shows its progress on the terminal. As soon as a kernel must be compiled, the iteration starts a
+    helping process, which compiles the kernels in reverse order. Processes that start together share one helping
+    process.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -328,7 +330,7 @@ def _begin_helper(names: Sequence[str]) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": imported_from, "NUMBA_CACHE_DIR": os.path.dirname(folder() or "")},
-        process_group=0,  # an interrupt from the terminal reaches only this process
+        process_group=0,  # an interrupt from the terminal does not reach the helper
     )
 
 
@@ -349,7 +351,7 @@ def _show(text: str) -> None:
 
 @cache
 def _file_lock() -> "type[BaseFileLock]":
-    # Imported only here, because the import takes longer than loading compiled kernels.
+    # Imported only here, because importing filelock takes longer than loading compiled kernels.
     with MissingExtra.raised_for("sampling", "torch"):
         from filelock import FileLock
     # filelock acquires a lock of its own at a fork. A compiling thread acquires `compiling` before that lock, so a fork
@@ -359,7 +361,7 @@ def _file_lock() -> "type[BaseFileLock]":
 
 
 def _locked(path: str) -> "BaseFileLock | None":
-    """Return the acquired lock of the file `path`; None if the system has no locks, or after `_PATIENCE` seconds."""
+    """Acquire and return the lock of the file `path`; return None if it cannot be had within `_PATIENCE` seconds."""
     # Not `fallback_to_soft`: a lock that is only a file would outlive a killed process.
     lock = _file_lock()(path, timeout=_PATIENCE, poll_interval=_POLL, fallback_to_soft=False)
     try:

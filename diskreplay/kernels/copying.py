@@ -1,4 +1,4 @@
-"""Kernels that copy rows: successive rows into a batch, one row into each of many lanes, and copies past the caches.
+"""Kernels that copy successive rows into a batch, one row into each of many lanes, or bytes without using the caches.
 
 A run is a number of successive rows of a lane. `copy_runs` computes one address for each chunk with rows of a run, and
 prefetches the next runs while it reads a run.
@@ -7,9 +7,9 @@ prefetches the next runs while it reads a run.
 which reduces its time to a third.
 
 `stream` bypasses the caches. An ordinary write instruction first reads the cache line that it overwrites. A streamed
-(non-temporal) one does not, so a streamed copy moves two thirds of the bytes. With batches of 14 MB it had 1.45 times
-the bandwidth of memcpy, with batches of 37 MB 1.7 to 2.4 times. But the next reader has to fetch a streamed batch from
-memory, so smaller batches are not streamed and stay in the cache.
+(non-temporal) write does not, so a streamed copy moves two thirds of the bytes. With batches of 14 MB, streaming had
+1.45 times the bandwidth of memcpy; with batches of 37 MB, it had 1.7 to 2.4 times the bandwidth. But the next reader
+has to fetch a streamed batch from memory, so smaller batches are not streamed and stay in the cache.
 """
 
 from diskreplay.ids import Ints
@@ -112,10 +112,10 @@ def _copy_row(target: int, source: int, count: int) -> None:
 
 @jit.kernel("none", "ints", "ints", "ints", "int")
 def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
-    """Write row rows[i] of lane lanes[i] for every i and every field: it is a copy of row i at the field's `SOURCE`.
+    """For every field and every i, copy row i at the field's `SOURCE` to row rows[i] of lane lanes[i].
 
     `record` has `FIELD` numbers for each of the `fields` fields, see `FIRST_CHUNK`. All chunks from the first to the
-    last chunk with any written row must be mapped.
+    last one that gets a row must be mapped.
     """
     last = rows.size - 1
     for field in range(fields):

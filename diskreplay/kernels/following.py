@@ -71,9 +71,10 @@ HIDDEN = 2
 
 DONE, UNCHECKED, DAMAGED, FULL, ADDED = range(5)
 """Results of `follow`. DONE: the new rows of all lanes were read. UNCHECKED: a lane of the segment in line
-`found[LEFT]` has new rows that are not checked or not mapped yet. DAMAGED: the flags or counters of a lane of this
-segment are damaged. FULL: the new rows of a lane may have more episodes than the table `ended` has free lines; none of
-these rows was read. ADDED: as DONE, but first the caller must check the new ended episodes, see SPLITS."""
+`found[LEFT]` of `growing` has new rows whose chunks are not checked or not mapped yet. DAMAGED: the flags or counters
+of a lane of this segment are damaged. FULL: the new rows of a lane may have more episodes than the table `ended` has
+free lines; none of these rows was read. ADDED: as DONE, but first the caller must check the new ended episodes, see
+SPLITS."""
 
 ENDS = TERMINATED | TRUNCATED
 # LAST_STEP has the bits of an episode's end that come from its last step. BEHIND_LAST has the bits that come from the
@@ -82,12 +83,12 @@ LAST_STEP = ENDS | EPISODE_VALUES
 BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
 
 
-AHEAD = 32  # the flags of a lane are prefetched this many lanes earlier
+AHEAD = 32  # flags are prefetched this many lanes before they are read
 
 _at = np.uint64
 
 
-WORD = 8  # flags read at once
+WORD = 8  # the number of flags that are read at once
 
 
 @jit.inner
@@ -113,7 +114,7 @@ def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: i
 
 @jit.inner
 def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) -> bool:
-    """Return whether all chunks of one array with the rows `first` to `last` of a folder are mapped.
+    """Return whether the chunks that have rows `first` to `last` of one array in a folder are all mapped.
 
     The array's chunk table, see `Chunks`, begins at line `table` of the record `tables`.
     """
@@ -129,10 +130,10 @@ def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) ->
 def follow(tables: Ints, origin: int, found: Ints) -> int:
     """Read the new committed rows of all lanes, and update `tables` and `found`; for the result see `DONE`.
 
-    The call does nothing if found[FOLLOWED] is not 0. Newer segments are read before older ones: a segment whose writer
-    has continued in a newer one is then complete when it is read. Ended episodes are appended to the array ENDED of
-    `tables` from line found[ENDED] on. For `tables` see `advancing.GROWING`; if its array TIMES is empty, no times are
-    read. `origin` is the number of the store's first segment.
+    The call does nothing if found[FOLLOWED] is not 0. Newer segments are read before older ones. So if a writer has
+    continued in a newer segment, the older segment is complete when it is read. Ended episodes are appended to the
+    array ENDED of `tables` from line found[ENDED] on. For `tables` see `advancing.GROWING`; if its array TIMES is
+    empty, no times are read. `origin` is the number of the store's first segment.
     """
     if found[FOLLOWED] != 0:
         return DONE
@@ -150,7 +151,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
         bases = tables[advancing.BASES, packed.ADDRESS] + 8 * number(tables, advancing.FIRST_CHUNK, folder)
         mask = (1 << bits) - 1
         for lane in range(width - 1, -1, -1):
-            # Flags of lanes lie in separate pages, so they are prefetched some lanes ahead.
+            # The flags of different lanes lie in different pages of memory, so they are prefetched some lanes ahead.
             ahead = lane - AHEAD
             if ahead >= 0:
                 row = lanes[COMMITTED, _at(place + ahead)]
@@ -322,10 +323,10 @@ def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunk
 def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[tuple[int, ...]] | None:
     """Split new rows of a lane into episodes: return a tuple for each ended episode, then one for the open episode.
 
-    An ended episode has (first row, number of steps, number of final observations, bits of its end), the open episode
-    (first row, bits of its end known so far). If no episode is open, the first row in the last tuple is -1. `flags` are
-    the flags of the rows from `row` on. `start` and `so_far` are the lane's OPEN_START and OPEN_END before these rows
-    were read. Returns None if the flags are not a valid sequence of episodes.
+    The tuple of an ended episode is (first row, number of steps, number of final observations, bits of its end); that
+    of the open episode is (first row, bits of its end known so far). If no episode is open, the first row in that tuple
+    is -1. `flags` are the flags of the rows from `row` on. `start` and `so_far` are the lane's OPEN_START and OPEN_END
+    before these rows were read. Returns None if the flags are not a valid sequence of episodes.
     """
     over: list[tuple[int, ...]] = []
     previous, before = so_far & EPISODE_VALUES, so_far & CONTINUES

@@ -1,8 +1,8 @@
 """The record of a snapshot for kernels: one array of int64, since each argument of a kernel costs about 50 ns.
 
-Its head has numbers, and addresses of arrays that the snapshot keeps alive. After the head comes a table with a column
-for each lane that may still grow, and the rows COMMITTED to OPEN_TIME of `following`. Lanes of sealed segments never
-change, so all snapshots read them from one shared table. This module names the numbers of the head.
+Its head has numbers, and addresses of arrays that the snapshot keeps alive. After the head comes a table. It has a
+column for each lane that may still grow; its rows are COMMITTED to OPEN_TIME of `following`. Lanes of sealed segments
+never change, so all snapshots read them from one shared table. This module names the numbers of the head.
 """
 
 # A slot is the number of a segment minus ORIGIN, the number of the first segment. SLOTS is the number of slots. A
@@ -16,15 +16,15 @@ REACHED = 5
 # GROWING is the address of a table with GROWING_COUNT lines, one for each segment that may grow. A line has the
 # segment's slot, its number of lanes, and the column of its first lane in the table after the head.
 GROWING, GROWING_COUNT = 6, 7
-# LIVE_LANES is the number of lanes that may grow, ALL_LANES the number of all lanes. OLDEST and ROWS are addresses of
-# arrays by place. OLDEST: the first visible row of each lane. ROWS: a table with a column per lane, and the rows
-# COMMITTED to OPEN_TIME of `following`.
+# LIVE_LANES is the number of lanes that may grow, ALL_LANES the number of all lanes. OLDEST is the address of an array
+# with the first visible row of each lane, in the order of places. ROWS is the address of a table with a column for each
+# lane, in the same order; its rows are COMMITTED to OPEN_TIME of `following`.
 LIVE_LANES, ALL_LANES, OLDEST, ROWS = range(8, 12)
-# FOLDERS is the address of an array by slot: the number of the folder with the segment's rows in the chunk tables, see
-# `following.Chunks`. FOLDER_COUNT is the number of folders. FIRST_ROWS is the address of an array with
-# a value per lane, by place. For a lane of a segment that was merged into a pack, the value is the row of the pack at
-# which the lane begins. For other lanes, it is OWN_FOLDER: in each chunk of a segment's own folder, every lane has a
-# line with its rows.
+# FOLDERS is the address of an array with a number per slot: the number that the folder with the segment's rows has in
+# chunk tables, see `following.Chunks`. FOLDER_COUNT is the number of folders. FIRST_ROWS is the address of an array
+# with a value per lane, in the order of places. For a lane of a segment that was merged into a pack, the value is the
+# row of the pack at which the lane begins. For other lanes, it is OWN_FOLDER: in each chunk of a segment's own folder,
+# every lane has a line with its rows.
 FOLDERS, FOLDER_COUNT, FIRST_ROWS = range(12, 15)
 # The lowest slot of a segment that may grow, or the number of slots if all segments are sealed.
 FIRST_GROWING = 15

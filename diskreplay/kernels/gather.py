@@ -6,13 +6,14 @@ prefetched, before the first byte is copied.
 
 The arguments are in one record of int64, since each argument of a kernel costs about 50 ns. The record has numbers, and
 addresses of arrays that the caller keeps alive. After its head, see `gathering.FINDS`, it has a line per leaf. The
-first lines are leaves to copy: `LENGTH` rows of each window, to array `TARGET` of the batch. `BEGIN` and `STOP` are the
-numbers of two rows of the table of windows, see `gathering`, which have two bounds for each window. The copied rows
-begin `OFFSET` rows after the bound at `BEGIN`. A row before the window's `FLOOR` is replaced by row `FLOOR`, so that
-the first frame of a stack repeats. A row at or above the bound at `STOP` becomes zeros. The other lines are summands of
-the return: leaves whose weighted sum is the reward. An optional last line has the discount of each step.
+first lines are for leaves to copy: `LENGTH` rows for each window are copied to array number `TARGET` of the batch.
+`BEGIN` and `STOP` select two rows of the table of windows, see `gathering`; each of these rows has a bound for every
+window. The copied rows begin `OFFSET` rows after the bound at `BEGIN`. A row before the window's `FLOOR` is replaced by
+row `FLOOR`, so that the first frame of a stack repeats. A row at or above the bound at `STOP` becomes zeros. The other
+lines are summands of the return: leaves whose weighted sum is the reward. An optional last line has the discount of
+each step.
 
-Every row is checked against the table of chunks before its address is formed.
+Before the address of a row is computed, a check makes sure that the chunk table has the row.
 """
 
 import numpy as np
@@ -34,10 +35,11 @@ _PART = 512
 
 @jit.inner
 def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Write to `sources`, for each item, the address of its rows of a leaf or 0; return the number of zeros.
+    """Write to `sources`, for each item, the address of its rows in a leaf, or 0; return the number of zeros.
 
     The address is 0 unless the rows are successive rows of one mapped chunk. A leaf is a stored array. `plan` has the
-    lines of the record of `gather`, one per leaf: first `copied` leaves to copy, then summands.
+    lines of the record of `gather`, one per leaf: the first `copied` lines are for leaves to copy, the others for
+    summands.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -71,7 +73,7 @@ def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int,
     """Do what `_locate` does, for windows from `find_windows` and a leaf of which one row or all steps are read.
 
     These rows are never before the window's row `FLOOR`, and the steps never go beyond the bound at the leaf's `STOP`.
-    So fewer values must be checked and held in registers. Each row lies in one cache line.
+    So fewer values must be checked and held in registers. A row of such a leaf lies within one cache line.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -121,7 +123,7 @@ def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: i
     """Copy a leaf's rows of each item to address `out`; with `streamed`, copies of at least `WIDE` bytes use `stream`.
 
     `left` is the sum of the results of `_locate` for all leaves. For items whose address in `sources` is 0, the rows
-    are copied chunk by chunk. Returns the first item with an unmapped row, or -1.
+    are copied chunk by chunk. Returns the index of the first item with an unmapped row, or -1.
     """
     row_bytes, length = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
     nbytes, begin, stop_row = length * row_bytes, _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
@@ -185,7 +187,7 @@ def _number(address: int, kind: int, width: int) -> float:
     if kind == 2:
         return np.float64(np.uint64(bits))
     exponent, mantissa = bits >> 10 & 31, bits & 1023
-    # A float16: the bits of a float64 with the same exponent, or a multiple of the smallest denormal number.
+    # A float16. A denormal one is a multiple of 2 ** -24; any other gets its exponent and mantissa in a float64.
     size = mantissa * 2.0**-24
     if exponent > 0:
         size = number_of((2047 if exponent == 31 else exponent + 1008) << 52 | mantissa << 42)
@@ -200,7 +202,7 @@ def _sum(
     """Write each window's return, computed as by `returns.nstep`, its discount, and its two end flags.
 
     The flags say whether the window has the end of a terminated or of a truncated episode. `missing` is the result of
-    `_locate` for the last leaf. Returns the first item with an unmapped row, or -1.
+    `_locate` for the last leaf. Returns the index of the first item with an unmapped row, or -1.
     """
     copied, summed, gamma = record[cols.COPIED], record[cols.SUMMED], number_of(record[cols.GAMMA])
     rewards, discounts = addresses[record[cols.REWARD]], addresses[record[cols.DISCOUNT]]
@@ -248,10 +250,10 @@ def _sum(
 
 @jit.inner
 def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
-    """Write the rows FOLDER, LINE and BEFORE of `windows`, if the caller of `gather` made the table.
+    """Write the rows FOLDER, LINE and BEFORE of `windows`, a table that the caller of `gather` has made.
 
-    `find_windows` writes these rows of the tables that it makes. Returns the first item whose lane the snapshot does
-    not have, or whose row `FLOOR` is before the start of the stored arrays; else -1.
+    `find_windows` writes these rows of the tables that it makes. Returns the index of the first item whose lane the
+    snapshot does not have, or whose row `FLOOR` is before the start of the stored arrays; -1 if there is no such item.
     """
     for i in range(count):
         item = _at(i)
@@ -277,9 +279,10 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
 def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
     """Write items `begin` to `until` - 1 of a batch to the arrays at `addresses`; item i of the batch is for ids[i].
 
-    The last entry of `addresses` is 0, so that -1 can be the array number of a field that is not wanted. `snapshot` is
-    the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the position of an item without
-    a window or with an unmapped row, or -1. Several threads may write parts of one batch at the same time.
+    The last entry of `addresses` is 0. So a field that is not wanted can have the array number -1, which selects this
+    entry. `snapshot` is the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the
+    position of an item without a window or with an unmapped row, or -1. Several threads may write parts of one batch at
+    the same time.
     """
     items, lines, copied, streamed = record[cols.ITEMS], record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
     plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)

@@ -23,10 +23,10 @@ AFTER = 4  # the row K steps after ROW; `find_windows` first writes the address 
 OBS_STOP = 5  # AFTER + 1 if row AFTER has an observation, else 0
 STEP_STOP = 6  # AFTER + 1 if row AFTER is a step of the episode, else 0
 K = 7  # the number of steps in the window
-FRAMES_STOP = 8  # the row after the last observation: AFTER + 1 if row AFTER has one, else AFTER
+FRAMES_STOP = 8  # the row after the last observation: AFTER + 1 if row AFTER has an observation, else AFTER
 OWN, OWN_STOP = 9, 10  # free for callers; `find_windows` writes the end of the lane to OWN_STOP
-# Written by the kernels: the folder whose chunks hold the rows, the lane's line in these chunks, and the number of rows
-# in the line before the first row of the lane.
+# Written by the kernels: the number of the folder with the rows, the number of the lane's line in the folder's chunks,
+# and the number of rows in this line before the lane's first row.
 FOLDER, LINE, BEFORE = 11, 12, 13
 WINDOW_ROWS = 14
 
@@ -36,8 +36,9 @@ WINDOW_ROWS = 14
 FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
 LIMITS = 7  # the address of an array with the largest number of steps for each window, or 0
 # LINES is the number of lines after the head, one per leaf (see `gather`), and COPIED the number of copied leaves.
-# SUMMED is the line after the summands, which has the discounts of steps if the store has them. GAMMA has the bits of a
-# float64. STREAMED is 1 if copies of wide rows bypass the caches. FAILED is the line that could not be copied, or -1.
+# SUMMED is the line after the summands, which has the discounts of steps if the store has them. GAMMA is gamma: the
+# bits of a float64. STREAMED is 1 if copies of wide rows bypass the caches. FAILED is the line of the leaf with an
+# unmapped row, or -1.
 LINES, COPIED, SUMMED, GAMMA, STREAMED, FAILED = range(8, 14)
 # For each computed field, the number of its array in the argument `addresses` of `gather`, or -1.
 COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
@@ -45,8 +46,8 @@ REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(14, 21)
 # From here on, the head has the chunk table of the flags: the numbers FIRST_CHUNK to ROW_BYTES.
 FLAGS = 21
 # Columns of a line. The first seven describe the leaf's chunk table, see `following.Chunks`: the addresses of its three
-# arrays by folder, and their length; the address of `bases`, and its length; the bytes of a row. For the columns BEGIN
-# to TARGET see `gather`.
+# arrays by folder, and their length; the address of `bases`, and its length; the size of a row in bytes. For the
+# columns BEGIN to TARGET see `gather`.
 FIRST_CHUNK, CHUNKS, SHIFT, FOLDERS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7
 BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
@@ -56,7 +57,8 @@ KIND, FACTOR = 10, 11
 COLUMNS = 12
 
 KINDS = "fiu"
-"""Kinds of numbers that can be summed: floats of 2, 4 or 8 bytes, and integers of up to 8 bytes."""
+"""numpy's letters for the kinds of numbers that can be summed: floats of 2, 4 or 8 bytes, and signed and unsigned
+integers of up to 8 bytes."""
 
 LARGE_BATCH = 8 << 20
 """The smallest size in bytes of a batch whose wide rows are streamed. At half of this size, streaming took longer; at
@@ -76,14 +78,14 @@ def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_by
 # Unsigned indices, because the compiler tests a signed index for being negative at each use.
 _at = np.uint64
 
-# From this number of segments on, the caches cannot hold the tables of all segments.
+# With this number of segments or more, the tables of all segments do not fit into the caches.
 MANY_SLOTS = 1 << 10
 _ENDS = ids.TERMINATED | ids.TRUNCATED
 
 
 @jit.inlined
 def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
-    """Load what `_locate` will read about the lanes of the ids into the caches, so that many cache misses overlap."""
+    """Load into the caches what `_locate` will read about the lanes of the ids, so that many cache misses overlap."""
     origin, slots, reached = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS], snapshot[frozen.REACHED]
     lanes, lane_base = snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
     committed = snapshot[frozen.ROWS] + 8 * COMMITTED * snapshot[frozen.ALL_LANES]
@@ -109,7 +111,7 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
 
     AFTER gets the address of the row's flags, K the number of flags from there to the end of the chunk, and OWN_STOP
     the end of the lane. `table` has the numbers FIRST_CHUNK, CHUNKS, SHIFT, BASES and BASES_SIZE of the flags' chunk
-    table. Returns the number of ids that were written.
+    table. Returns the number of ids whose lane and row were written.
     """
     # Read once, because the compiler assumes that each write may change the record.
     origin, lanes, lane_base = snapshot[frozen.ORIGIN], snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
@@ -165,7 +167,7 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
 
 @jit.inlined
 def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: int) -> int:
-    """Return the oldest row that a frame stack of depth `stack` may show, or -1 if the flags of a row are not mapped.
+    """Return the oldest row that a frame stack of depth `stack` may show, or -1 if flags of older rows are unmapped.
 
     Stacks show hidden rows, too, because such rows belong to the episode. `before` and `line` are the window's BEFORE
     and LINE. `bases` is the address of the array with the addresses of the folder's chunks.
@@ -211,7 +213,7 @@ def _walk(
     # Rows are counted from the start of the line in the folder, not from the start of the lane.
     row, stop = windows[ROW, item] + before, windows[OWN_STOP, item] + before
     bits, first = load_int(shifts + 8 * folder), load_int(first_chunks + 8 * folder)
-    mask, above = (1 << bits) - 1, windows[LINE, item] << bits  # the number of flags before the lane's line of a chunk
+    mask, above = (1 << bits) - 1, windows[LINE, item] << bits  # the number of flags in a chunk before the lane's line
     count = min(load_int(chunk_counts + 8 * folder), places - first)
     chunk, base, k = row >> bits, windows[AFTER, item] - (row & mask), 0
     while True:
@@ -286,7 +288,7 @@ def find_windows(
                 return i
         windows[FLOOR, item] = floor
         k, end, final, following = n, 0, True, 0
-        # Nearly every window is in the middle of an episode: its steps and the row after them have no flags.
+        # Nearly every window is in the middle of an episode: the flags of its steps and of the row after them are 0.
         is_inside = flags & _ENDS == 0 and n > 0 and row + n < stop and windows[K, item] > max(n, WORD)
         if not is_inside or not _are_zeros(address + 1, n):
             k, end, final, following = _walk(windows, item, flags, n, whole, live, flags_table)
