@@ -170,7 +170,7 @@ def find_folder() -> tuple[str | None, str]:
             for name, text in _sources().items():
                 _put(path, name, text)
             tempfile.TemporaryFile(dir=path).close()
-            os.utime(path)  # marks the folder as used, for `_prune`
+            os.utime(path)  # `_prune` removes the folders with the oldest times of modification
         except OSError as error:
             tried.append(str(error))
             continue

@@ -1,7 +1,7 @@
 """Kernels that copy successive rows into a batch, one row into each of many lanes, or bytes without using the caches.
 
-A run is a number of successive rows of a lane. `copy_runs` computes one address for each chunk with rows of a run, and
-prefetches the next runs while it reads a run.
+A run is a number of successive rows of a lane. For each run, `copy_runs` computes only one address per chunk. While it
+reads a run, it prefetches later runs.
 
 `write_lanes` writes rows that are far apart in memory, mostly in separate pages. It prefetches the rows of later lanes,
 which reduces its time to a third.
@@ -89,8 +89,8 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
 
 
 # The numbers of one field in the record of `write_lanes`. FIRST_CHUNK is the number of the first chunk with rows to be
-# written. SHIFT is the binary logarithm of the rows per chunk. SOURCE is the address of the new rows. BASES is the
-# index in the record where the addresses of the field's chunks begin.
+# written. SHIFT is the binary logarithm of the number of rows per chunk. SOURCE is the address of the new rows. BASES
+# is the index in the record where the addresses of the field's chunks begin.
 FIRST_CHUNK, SHIFT, ROW_BYTES, SOURCE, BASES = range(5)
 FIELD = 5
 

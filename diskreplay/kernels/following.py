@@ -48,14 +48,15 @@ GROWING_COLUMNS = 8
 
 # Rows of `lanes`, a column per lane. An open episode has not ended yet. COMMITTED is the number of complete rows,
 # OBSERVED the number of rows with an observation. OPEN_START is the first row of the open episode or -1, and OPEN_TIME
-# the time when its first step was published. OPEN_END has the bits of its end that are known already, see `ids.OPEN`.
+# the time when its first step was published. OPEN_END has the bits of the open episode's end that are known already,
+# see `ids.OPEN`.
 COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
 LANE_ROWS = 5
 
 # The chunk table of one stored array consists of four arrays. The first three have a value per folder: the index of the
-# folder's first chunk in `bases`, the number of its chunks there, and the binary logarithm of the rows per chunk. The
-# fourth, `bases`, has the address of each chunk, 0 if the chunk is not mapped. If the `bases` of times are empty, all
-# times are 0.
+# folder's first chunk in `bases`, the number of the folder's chunks, and the binary logarithm of the number of rows per
+# chunk. The fourth, `bases`, has the address of each chunk, 0 if the chunk is not mapped. If the `bases` of times are
+# empty, all times are 0.
 Chunks = tuple[Ints, ...]
 
 # The numbers of `found`. ENDED is the number of ended episodes, that is, of filled lines of the table `ended` (see
@@ -142,7 +143,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
     before_all = found[ENDED]
     for which in range(growing.shape[0] - 1, -1, -1):
         found[LEFT] = which
-        # Unsigned indices, because numba tests a signed index for being negative.
+        # Unsigned, because numba tests each signed index for being negative.
         line = _at(which)
         slot, width, place = growing[line, SLOT], growing[line, LANES], growing[line, PLACE]
         folder, segment = growing[line, FOLDER], (slot + origin) << POSITION_BITS

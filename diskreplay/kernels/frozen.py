@@ -7,8 +7,8 @@ never change, so all snapshots read them from one shared table. This module name
 
 # A slot is the number of a segment minus ORIGIN, the number of the first segment. SLOTS is the number of slots. A
 # place is the number of a lane among the lanes of all segments. The next three are addresses of arrays with a number
-# per slot. LANES: the segment's number of lanes, 0 if the segment is gone. LANE_BASE: the place of its first lane.
-# LIVE_BASE: the column of its first lane in the table after the head, -1 if the segment is sealed.
+# per slot. LANES: the segment's number of lanes, 0 if the segment is gone. LANE_BASE: the place of the segment's first
+# lane. LIVE_BASE: the column of the segment's first lane in the table after the head, -1 if the segment is sealed.
 ORIGIN, SLOTS, LANES, LANE_BASE, LIVE_BASE = range(5)
 # A time: episodes that began at this time or later have no hidden steps. Steps that exceed the store's limits are
 # hidden.

@@ -26,7 +26,7 @@ from .gathering import Bytes, find_windows
 from .huge_pages import CACHE_LINE
 from .jit import copy_bytes, load_byte, load_int, number_of, prefetch, store_byte, store_float32
 
-# Unsigned indices, because the compiler tests a signed index for being negative at each use.
+# Makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
 # The number of items whose rows are prefetched and then copied together. With more items, the rows that were prefetched
 # first would leave the caches before they are copied.

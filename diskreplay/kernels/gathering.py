@@ -36,9 +36,9 @@ WINDOW_ROWS = 14
 FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
 LIMITS = 7  # the address of an array with the largest number of steps for each window, or 0
 # LINES is the number of lines after the head, one per leaf (see `gather`), and COPIED the number of copied leaves.
-# SUMMED is the line after the summands, which has the discounts of steps if the store has them. GAMMA is gamma: the
-# bits of a float64. STREAMED is 1 if copies of wide rows bypass the caches. FAILED is the line of the leaf with an
-# unmapped row, or -1.
+# SUMMED is the number of the line after the summands; this line is for the discounts of steps, if the store has them.
+# GAMMA is gamma: the bits of a float64. STREAMED is 1 if copies of wide rows bypass the caches. FAILED is the line of
+# the leaf with an unmapped row, or -1.
 LINES, COPIED, SUMMED, GAMMA, STREAMED, FAILED = range(8, 14)
 # For each computed field, the number of its array in the argument `addresses` of `gather`, or -1.
 COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
@@ -75,7 +75,7 @@ def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_by
     return np.array([*addresses, folders, bases.ctypes.data, len(bases), row_bytes], np.int64)
 
 
-# Unsigned indices, because the compiler tests a signed index for being negative at each use.
+# Makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
 
 # With this number of segments or more, the tables of all segments do not fit into the caches.

@@ -3,9 +3,9 @@
 A heap has an entry for each lane that still has visible steps. An entry has the publishing time and the id of the
 lane's oldest visible step, and the lane's number among the lanes of all segments. The log, the table ENDED of
 `advancing`, has a line per ended episode, and FOLLOWING links the lines of a lane from its oldest to its newest
-episode. After these comes the lane's open episode. The log and the table `lanes` of `following` have the time of each
-episode's first step. If a lane's oldest visible step is not the first of its episode, the time of this step is read
-from the segment.
+episode. The lane's open episode comes after its ended ones. The log and the table `lanes` of `following` have the time
+of each episode's first step. If a lane's oldest visible step is not the first of its episode, the time of this step is
+read from the segment.
 
 Lanes to which a writer appends together get their next entries in the order of their previous entries. The next
 entries wait in a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
@@ -32,20 +32,21 @@ WHEN, ID, ROW, PLACE = range(4)
 HEAP_COLUMNS = 4
 
 # Rows of `by_place`, a column per lane; the column's number is the lane's PLACE. OLDEST is the lane's first visible
-# row. LINE and TAIL are the lines of the log with its oldest and newest ended episodes that have visible steps, or -1.
-# LISTED is 1 if the lane has an entry in the heap or the ring, else 0.
+# row. LINE and TAIL are the lines of the log with the lane's oldest and newest ended episodes that have visible steps,
+# or -1 if there is no such episode. LISTED is 1 if the lane has an entry in the heap or the ring, else 0.
 OLDEST, LINE, TAIL, LISTED = range(4)
 PLACE_ROWS = 4
 
 # The numbers of `found`. SEEN is the number of lines of the log that `hide_oldest` has read, SIZE the number of entries
 # in the heap. COUNT is the number of steps to hide; all steps published before UNTIL are hidden, too. HIDDEN is the
 # number of hidden steps. LAST is the time of publishing of the newest step hidden since `note_last` was called, or
-# -1. NEEDED is the id of a step whose time is not mapped. FRONT is the first used line of the ring, WAITING the number
-# of used lines. The other numbers are for `advance_hiding`. CAPACITY is the largest number of visible steps, or -1. All
-# steps published before PAST are hidden. Episodes that began at REACHED or later have no hidden steps. READY is 1 if
-# the arrays of `hide_oldest` exist. BEHIND is 1 ns after the newest hidden step: steps that one call of a writer
-# appended share a time, and some of them may still be visible. OLDEST_AT is the address of the array with the first
-# visible row of each lane.
+# -1. NEEDED is the id of a step whose time is not mapped. FRONT is the position of the ring's first entry in the second
+# half of the table `heap`, WAITING the number of entries of the ring. The other numbers are for `advance_hiding`.
+# CAPACITY is the largest number of visible steps, or -1 without a limit. All steps published before PAST are hidden.
+# Episodes that began at REACHED or later have no hidden steps. READY is 1 if the caller has made the arrays that
+# `hide_oldest` reads. BEHIND is the time 1 ns after the publishing of the newest hidden step: steps that one call of a
+# writer appended share a time, and some of them may still be visible. OLDEST_AT is the address of the array with the
+# first visible row of each lane.
 (
     SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, BEHIND, FRONT, WAITING, OLDEST_AT,
 ) = range(15)  # fmt: skip
@@ -72,7 +73,7 @@ def _copy(heap: Ints, target: int, source: int) -> None:
 
 @jit.inner
 def _push(heap: Ints, line: int, found: Ints) -> None:
-    """Push a copy of the entry at `line`, which is in the second half of the table `heap`, into the first half."""
+    """Push a copy of an entry of the ring, at `line` of the table `heap`, into the heap, the table's first half."""
     at = found[SIZE]
     found[SIZE] = at + 1
     while at > 0 and _before(heap, line, (at - 1) >> 1):
@@ -83,9 +84,10 @@ def _push(heap: Ints, line: int, found: Ints) -> None:
 
 @jit.inner
 def _behind(heap: Ints, count: int, front: int) -> int:
-    """Return the line behind `count` entries of the ring, which is the second half of the table `heap`.
+    """Return the line `count` entries behind the ring's first entry; the ring is the second half of the table `heap`.
 
-    `front` is the position of the ring's first entry in this half. From the last line the ring continues at the first.
+    `front` is the position of the ring's first entry in this half. After the last line of this half, the ring continues
+    at the first line of this half.
     """
     half = heap.shape[0] >> 1
     at = front + count
@@ -228,7 +230,8 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
             by_place[OLDEST, place] = row + 1
             if line >= 0 and step_id >= log[line, FIRST_ID] + (log[line, STEPS] - 1) * width:
                 by_place[LINE, place] = following[line]
-            # The ring has a free line for the new entry: a lane has at most one entry, and its old entry leaves.
+            # The ring has a line for the new entry: each lane has at most one entry, and this lane's old entry will be
+            # removed.
             base = step_id - row * width
             status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
             if status < 0:
@@ -242,8 +245,8 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
             by_place[LISTED, place] = 0
             continue
         # The new entry joins the ring if that keeps the ring's order. If not, the ring's last entry moves to the heap,
-        # because while it is in the ring, no entry with an earlier time can join. The new entry takes its line if that
-        # keeps the order, and goes to the heap if not.
+        # because while it is in the ring, no entry with an earlier time can join. The new entry then takes the line of
+        # that last entry if this keeps the order, and goes to the heap otherwise.
         count, front = found[WAITING], found[FRONT]
         line, last = _behind(heap, count, front), _behind(heap, count - 1 if count > 0 else 0, front)
         if count == 0 or not _before(heap, line, last):
@@ -290,7 +293,7 @@ def hide_oldest_plain(tables: Ints, origin: int, end: int, found: Ints) -> int:
     lines, following, origin = log[:end], packed.ints(tables, advancing.FOLLOWING), int(origin)
 
     def oldest_of(place: int, base: int, width: int) -> tuple[int, int, int] | None:
-        """Return the time (-1 if it is not mapped), id and row of a lane's oldest visible step, or None without one."""
+        """Return the time (-1 if not mapped), id and row of a lane's oldest visible step, or None if there is none."""
         kept, line = int(by_place[OLDEST, place]), int(by_place[LINE, place])
         if line >= 0:
             begin, time = (int(lines[line, FIRST_ID]) & POSITION_MASK) // width, int(lines[line, TIME])

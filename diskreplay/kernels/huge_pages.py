@@ -12,7 +12,7 @@ from diskreplay.ids import Ints
 
 from . import jit
 
-# Bytes of a huge page. With small pages, a large table has more pages than the TLB has entries.
+# The size of a huge page in bytes. With small pages, a large table has more pages than the TLB has entries.
 LARGE_PAGE = 2 << 20
 # After making a table with more lines than this, freed memory is given back to the system.
 _MANY_LINES = 1 << 16
@@ -22,7 +22,8 @@ CACHE_LINE = 64  # bytes
 def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
     """Return an array of zeros for each (count, dtype), all in one block of memory and aligned to cache lines.
 
-    Huge pages are requested only where the arrays fill them: a partly filled one would take 2 MiB of memory.
+    Huge pages are requested only where the arrays fill them: a partly filled huge page would still take 2 MiB of
+    memory.
     """
     starts, end = [], 0
     for count, dtype in parts:
@@ -44,7 +45,7 @@ def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
 def give_back_free(lines: int) -> None:
     """Give freed memory back to the system after a table of `lines` lines was made, if `lines` exceeds `_MANY_LINES`.
 
-    glibc keeps freed memory that lies below memory in use. Other C libraries do not have malloc_trim.
+    glibc keeps freed memory if memory at higher addresses is still in use. Other C libraries do not have malloc_trim.
     """
     if lines > _MANY_LINES and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Random numbers, and the ids at random positions in runs of ids: a search in the numbers of ids before each run."""
+"""Random numbers, and a search for the ids at given or random positions in runs of ids."""
 
 import numpy as np
 

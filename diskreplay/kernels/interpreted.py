@@ -98,4 +98,4 @@ def madvise(address: int, count: int, advice: int) -> int:
 
 
 def do_nothing(*_: int) -> None:
-    """Do nothing, for instructions that do not affect results in the interpreter."""
+    """Do nothing. Stands for instructions that do not change the results of a kernel, such as a prefetch."""

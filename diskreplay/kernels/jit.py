@@ -1,4 +1,4 @@
-"""The compilation of kernels, and instructions on raw addresses that Python does not have.
+"""The compilation of kernels, and instructions that Python does not have, such as reads at raw addresses.
 
 Only the public interface of numba is used. The package `kernels` is plain Python and does not import numba, since that
 import takes a third of a second. `cache` imports a copy of the package under another name, and numba compiles that
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from . import interpreted
 
 IS_COMPILED = not __name__.startswith("diskreplay.")
-"""Whether this is the copy of the package that numba compiles."""
+"""Whether this module belongs to the copy of the package that numba compiles."""
 
 STREAM_BLOCK = 128  # bytes: two cache lines
 
@@ -38,7 +38,8 @@ if IS_COMPILED:
     _BYTE, _INT32, _INT, _FLOAT, _DOUBLE = *map(ir.IntType, (8, 32, 64)), ir.FloatType(), ir.DoubleType()
     _POINTER, _NO, _YES = _BYTE.as_pointer(), ir.IntType(1)(0), ir.IntType(1)(1)
 
-    # Inputs are typed read-only, which accepts writable arrays too: one compiled version serves both.
+    # Arrays that a kernel only reads have read-only types. Such a type also accepts writable arrays, so one compiled
+    # version is enough.
     _TYPES: dict[str, Any] = {
         "int": types.int64,
         "float": types.float64,
@@ -66,9 +67,9 @@ _ERRORS = "numpy"  # divisions raise no errors, so that loops with divisions can
 def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that makes a function a kernel; `result` and `arguments` are names of types in `_TYPES`.
 
-    Other kernels may call the kernel, too. A `shared` kernel is compiled once for all of its callers; use `shared`
-    for kernels that Python calls, too. Any other kernel is compiled again as a part of each caller. Kernels must
-    not raise errors, and must not divide by zero.
+    Other kernels may call the kernel, too. A `shared` kernel is compiled once for all of its callers; use this for a
+    kernel that both Python and other kernels call. Any other kernel is compiled again as a part of each caller. Kernels
+    must not raise errors, and must not divide by zero.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,13 +99,13 @@ def shared_in(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 def compiled(function: Callable[..., Any], kept: bool) -> Callable[..., Any]:
     """Return a kernel compiled for its declared types; with `kept`, its code is loaded from the disk or saved there."""
-    # Serial and nogil: numba's thread pools hang or die in a forked child, and callers bring their own threads.
+    # Without numba's own threads, which hang or die in a forked child; with nogil, because callers may use threads.
     decorate: Callable[..., Any] = numba.njit
     return decorate([_SIGNATURES[function][0]], nogil=True, error_model=_ERRORS, cache=kept)(function)
 
 
 def _instruction(plain: Callable[..., Any], result: str, *kinds: str) -> Callable[[Callable[..., Value]], Instruction]:
-    """Return a decorator for a function that writes the LLVM code of an instruction with a builder.
+    """Return a decorator that makes an instruction of a function; that function writes LLVM code with a builder.
 
     `result` and `kinds` name the numba types of the instruction's value and arguments. An instruction without a value
     returns 0. `plain` is the instruction in plain Python.
@@ -195,13 +196,13 @@ def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
 
 @_instruction(interpreted.loading(np.int64), "int64", "int64")
 def load_shared(builder: Builder, address: Value) -> Value:
-    """Return the int64 at an address that another process may write; no later read is moved before this one."""
+    """Return the int64 at an address to which other processes may write; no later read is moved before this one."""
     return builder.load_atomic(builder.inttoptr(address, _INT.as_pointer()), "acquire", 8)
 
 
 @_instruction(interpreted.do_nothing, "int64", "int64")
 def touch(builder: Builder, address: Value) -> None:
-    """Load the cache line of a mapped address by reading its byte; unlike a prefetch, this load is never dropped."""
+    """Load the cache line of a mapped address by reading one byte; unlike a prefetch, this is never dropped."""
     builder.load_atomic(builder.inttoptr(address, _POINTER), "monotonic", 1)
 
 

@@ -18,7 +18,7 @@ ADDRESS, LINES, COLUMNS = range(3)
 
 
 def pack(*arrays: NDArray[np.generic]) -> Ints:
-    """Return a record of n contiguous arrays of one or two dimensions, (n, 3): ADDRESS, LINES and COLUMNS of each."""
+    """Return the record of n contiguous arrays with one or two dimensions: (n, 3), ADDRESS, LINES, COLUMNS of each."""
     return np.array([(a.ctypes.data, len(a), a.shape[-1]) for a in arrays], np.int64)
 
 

@@ -24,7 +24,7 @@ from .priority_pages import (
 )
 from .sumtree import FAN_OUT, FAN_OUT_BITS, LARGEST, SMALLEST, powers, sumtree_find, sumtree_set
 
-# Unsigned indices, because numba tests a signed index for being negative.
+# Makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
 _FINITE = np.finfo(np.float64).max
 
@@ -55,7 +55,7 @@ def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: N
         if address == 0:
             return i
         value = jit.load_float64(address)
-        if 0.0 < value <= _FINITE:  # other values are damage
+        if 0.0 < value <= _FINITE:  # any other value comes from damaged data
             out[i] = value
     return -1
 
@@ -144,10 +144,10 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     return ids.size - found  # type: ignore[return-value]
 
 
-AHEAD = 12  # runs or pages to prefetch ahead
+AHEAD = 12  # runs and pages are prefetched this many runs or pages ahead
 
 # The tables `old` and `new` of `sync_priorities` have four rows: first ids, strides, counts, and in row PAGE_ROW the
-# number of the page in which the run has changed last, or -1.
+# number of the page in which the run changed last, or -1.
 PAGE_ROW = 3
 
 
@@ -156,14 +156,14 @@ def _want_difference(
     wanted: int, runs: Ints, i: int, stop: int, others: Ints, j: int, others_stop: int, by_lane: bool,
     origin: int, lanes: Ints, pages: Ints, slots: Ints32, stacks: Ints, heights: Ints,
 ) -> int:  # fmt: skip
-    """Set (`wanted` 1) or clear (0) the bits `WANTED` of the ids of `runs` that are not in `others`.
+    """Set (if `wanted` is 1) or clear (if it is 0) the bit `WANTED` of each id of `runs` that is not in `others`.
 
     For `WANTED` see `priority_pages`. The runs are `i` to `stop` - 1 of the table `runs`, and `j` to `others_stop` - 1
     of the table `others`. For a run in both tables, only the ids that it has gained or lost at one end are visited.
-    This works if both tables are in the order of lanes (`by_lane`), or else if the new runs begin with those old runs
-    that remain, in their old order. In any other order, more ids than necessary are visited. The result is the same,
-    because `sync_priorities` clears all ids before it sets any. Returns the number of missing pages: those that were
-    needed when no unused page was left.
+    With `by_lane`, this works if both tables are ordered by lane. Without `by_lane`, it works if the new runs begin
+    with the old runs that remain, in their old order. In any other order, more ids than necessary are visited. The
+    result is then the same, because `sync_priorities` clears all ids before it sets any. Returns the number of missing
+    pages: those that were needed when no unused page was left.
     """
     missing = 0
     while i < stop:
@@ -172,7 +172,8 @@ def _want_difference(
             if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # usually the page of a later run
                 jit.prefetch(pages.ctypes.data + 8 * others[PAGE_ROW, j + AHEAD] * pages.shape[1])
             elif i + 2 * AHEAD < stop:
-                # Prefetch the entry of `slots` for a run's last id, and `AHEAD` runs later the page in this entry.
+                # Prefetch the entry of `slots` for a run's last id, and, `AHEAD` runs later, the page that this entry
+                # names.
                 for ahead in range(i + AHEAD, i + 2 * AHEAD + 1, AHEAD):
                     last = runs[0, _at(ahead)] + (runs[2, _at(ahead)] - 1) * runs[1, _at(ahead)]
                     width = width_of(last, origin, lanes)
@@ -197,7 +198,7 @@ def _want_difference(
                 j += 1
             else:
                 comes_first = other < first
-                if (other ^ first) >> POSITION_BITS == 0:  # in one segment, order by lane
+                if (other ^ first) >> POSITION_BITS == 0:  # within a segment, runs are ordered by lane
                     comes_first = _at(other & POSITION_MASK) % unsigned < _at(first & POSITION_MASK) % unsigned
                 if comes_first if by_lane else wanted != 0:
                     j += 1
@@ -248,7 +249,7 @@ def _want_difference(
 
 @jit.inner
 def _entering_priority(table: Ints) -> float:
-    """Return the priority for new ids, and raise the bounds of pages with ids that can be drawn again.
+    """Return the priority for new ids, and raise the bounds of pages with ids that have become drawable again.
 
     The priority is the largest one that was given to an id that can be drawn when `sync_priorities` returns, or 1.0 if
     there is no such id.
@@ -283,8 +284,8 @@ def sync_priorities(
     hidden runs in `old` in number and order. The other provisional runs are ordered by segment and lane. With `whole`,
     `old` is ignored, and all ids that are not in `runs` become undrawable.
 
-    `new`, (4, `RUNS` + n), is filled, and becomes the `old` of the next call; see `priority_pages.ENDED`. `snapshot` is
-    the record of the snapshot that has the runs; see `frozen`.
+    This call fills the table `new`, (4, `RUNS` + n), which is then the argument `old` of the next call; see
+    `priority_pages.ENDED`. `snapshot` is the record of the snapshot that has the runs; see `frozen`.
 
     A new id gets the largest priority that was given to an id that can be drawn when the call returns, or 1.0 if there
     is no such id. See `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks` has the pages

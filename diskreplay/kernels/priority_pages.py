@@ -10,10 +10,11 @@ is 1 while the page is in the stack `CHANGED`. The other columns are masks with 
 - `KNOWN`: rows with a priority,
 - `ENTERED`: rows that got their first priority in the latest call of `sync_priorities` that added new ids to the page.
 
-`slots` is a hash table with open addressing: the number of a page plus 1, at the hash of its first id or after it.
+`slots` is a hash table with open addressing. It has each page's number plus 1, at the hash of the page's first id or in
+a later entry.
 
-`raw` has a number per place, whose absolute value is the priority |td| + eps. It is positive if an update or a writer
-gave the id this priority, and negative if the id got it as a new id from `sync_priorities`. The masks of the page say
+`raw` has a number per place, whose absolute value is the priority |td| + eps. The number is positive if an update or a
+writer gave this priority to the id, and negative if `sync_priorities` gave it to a new id. The masks of the page say
 which ids can be drawn.
 
 `bounds` has a number for each page, which is at least the largest priority given to a row of the page. Before these
@@ -35,17 +36,17 @@ PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
 # The record of a table of priorities, see `packed`. PAGES to BOUNDS are arrays of this module, STARTS to LEAST arrays
-# of `sumtree`. DRAWN_PLACES and DRAWN_IDS are the places and ids of the last draw, for the update of these ids. The
-# others are scratch memory. All arrays from DRAWN_PLACES on have the same length.
+# of `sumtree`. DRAWN_PLACES and DRAWN_IDS are the places and ids of the last draw, for the update of these ids. PLACES
+# to MASSES are scratch memory. All arrays from DRAWN_PLACES on have the same length.
 (
     PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, DRAWN_PLACES, DRAWN_IDS, PLACES, NODES,
     VALUES, NUMBERS, MASSES,
 ) = range(17)  # fmt: skip
 
-# `stacks` has two lines. UNUSED has the unused pages; the last of them is used next. CHANGED has the pages of which
-# the current call of `sync_priorities` has changed `WANTED` and, after the call, the pages with new ids. `heights` has
-# the heights of both stacks, and two more numbers. heights[NEW] is the number of pages with new ids, and heights[DRAWN]
-# the number of ids in the last draw, 0 if pages have changed since that draw.
+# `stacks` has two lines. UNUSED has the unused pages; the last of them is used next. During a call of
+# `sync_priorities`, CHANGED has the pages whose `WANTED` the call has changed; after the call, it has the pages with
+# new ids. `heights` has the heights of both stacks, and two more numbers. heights[NEW] is the number of pages with new
+# ids, and heights[DRAWN] the number of ids in the last draw, 0 if pages have changed since that draw.
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
 # The tables `old` and `new` of `sync_priorities`, (4, `RUNS` + n), have the runs from column RUNS on. Column 0 has four
@@ -64,7 +65,7 @@ _at = np.uint64
 
 @jit.inner
 def lanes_of(offered: Ints) -> Ints:
-    """Return the number of lanes of each segment; `offered` is a table of `sync_priorities`, see `ENDED`."""
+    """Return the number of lanes of each segment; `offered` is a table `old` or `new`, see `ENDED`."""
     return jit.ints_at(offered[LANES_AT, 1], offered[SLOT_COUNT, 0])
 
 
@@ -148,14 +149,14 @@ def raise_bound(page: int, value: float, bounds: Floats) -> None:
 
 @jit.kernel("float", "ints2", "floats", "out_floats")
 def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
-    """Return the largest priority that an update or a writer gave to a row in a mask `WANTED`, or 0.
+    """Return the largest priority that an update or a writer gave to a row whose bit of `WANTED` is set, or 0.
 
     Bounds that are found to be too high are lowered.
     """
     blocks = bounds.size // (BLOCK + 1)
     while True:
         block, at, begin, end = -1, 0, 0, blocks
-        while block < 0 or at < blocks:  # find the first block that has the largest bound, then its page
+        while block < 0 or at < blocks:  # find the first block with the largest bound, then its page with that bound
             most_bits = 0
             for i in range(begin, end):  # positive floats sort like their bits, and this loop becomes vector code
                 bits = jit.bits_of(bounds[_at(i)])

@@ -55,12 +55,12 @@ def gae(
     advantage: NDArray[np.float32],
     ret: NDArray[np.float32],
 ) -> None:
-    """Write the advantage of each step to `advantage`, and its sum with `value` to `ret`.
+    """Write the advantage of each step to `advantage`, and the sum of the advantage and `value` to `ret`.
 
-    Arrays are (steps, columns); a column has successive steps. `ends` has flags. At a TERMINATED step the next value
-    counts as 0. At a TRUNCATED step, and at the last step of a column, the next value counts, but no later delta does.
-    `next_value` is V of each step's next observation; it is not read for a terminated step. `discounts` are the
-    environment's d_t, or an empty array. `carry` is scratch memory, (columns,).
+    Arrays are (steps, columns); a column has successive steps. `ends` has the flags of each step. At a TERMINATED step
+    the next value counts as 0. At a TRUNCATED step, and at the last step of a column, the next value counts, but no
+    later delta does. `next_value` is V of each step's next observation; it is not read for a terminated step.
+    `discounts` are the environment's d_t, or an empty array. `carry` is scratch memory, (columns,).
     """
     steps, columns = r.shape
     discounted = discounts.size > 0

@@ -91,13 +91,13 @@ class Visible(NamedTuple):
 
 
 NEVER = 1 << 62
-"""An id above all ids, a time after all times, and a row after all rows."""
+"""A number larger than all ids, times and rows."""
 
 ALL_VISIBLE = Visible(0, 0, *(np.zeros(0, np.int64) for _ in range(3)))
 
 
 def without_hidden(runs: Runs, least: Any) -> Runs:
-    """Return the runs without ids below `least`, one number or one per run; an empty run stays, with count 0."""
+    """Return the runs without ids below `least` (a number, or one per run); an empty run stays, with count 0."""
     return behind(runs, np.clip(-((runs.first - least) // runs.stride), 0, runs.count))
 
 
@@ -154,7 +154,8 @@ def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
 
 
 def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return for each id the index of the only run that may have it, its position there, and whether the run has it.
+    """Return for each id the index of the only run that may have it, the id's position there, and whether the run has
+    it.
 
     `keys` are the `lane_keys` of the ids, and `index` is the result of `by_lane` for the runs. There must be at least
     one run.
@@ -218,7 +219,7 @@ def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:
     runs = block[:BEFORE, start:end]
     order = np.lexsort((runs[FIRST], runs[TIME]))
     for column in runs:
-        if column.any():  # unwritten zeros, such as unused times, take no memory
+        if column.any():  # a row of zeros, such as unused times, is not written and so takes no memory
             column[:] = column[order]
     block[BEFORE, start + 1 : end + 1] = block[BEFORE, start] + np.cumsum(runs[COUNT])
 
@@ -238,16 +239,17 @@ def open_episodes(origin: int, growing: NDArray[np.int64], live: NDArray[np.int6
     return EpisodeTable.of(*(column[some] for column in columns))
 
 
-# Unsigned indices, because numba tests a signed index for being negative.
+# Makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
 
 
 @jit.inlined
 def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tuple[int, int, int]:
-    """Return the number of samples of an episode, the step of the first one, and the step of a moved one.
+    """Return an episode's number of samples, the step at which the first sample starts, and that of a moved sample.
 
-    A sample is moved if MOVED_BACK, see `Starts`, changes its start. It is not in the number, and its step is -1 if no
-    sample is moved. `rule` has the fields of `Starts`, and `end` the bits of the episode's end, see `ids.OPEN`.
+    A sample is moved if MOVED_BACK, see `Starts`, changes its start. The number does not count a moved sample. The last
+    result is -1 if no sample is moved. `rule` has the fields of `Starts`, and `end` the bits of the episode's end, see
+    `ids.OPEN`.
     """
     length, step, last, open_rows, observed, _, followed, from_end = rule
     skipped, count, moved, total = 0, 0, -1, steps
@@ -279,14 +281,15 @@ def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tupl
 def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int:
     """Write the ids at which samples start, as runs, into a block; return the column after the last written run.
 
-    `record` is the record of a population, see `RULE`: the rule in it selects the ids, and its block gets their runs,
-    at most two per episode, from column `at` on. Hidden ids and ids below `since` are left out. `snapshot` is the
-    record of a snapshot, see `frozen`.
+    `record` is the record of a population, see `RULE`. The record's rule selects the ids; their runs, at most two per
+    episode, are written to the record's block from column `at` on. Hidden ids and ids below `since` are left out.
+    `snapshot` is the record of a snapshot, see `frozen`.
 
     `kind` says what `given` has. With LINES it has lines of an `EpisodeTable`. With RUNS it has runs of which some ids
     may be hidden, (4, n). Hidden ids of these runs are also removed from `given`; a run without visible ids gets count
-    0 there and is not written. If there is such a run, the bitwise complement of the column is returned, which is
-    negative. With RUNS_AND_OPEN, `given` is the same, and the runs of the snapshot's open episodes are written last.
+    0 there and is not written. If any run of `given` has no visible ids, the bitwise complement of the column is
+    returned, which is negative. With RUNS_AND_OPEN, `given` has the same as with RUNS, and the runs of the snapshot's
+    open episodes are written last.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
     step, since = rule[1], rule[5]
@@ -310,7 +313,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
                 obs_rows, end, time = given[item, ids.OBS_ROWS], given[item, ids.END], given[item, ids.TIME]
             else:
                 column = i - listed
-                # Skip to the segment of the lane: its number of lanes, and its first column.
+                # Skip to the lane's segment: its line has the number of lanes at byte 8, the first column at byte 16.
                 while column >= jit.load_int(growing + 8) + jit.load_int(growing + 16):
                     growing += 8 * frozen.GROWING_COLUMNS
                 apart, lane = jit.load_int(growing + 8), column - jit.load_int(growing + 16)
@@ -347,7 +350,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
             if some > 0:
                 to = _at(at)
                 block[FIRST, to], block[STRIDE, to], block[COUNT, to] = first, stride, some
-                if block[TIME, to] != time:  # unwritten pages of zeros take no memory
+                if block[TIME, to] != time:  # a 0 is not written: unwritten pages take no memory
                     block[TIME, to] = time
                 at += 1
                 block[BEFORE, _at(at)] = block[BEFORE, to] + some

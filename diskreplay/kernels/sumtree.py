@@ -1,22 +1,23 @@
 """Masses: powers of priorities, and a tree of their sums. Leaves are drawn in proportion to their mass.
 
-A power x ** y of a positive number is 2 ** (y * log2 x). Both functions are computed by power series, which the
-compiler turns into vector code; a call of libm for each number takes three times as long. The error of a result 2 ** p
-is at most about p units in the last place, and the result is the same on every machine. With x = m * 2 ** e and m from
-sqrt(1/2) to sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where s = (m - 1) / (m + 1); the
-relative error of the truncated series is below 2 ** -54. 2 ** p = 2 ** n * exp(f ln 2), where n is the integer nearest
-to p and f = p - n.
+A power x ** y of a positive number is 2 ** (y * log2 x). The functions 2 ** p and log2 are computed by power series,
+which the compiler turns into vector code; a call of libm for each number takes three times as long. The error of a
+result 2 ** p is at most about p units in the last place, and the result is the same on every machine.
+For x = m * 2 ** e with m from sqrt(1/2) to sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where
+s = (m - 1) / (m + 1); the relative error of the truncated series is below 2 ** -54. The other function is
+2 ** p = 2 ** n * exp(f ln 2), where n is the integer nearest to p and f = p - n.
 
-A node of the tree has 8 children, one cache line. `tree` has all levels one after the other, the leaves first: level l
-is tree[starts[l] : starts[l + 1]]. Node i of level l + 1 is the sum of entries 8 * i to 8 * i + 7 of level l, added
-from left to right. The last level is the first one with at most `TOP` nodes. sums[i] is the sum of the last level's
-nodes before node i, so the last entry of `sums` is the total. Levels are padded with zeros to a multiple of 8. `least`,
-which may be empty, has the smallest positive mass below each inner node, or 0, at the node's index in `tree` minus
-starts[1]. Its last entry is the smallest positive mass of all leaves.
+A node of the tree has 8 children, which fill one cache line. `tree` has all levels one after the other, the leaves
+first: level l is tree[starts[l] : starts[l + 1]]. Node i of level l + 1 is the sum of entries 8 * i to 8 * i + 7 of
+level l, added from left to right. The last level is the first one with at most `TOP` nodes. sums[i] is the sum of the
+last level's nodes before node i, so the last entry of `sums` is the total. Levels are padded with zeros to a multiple
+of 8. `least`, which may be empty, has the smallest positive mass below each inner node, or 0, at the node's index in
+`tree` minus starts[1]. Its last entry is the smallest positive mass of all leaves.
 
-A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares
+A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares its mass
 with the same partial sums that made the node: as long as the searched mass is less than the node's sum, the selected
-child has a positive mass. After the subtraction, clamping to the largest number below the child's mass keeps this true.
+child has a positive mass. The sum before this child is then subtracted from the searched mass, and the rest is limited
+to less than the child's mass. So the same holds at the next level.
 """
 
 import math
@@ -29,7 +30,7 @@ from diskreplay.ids import Floats, Ints
 from . import jit
 from .jit import bits_of, number_of
 
-# Coefficients, highest power first, for Horner's scheme.
+# Coefficients of the power series, highest power first, for Horner's scheme.
 _LOG = tuple(2.0 / math.log(2.0) / (2 * k + 1) for k in range(10, -1, -1))
 _EXP = tuple(math.log(2.0) ** k / math.factorial(k) for k in range(13, -1, -1))
 _LOG_FIRST, _LOG_REST = _LOG[0], _LOG[1:]
@@ -39,7 +40,7 @@ _EXPONENT = 52  # the first bit of the exponent in a float64
 # Binary logarithms of the smallest and the largest mass: sums of 1e17 masses are finite, and no mass is a denormal
 # number.
 SMALLEST, LARGEST = -963.0, 963.0
-# Adding this to a number below 2 ** 51 leaves the nearest integer in the lowest bits.
+# Adding this to a number below 2 ** 51 leaves the nearest integer in the lowest bits of the sum.
 _ROUND = 1.5 * 2.0**52
 
 
@@ -101,12 +102,12 @@ SOME = 6  # the length of the scratch memory of `sumtree_find`
 FAN_OUT_BITS = 3
 # A factor that makes any normal number slightly smaller.
 _BELOW = 1.0 - 2.0**-52
-# Unsigned indices, because numba tests a signed index for being negative.
+# Makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
 
 
 def tree_starts(capacity: int, top: int = TOP) -> Ints:
-    """Return the index in `tree` where each level starts, and last the tree's length.
+    """Return the index in `tree` where each level starts and, as the last entry, the length of `tree`.
 
     The last level has at most `top` nodes.
     """
@@ -191,10 +192,10 @@ def sumtree_set(
 def sumtree_find(
     starts: Ints, tree: Floats, sums: Floats, notes: Ints, mass: Floats, leaves: Ints, some: Floats
 ) -> None:
-    """Find the leaf at each cumulative mass from 0 to the total; `mass` is overwritten with the leaf's mass.
+    """Write the leaf at each cumulative mass in `mass` to `leaves`; then write the masses of these leaves to `mass`.
 
     All searches go down the tree together, level by level and without a branch on data, so that cache misses overlap.
-    `notes` has a byte per leaf. The caller then reads the bytes of the found leaves, so their cache lines are
+    `notes` is memory with a byte per leaf. The caller will read the bytes of the found leaves, so their cache lines are
     prefetched. The total must not be 0. `some` is scratch memory for `SOME` numbers.
     """
     below_total = sums[_at(sums.size - 1)] * _BELOW
@@ -213,16 +214,18 @@ def sumtree_find(
     for i in range(mass.size):
         left, most = mass[i] - sums[_at(leaves[i])], tree[_at(top + leaves[i])] * _BELOW
         mass[i] = left if left < most else most
-    # `some` has the sum of the masses before each pair of children, and then before each child of the found pair. It is
-    # in memory, because a choice among registers would become a branch.
+    # Entries 0 to 3 of `some` are the sums of the masses before each pair of children; entries 4 and 5 are the sums
+    # before each child of the found pair. They are in memory, because a choice among registers would become a branch.
     some[0] = 0.0
     for level in range(starts.size - 3, -1, -1):
-        # The next level, or at last `notes`, is at the address `after`, with `width` bytes for each child.
+        # `after` is the address of the next level, or of `notes` after the last level; there, each child has `width`
+        # bytes.
         start, after, width = starts[level], np.int64(notes.ctypes.data), np.int64(1)
         if level > 0:
             after, width = np.int64(tree.ctypes.data) + 8 * starts[level - 1], np.int64(64)
         for i in range(mass.size):
-            # Compare with three sums to find the pair of children, then with the sum between the two.
+            # Three comparisons find the pair of children; a comparison with the sum before its second child finds the
+            # child.
             x, j = mass[i], start + (leaves[i] << FAN_OUT_BITS)
             a = tree[_at(j)] + tree[_at(j + 1)]
             b = a + tree[_at(j + 2)] + tree[_at(j + 3)]

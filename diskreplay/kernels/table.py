@@ -73,7 +73,7 @@ def get_kernel(name: str) -> Kernel:
 
 
 def if_made(name: str) -> Kernel | None:
-    """Return the compiled kernel `name` if this process has it already, else None, without waiting."""
+    """Return the compiled kernel `name` without waiting, or None if this process does not have it yet."""
     return _made.get(name)
 
 
@@ -92,7 +92,7 @@ def compile_all(names: Sequence[str]) -> None:
 
 
 def help_compiling(names: Sequence[str]) -> None:
-    """Compile the kernels with these names from the last one backwards.
+    """Compile the kernels with these names in reverse order.
 
     Raises filelock.Timeout if another helping process is already running.
     """
