@@ -7,10 +7,10 @@ episode. The lane's open episode comes after its ended ones. The log and the tab
 of each episode's first step. If a lane's oldest visible step is not the first of its episode, the time of this step is
 read from the segment.
 
-Lanes to which a writer appends together get their next entries in the order of their previous entries. The next
-entries wait in a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
+If a writer appends to several lanes at once, these lanes get their next entries in the order of their previous ones.
+The next entries wait in a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
 
-Without numba, `hide_oldest_plain` replaces `hide_oldest`: run by Python, the loop of `hide_oldest` takes twice as long.
+Without numba, `hide_oldest_plain` replaces `hide_oldest`, whose loop takes twice as long if Python runs it.
 """
 
 import ctypes

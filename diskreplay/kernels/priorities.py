@@ -251,8 +251,8 @@ def _want_difference(
 def _entering_priority(table: Ints) -> float:
     """Return the priority for new ids, and raise the bounds of pages with ids that have become drawable again.
 
-    The priority is the largest one that was given to an id that can be drawn when `sync_priorities` returns, or 1.0 if
-    there is no such id.
+    It is the largest priority that an update or a writer gave to any id that will be drawable when `sync_priorities`
+    returns, or 1.0 if there is no such id.
     """
     pages, stacks = packed.ints2(table, priority_pages.PAGES), packed.ints2(table, priority_pages.STACKS)
     raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
@@ -287,11 +287,11 @@ def sync_priorities(
     This call fills the table `new`, (4, `RUNS` + n), which is then the argument `old` of the next call; see
     `priority_pages.ENDED`. `snapshot` is the record of the snapshot that has the runs; see `frozen`.
 
-    A new id gets the largest priority that was given to an id that can be drawn when the call returns, or 1.0 if there
-    is no such id. See `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks` has the pages
-    with new ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old ones, and the
-    caller repeats the call with more pages. For the record `table` see `priority_pages.PAGES`; its scratch memory must
-    have room for at least one page.
+    A new id gets the largest priority that an update or a writer gave to any id that is drawable when the call returns,
+    or 1.0 if there is no such id. See `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks`
+    has the pages with new ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old
+    ones, and the caller repeats the call with more pages. For the record `table` see `priority_pages.PAGES`; its
+    scratch memory must have room for at least one page.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     stacks, heights = packed.ints2(table, priority_pages.STACKS), packed.ints(table, priority_pages.HEIGHTS)

@@ -18,9 +18,9 @@ writer gave this priority to the id, and negative if `sync_priorities` gave it t
 which ids can be drawn.
 
 `bounds` has a number for each page, which is at least the largest priority given to a row of the page. Before these
-numbers it has, for each block of `BLOCK` successive pages, the largest of their numbers. Updates only raise bounds,
-which takes a comparison. `largest_given` lowers the bounds that it finds too high, each at most once for each update
-that raised it.
+numbers, `bounds` has a number for each block of `BLOCK` successive pages: the largest number of the block's pages.
+Updates only raise bounds, which takes one comparison per bound. `largest_given` lowers bounds that are too high. It
+lowers a bound at most once for each update that raised this bound.
 """
 
 import numpy as np
@@ -106,7 +106,7 @@ def locate(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, plac
 
 
 def slots_of(first: Ints, slots: Ints32) -> Ints:
-    """Return `slot_of` for each first id, (n,)."""
+    """Return `slot_of` for each of the first ids of n pages, (n,)."""
     hashes = mixed(np.ascontiguousarray(first).view(np.uint64))
     return (hashes & _at(len(slots) - 1)).astype(np.int64)
 

@@ -5,7 +5,7 @@ R_t = r_t + gamma * R_{t-1}.
 
 Generalized advantage estimation: Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage
 Estimation (2016), equation 16: A_t is the sum over l of (gamma * lambda)^l * delta_{t+l}, with delta_t = r_t +
-gamma * V(s_{t+1}) - V(s_t). If the environment gives a discount d_t with each step, gamma d_t replaces gamma.
+gamma * V(s_{t+1}) - V(s_t). If the environment gives a discount d_t with each step, gamma * d_t replaces gamma.
 """
 
 import numpy as np

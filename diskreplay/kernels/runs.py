@@ -154,8 +154,7 @@ def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
 
 
 def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return for each id the index of the only run that may have it, the id's position there, and whether the run has
-    it.
+    """Return for each id the index of the one run that may have it, the id's position there, and whether it is there.
 
     `keys` are the `lane_keys` of the ids, and `index` is the result of `by_lane` for the runs. There must be at least
     one run.
