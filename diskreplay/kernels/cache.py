@@ -283,7 +283,7 @@ _here = threading.local()
 
 
 class Several:
-    """Iterates over names of kernels, while the caller compiles or loads each of them. Only one thread uses it.
+    """Iterates over names of kernels, while the caller compiles or loads each of them. Only one thread may use it.
 
     The iteration shows its progress on the terminal. As soon as a kernel must be compiled, the iteration starts a
     helping process, which compiles the kernels in reverse order. Processes that start together share one helping

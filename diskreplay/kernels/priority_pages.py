@@ -18,9 +18,9 @@ writer gave this priority to the id, and negative if `sync_priorities` gave it t
 which ids can be drawn.
 
 `bounds` has a number for each page, which is at least the largest priority given to a row of the page. Before these
-numbers, `bounds` has a number for each block of `BLOCK` successive pages: the largest number of the block's pages.
-Updates only raise bounds, which takes one comparison per bound. `largest_given` lowers bounds that are too high. It
-lowers a bound at most once for each update that raised this bound.
+numbers, `bounds` has one for each block of `BLOCK` successive pages: the largest bound of the block's pages. Updates
+only raise bounds, which takes one comparison per bound. `largest_given` lowers bounds that are too high. It lowers a
+bound at most once for each update that raised this bound.
 """
 
 import numpy as np
