@@ -41,7 +41,7 @@ class Backed(ABC):
     given : Given
         The user's shapes and dtypes of observations and actions.
     extra : dict of Field
-        The fields in addition to observation, action and reward.
+        The fields of a step besides observation, action and reward.
     capacity, segment_steps : int
         Arguments of `create` for a new store.
     """
@@ -61,7 +61,8 @@ class Backed(ABC):
         self._capacity, self._segment_steps = capacity, segment_steps
         self._closed = False
         self._writer: Writer | VectorWriter | None = None
-        # Closes the writer of a temporary store and removes the store: at exit, or when the buffer is collected.
+        # Closes the writer of a temporary store and removes the store: at exit, or when the buffer is
+        # garbage-collected.
         self._remove: Closing | None = None
         self._kept: Kept = []
         self._store: Store | None = None

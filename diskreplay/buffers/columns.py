@@ -32,7 +32,7 @@ SELDOM_CAST = (torch.uint16, torch.uint32, torch.uint64)
 class ColumnMemory:
     """Memory on a device for a tensor of each field, ``(*leading, *shape)``. Not thread-safe.
 
-    Memory is used again when its last tensors are no longer referenced.
+    Memory is used again when the tensors in it are no longer referenced.
     """
 
     def __init__(self, fields: Mapping[str, Field], leading: tuple[int, ...], device: torch.device) -> None:
@@ -42,11 +42,12 @@ class ColumnMemory:
 
     def columns(self) -> Columns:
         """Return a tensor of each field, with arbitrary contents, in memory that no other tensor references."""
-        # In the inference mode of a caller, new tensors would be inference tensors, which have no gradients.
+        # If the caller is in inference mode, new tensors would be inference tensors, which cannot have gradients.
         with torch.inference_mode(False):
             shapes = {path: (*self._leading, *field.shape) for path, field in self._fields.items()}
             if self._device.type != "cpu":
-                # No pool: the allocator of a device also reuses memory, in the order of the device's operations.
+                # No pool is needed here: torch's allocator of the device reuses memory itself, in the order of
+                # operations.
                 made = {path: torch_dtype(field.dtype) for path, field in self._fields.items()}
                 return {path: torch.empty(shapes[path], dtype=made[path], device=self._device) for path in made}
             _, arrays = self._pool.acquire(self._leaves, prod(self._leading))

@@ -1,7 +1,7 @@
 """Advantages of the steps of a rollout, by a few operations of torch, and the values of final observations.
 
-Final observations are kept apart from the tensors of steps: there, the end of an episode is followed by the first
-observation of the next episode.
+Final observations are kept apart from the tensors of steps, because in those tensors the end of an episode is followed
+by the first observation of the next episode.
 """
 
 from collections.abc import Callable
@@ -48,12 +48,12 @@ def advantages(
     last_values : (columns,)
         The value of the observation after the last step of each column, which bootstraps that step.
     done : (num_steps, columns) bool
-        Whether the step is not bootstrapped: its episode ended there.
+        True at steps that are not bootstrapped, because their episode ended with them.
     gamma, gae_lambda : float
         Discount per step, and lambda, 0 to 1.
     bootstraps, final_values : (num_steps, columns) bool and float64, or None
-        `bootstraps` is True at steps that are bootstrapped with `final_values`. The chain of lambda stops there. None:
-        no such steps.
+        `bootstraps` is True at steps that are bootstrapped with `final_values`. The chain of lambda stops at these
+        steps. None: no such steps.
 
     Returns
     -------
@@ -92,7 +92,10 @@ def last_values_argument(values: Any, num_envs: int, device: torch.device) -> to
 
 
 def final_values_argument(values: Any, bootstraps: torch.Tensor) -> torch.Tensor:
-    """Return final values with the shape and device of `bootstraps`. Raises ValueError for another shape."""
+    """Return the argument `final_values` as a tensor with the shape and device of `bootstraps`.
+
+    Raises ValueError for another shape.
+    """
     given = _numbers(values, bootstraps.device)
     if given.numel() != bootstraps.numel() or given.shape[:2] != bootstraps.shape:
         raise ValueError(f"final_values must be {list(bootstraps.shape)}, one for each step, not {list(given.shape)}")

@@ -27,8 +27,8 @@ FLAGS = ("terminated", "truncated")
 class Recorder:
     """Appends steps to a store in their order, in a thread. If the thread fails, the next call raises its error.
 
-    Steps that wait to be written when a step fails are dropped: their lanes would lack the failed step. Steps that are
-    appended after the error was raised go to another writer. Steps that wait when the interpreter ends are written.
+    When a step fails, the steps that wait behind it are dropped, because their lanes would lack the failed step. After
+    the error was raised, new steps go to another writer. Steps that wait when the interpreter ends are written.
 
     Concurrency: only one thread may call the methods.
     """
@@ -45,13 +45,13 @@ class Recorder:
     def append(
         self, schema: Schema, rows: Columns, next_rows: NextRows | None, new_writer: Callable[[], VectorWriter]
     ) -> None:
-        """Append a step of all environments (`rows`), and the next observations of some, in the recorder's thread.
+        """Append a step of all environments (`rows`) in the recorder's thread, and next observations of some of them.
 
-        The thread also copies tensors from a CUDA device; they must not change before `wait` returns. `new_writer`
-        makes a writer for the first step, and for the first step after a failure.
+        The thread also copies tensors from a CUDA device; the tensors must not change before `wait` returns.
+        `new_writer` makes a writer for the first step, and for the first step after a failure.
         """
         self._forget_parents()
-        if self._host_copy is None:  # made here, because the device of a tensor has a number: "cuda:0"
+        if self._host_copy is None:  # here, because only tensors tell the full device: "cuda:0"
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()
@@ -80,7 +80,7 @@ class Recorder:
         self.check()
 
     def check(self) -> None:
-        """Raise the error of a failed step, if there is one, but not a second time. Later steps get a new writer."""
+        """Raise the error of a failed step, if there is one, but each error only once. Later steps get a new writer."""
         if self._error is None:
             return
         for job in self._waiting:

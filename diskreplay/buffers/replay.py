@@ -29,7 +29,10 @@ STATE = "replay-buffer"
 """The name under which the store keeps the state of the buffer's sampler, with the priorities."""
 
 SAVE_EVERY_S = 60.0
-"""Seconds between saves of the priorities while they are updated. A crash loses the updates after the last save."""
+"""Seconds between two saves of the priorities, as long as calls update them.
+
+A crash loses the updates after the last save.
+"""
 
 BETA = Linear(0.4, 1.0, 1_000_000)
 
@@ -82,9 +85,9 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     returns have a single step.
 
     With ``prioritized=True`` and a `path`, the priorities outlive the buffer, and so do the random state and the number
-    of batches for beta's schedule. They are saved by `close`, by `save`, and every minute while they are updated. A
-    process that ends without `close` loses the updates after the last save. The next buffer at the path continues from
-    the last save, and steps added after it get the largest priority so far.
+    of batches for beta's schedule. They are saved by `close`, by `save`, and every minute as long as they are updated.
+    A process that ends without `close` loses the updates after the last save. The next buffer at the path continues
+    from the last save, and steps added after it get the largest priority so far.
 
     Concurrency: one thread adds; any thread may call the other methods. Other processes may read a store at a `path`.
 
@@ -113,7 +116,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     obs_dtype, action_dtype : dtype or None
         Stored dtypes of observations and actions; None: by the rules above.
     seed : int or None
-        Makes the draws a function of the seed and the calls. None: random draws.
+        The seed of the draws: the same seed and calls give the same batches. None: an arbitrary seed.
 
     Raises
     ------
@@ -309,7 +312,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int) -> Batch:
-        """Draw a batch of distinct steps, or by priorities if the buffer is prioritized.
+        """Draw a batch: distinct steps, or steps drawn by priority if the buffer is prioritized.
 
         Returns
         -------
@@ -469,7 +472,7 @@ class Since(Transitions):
 
     @property
     def starts(self) -> Starts:
-        """The rule that says at which steps a transition can start; no step with an id below `mark`."""
+        """The rule that says at which steps a transition can start: only at steps with ids of at least `mark`."""
         return super().starts._replace(since=self.mark)
 
 

@@ -127,7 +127,7 @@ class RolloutBuffer(Backed):
         self._num_steps = _num_steps(self._num_envs, num_steps, capacity)
         self._privileged = int_argument("num_privileged_obs", num_privileged_obs, 0)
         self._warned = set[str]()
-        self._first = 0  # the number, among all steps ever added, of the first step here
+        self._first = 0  # the number of steps that were added before the first one here
         self._memory: ColumnMemory | None = None
         self._fields: Schema | None = None  # the schema of the first step
         self._recorder = None if path is None else Recorder()
@@ -200,10 +200,10 @@ class RolloutBuffer(Backed):
         privileged_observations : (num_envs, num_privileged_obs) or None
             The critic's observation; None if `num_privileged_obs` is 0.
         truncated : (num_envs,) or None
-            Whether each episode ended without termination, for example by a time limit. The step is bootstrapped from
-            the final observation, unless it is done as well.
+            Whether each episode ended without termination, for example by a time limit. Such a step is bootstrapped
+            from the final observation, unless `dones` is also true.
         final_observations : (num_envs, ...) or None
-            The final observations of the truncated episodes; other rows are ignored. Gymnasium's
+            The final observations of the truncated episodes; the rows of other environments are ignored. Gymnasium's
             ``info["final_obs"]`` of SAME_STEP autoreset can be passed.
         **extra : (num_envs, ...)
             A value for each name of the buffer's `extra`.
@@ -290,7 +290,7 @@ class RolloutBuffer(Backed):
         self._batch = self._estimates = None
 
     def _flags(self, value: Any, name: str, reward: Any) -> torch.Tensor:
-        """Return flags, (num_envs,), as 0 and 1 in any dtype; `_estimated` checks flags on a device later."""
+        """Return flags, (num_envs,), as 0 and 1 in any dtype; flags on a device are checked later, by `_estimated`."""
         if (
             isinstance(value, torch.Tensor)
             and "cpu" not in (value.device.type, self._device.type)
@@ -357,8 +357,8 @@ class RolloutBuffer(Backed):
 
         A truncated step is bootstrapped with the value of its final observation, and the chain of lambda stops there
         (partial-episode bootstrapping, Pardo et al. 2018, section 3.2). That value comes from `value_fn` or from
-        `final_values`. Without either, the value of the step's own observation is used, with a warning the first time.
-        It is a good approximation if an observation differs little from the next one.
+        `final_values`. Without these two arguments, the value of the step's own observation is used, with a warning the
+        first time. This is a good approximation if an observation differs little from the next one.
 
         Parameters
         ----------
@@ -371,7 +371,7 @@ class RolloutBuffer(Backed):
             Computes the values of the final observations given to `add`, from tensors (n, ...), nested like the
             observations, to (n,) or (n, 1). It is called at most once, without gradients.
         final_values : (steps so far, num_envs) or None
-            The values of the final observations, for a critic that needs more than observations. Other steps' values
+            The values of the final observations, for a critic that needs more than observations. Values of other steps
             are ignored.
 
         Raises
@@ -535,7 +535,7 @@ class RolloutBuffer(Backed):
 
     @property
     def truncated(self) -> torch.Tensor:
-        """1 if an episode ended there without termination, else 0, (steps so far, num_envs) float32."""
+        """1 if the step ended an episode without termination, else 0, (steps so far, num_envs) float32."""
         return self._tensor("truncated")
 
     @property

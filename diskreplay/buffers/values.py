@@ -162,7 +162,7 @@ class Given:
         return getattr(self, f"{part}_shape"), getattr(self, f"{part}_dtype")
 
     def field(self, part: str, value: Any, lanes: int | None) -> Tree:
-        """Return the `Field` for the first `value` of `part`, "obs" or "action"; of a dict or tuple, a tree of fields.
+        """Return the `Field` for the first `value` of `part`, "obs" or "action"; for a dict or tuple, a tree of fields.
 
         `lanes` is the length of the leading axis of environments; None: the value has no such axis.
         """
@@ -207,8 +207,8 @@ def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: 
     """Return whether a first observation has a leading axis of one environment.
 
     With a known `shape`, the observation must be (1, *shape). Else all its leaves must have a leading axis of length 1.
-    In addition, at least one leaf must have more axes, or `batched` must be True, which tells that other values of the
-    step have the axis.
+    In addition, at least one leaf must have more axes, or `batched` must be True: other values of the step have the
+    axis.
     """
     if shape is not None and not isinstance(obs, Mapping):
         return plain(obs).shape == (1, *shape)

@@ -13,9 +13,9 @@ from diskreplay.distributions.population import Population
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 
-# Draw i of `draw_share` draws _SHARE_OVERDRAWS[i] · world_size ids for each id that is still missing. Ids
-# that are missing after the last draw are drawn from a list of the rank's ids. If these have a `world_size`-th of the
-# total probability, the chance that the list is needed is below e**-32.
+# Attempt i of `draw_share` draws _SHARE_OVERDRAWS[i] · world_size ids for each id that is still missing. Ids that are
+# missing after the last attempt are drawn from a list of the rank's ids. If the rank's ids have 1 / world_size of the
+# total probability, the list is needed with a probability below e**-32.
 _SHARE_OVERDRAWS = (*32 * (1,), 64)
 
 
@@ -23,9 +23,9 @@ class Draw(NamedTuple):
     """Drawn ids, and the numbers from which their weights are computed.
 
     `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` is the
-    number of ids that could be drawn, and `least` the smallest chance of any of them. Both may be 0 if the weights do
-    not depend on them. If the distribution is `sized`, a draw has fewer ids than requested only when the distribution
-    ends, and later draws have none; see `Distribution.ends`.
+    number of ids that could be drawn, and `least` is the smallest probability of these ids. Both may be 0 if the
+    weights do not depend on them. A draw of a `sized` distribution has fewer ids than requested only if the
+    distribution has ended; see `Distribution.ends`. Later draws are then empty.
     """
 
     ids: Ints
@@ -42,30 +42,32 @@ class Distribution(ABC):
     """A distribution over ids. Not thread-safe unless a subclass says so: a sampler calls it under its lock.
 
     `CONTRIBUTING.md` says how to write one. Only `draw` must be defined; the other methods have defaults for a
-    distribution without state and priorities. `draw` and `weigh` are separate: a batch may be drawn several batches
-    before it is delivered, and a schedule for beta counts delivered batches.
+    distribution without state and priorities. `draw` and `weigh` are separate methods, because a batch may be drawn
+    long before its delivery, while a schedule for beta counts the delivered batches.
     """
 
     # Whether the distribution has priorities. If so, `weigh` and `update` are called, and beta is used.
     weighted: bool = False
-    # The share of the largest error in the priority of a sequence; see `Prioritized`.
+    # The weight of the largest |td| in the priority of a sequence; the mean |td| has the weight 1 - eta. See
+    # `Prioritized`.
     eta: float = 1.0
-    # Whether a draw has exactly `size` ids, unless the distribution ends. If not, it chooses the number of ids itself.
+    # Whether a draw has exactly `size` ids, unless the distribution ends. If False, the distribution chooses the number
+    # of ids itself.
     sized: bool = True
     # The number of ids that a population must have for a draw.
     least: int = 1
     # Whether drawing an id uses it up, as in a pass over all ids. If so, a batch that lost some ids before its delivery
     # keeps the others, and `delivered` is called.
     gives_once: bool = False
-    # Paths of the episode fields that the distribution reads. A sampler refuses the distribution if the store lacks
-    # one.
+    # Paths of the episode fields that the distribution reads. A sampler refuses the distribution if the store lacks one
+    # of them.
     episode_fields: tuple[str, ...] = ()
     # Whether the distribution ends: from some time on, draws have no ids. If so, it must define `count_left`.
     ends: bool = False
     # Whether `draw` itself draws only ids of the population's share, so that `draw_share` need not reject any.
     keeps_share: bool = False
-    # For a distribution that a view makes itself: the key of its state among saved states. A distribution with the same
-    # key can resume from that state.
+    # The key under which a sampler saves the state of the distribution, if the view has made the distribution. A
+    # distribution with the same key can resume from that state.
     key: str = ""
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -77,9 +79,9 @@ class Distribution(ABC):
     def draw_share(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of the population's share, with the same ratios of probabilities as in `draw`.
 
-        Draws from all ids of the population and rejects the ids of other ranks. If that finds too few ids, draws the
-        missing ones from a list of the share's ids. A distribution that does not define `chances` continues to reject
-        instead. Raises NotEnoughData if the share is empty.
+        Draws from all ids of the population and rejects the ids of other ranks. If too few ids remain, draws the
+        missing ids from a list of the share's ids. A distribution that does not define `chances` continues to draw and
+        reject instead. Raises NotEnoughData if the share is empty.
         """
         share = population.share
         if share.world_size == 1 or self.keeps_share:
@@ -123,7 +125,8 @@ class Distribution(ABC):
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Return a draw of `size` ids in place of `lost`, a draw that lost ids by evictions before its delivery.
 
-        With `gives_once`, the result contains the remaining ids of `lost`. Raises NotEnoughData as `draw_share` does.
+        If `gives_once` is True, the result contains the remaining ids of `lost`. Raises NotEnoughData as `draw_share`
+        does.
         """
         left = lost.ids[population.contains(lost.ids)] if self.gives_once else lost.ids[:0]
         if not len(left):
@@ -164,7 +167,10 @@ class Distribution(ABC):
         return math.nan
 
     def priorities(self, population: Population, ids: Ints) -> Floats:
-        """Return the priority |td| + eps of each id, (n,); 0 for an id that cannot be drawn. Needs `weighted`."""
+        """Return the priority |td| + eps of each id, (n,); 0 for an id that cannot be drawn.
+
+        Only for `weighted` distributions.
+        """
         raise NotImplementedError(f"{self} has no priorities")
 
     def drawable(self, population: Population) -> Ints | None:
@@ -182,7 +188,10 @@ class Distribution(ABC):
         return None
 
     def delivered(self, draw: Draw) -> None:  # noqa: B027  # most keep no count
-        """Record that the batch of a draw was delivered. Called if `gives_once`, in the order of the draws."""
+        """Record that the batch of a draw was delivered.
+
+        Called only if `gives_once` is True, in the order of the draws.
+        """
 
     def rewind(self) -> bool:
         """Take back all draws that were not delivered, so that they are drawn again; return whether this was done.
@@ -194,7 +203,7 @@ class Distribution(ABC):
     def place(self) -> Any:
         """Return the current state, for `go_back`.
 
-        Called before each draw if `gives_once`. The time of a call should not grow with the number of ids.
+        Called before each draw if `gives_once` is True. The time of a call should not grow with the number of ids.
         """
         return self.state_dict()
 
@@ -210,7 +219,7 @@ class Distribution(ABC):
         """Record that the batch of a draw will not be delivered."""
 
     def accept(self, population: Population, draw: Draw) -> bool:
-        """Return whether all ids of a draw from a saved state still exist; if so, the draw counts as drawn."""
+        """Return whether all ids of a draw from a saved state can still be drawn; if so, count it as drawn here."""
         return bool(population.contains(draw.ids).all())
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
@@ -226,7 +235,7 @@ class Distribution(ABC):
         """Bind the distribution to the sampler `owner`, if it can belong to only one sampler; see `Owned`."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what later draws depend on besides the population, as arrays, numbers and texts; None: nothing."""
+        """Return the state on which later draws depend, as arrays, numbers and texts; None if there is no state."""
         return None
 
     def load_state_dict(self, state: Any) -> None:  # noqa: B027  # most have no state

@@ -27,7 +27,10 @@ def fraction(name: str, value: Any) -> float:
 
 
 def int_argument(name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = "") -> int:
-    """Return an int, least <= value <= most; ValueError for anything else. `otherwise` names another allowed value."""
+    """Return an int, least <= value <= most; ValueError for anything else.
+
+    `otherwise` is a part of the message that names another allowed value.
+    """
     good = not isinstance(value, bool) and isinstance(value, Integral)
     if good and least <= value and (most is None or value <= most):
         return int(value)
@@ -36,7 +39,10 @@ def int_argument(name: str, value: Any, least: int = 1, most: int | None = None,
 
 
 def int_or_none(name: str, value: Any, none: str) -> int | None:
-    """Return an int of at least 1, or None; ValueError for anything else. `none` is the meaning of None, in words."""
+    """Return an int of at least 1, or None; ValueError for anything else.
+
+    `none` says in the message what None means.
+    """
     return None if value is None else int_argument(name, value, otherwise=f"or None for {none}")
 
 

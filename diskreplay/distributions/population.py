@@ -9,9 +9,9 @@ runs are in one growing block of arrays, in three regions:
     [ended, end)   open episodes, and the visible parts of partially hidden runs; rewritten by each refresh
 
 A refresh takes time only for the new runs, and a search among cumulative counts finds the id at a position. When the
-second region has more than `SMALL` runs, and more than a quarter of the visible runs of the first, both are merged. So
-the id at a position depends on the discovery order of episodes. `order` returns that order, and a population that
-restores it has the same ids at the same positions.
+second region has more than `SMALL` runs, and more than a quarter as many as there are visible runs in the first region,
+the two regions are merged. So the id at a position depends on the discovery order of episodes. `order` returns that
+order, and a population that restores it has the same ids at the same positions.
 """
 
 import weakref
@@ -98,8 +98,8 @@ class Progress(NamedTuple):
     """How far a follower has read a population.
 
     A follower is an object that keeps up with a population, such as a table of priorities. The fields are the values
-    of `epoch`, `_rewrites`, `_hidden` and `_ended` of the population at that time. The first two values change when
-    older runs move to other positions. The other two are numbers of runs, see the module's docstring.
+    that `epoch`, `_rewrites`, `_hidden` and `_ended` of the population had when the follower read it. The first two
+    change when older runs move to other positions. The other two are numbers of runs, see the module's docstring.
     """
 
     epoch: int
@@ -136,12 +136,13 @@ class Order(NamedTuple):
 class Changes(NamedTuple):
     """The changes of a population since a follower last read it; see `Progress`.
 
-    `progress` is the argument of the follower's next call of `Population.changes`. `runs` are the new runs. The last
-    `provisional` of them may change with each refresh, and replace all provisional runs of earlier calls. The first
-    `partially_hidden` of the provisional runs are visible parts of older runs. `reached` are runs of earlier calls that
-    may be hidden by now, wholly or in part; their visible parts are among the provisional runs. If `whole` is True,
-    `runs` are all runs, and replace those of all earlier calls. `runs` and `reached` are (3, n), with the rows of
-    `IdRuns`. The next refresh overwrites these two arrays.
+    `progress` is the argument of the follower's next call of `Population.changes`. `runs` are the new runs.
+    `provisional` is the number of provisional runs at their end, which may change with each refresh and replace all
+    provisional runs of earlier calls. `partially_hidden` is the number of visible parts of older runs; these come first
+    among the provisional runs. `reached` are runs of earlier calls that may be hidden by now, wholly or in part; their
+    visible parts are among the provisional runs. If `whole` is True, `runs` are all runs, and replace those of all
+    earlier calls. `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next refresh overwrites `runs` and
+    `reached`.
     """
 
     progress: Progress
@@ -165,11 +166,12 @@ class Crossing(Protocol):
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
         """Return two tables of the steps at which a sample can start, with a line for each episode that has such steps.
 
-        The first table has the episodes for which these steps are final, the second the episodes that may get more. The
-        steps of an episode in the tables are only the steps at which a sample can start. `ended` are the episodes that
-        ended since the last call, or None if no episode did. `admitted` are those of them that the filter admits, and
-        `still_open` the open episodes that it admits. If `is_fresh` is True, `ended` are all ended episodes, and
-        earlier calls are forgotten. Otherwise the first result is None in place of an empty table.
+        The first table has the episodes whose steps of this kind are final, and the second table has the episodes that
+        may get more of them. The steps of an episode in the tables are only the steps at which a sample can start.
+        `ended` are the episodes that ended since the last call, or None if no episode did. `admitted` are the episodes
+        of `ended` that the filter admits, and `still_open` are the open episodes that the filter admits. If `is_fresh`
+        is True, `ended` are all ended episodes, and earlier calls are forgotten. If `is_fresh` is False, the first
+        result is None in place of an empty table.
         """
 
 
@@ -237,8 +239,8 @@ class Population:
     """The ids that a view offers from a snapshot. Not thread-safe: one sampler uses it, under its lock.
 
     `episode_filter` admits episodes; None admits all. `share` is a rank's part of the ids. `initial_errors` reads the
-    priorities that writers gave; None: the store has no such priorities. `snapshot` is the current snapshot, None
-    before the first refresh. `size` is the number of ids that can be drawn. `epoch` changes when older ids move to
+    priorities that writers gave to steps; None: the store has no such priorities. `snapshot` is the current snapshot,
+    None before the first refresh. `size` is the number of ids that can be drawn. `epoch` changes when older ids move to
     other positions. `version` changes with each new snapshot.
     """
 
@@ -261,7 +263,8 @@ class Population:
         self.kind = view.kind
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # first ids of the open episodes that the filter admitted
-        # The number of refreshes at which an episode that could be drawn while open was refused or discarded.
+        # The number of refreshes that found an episode refused or discarded, although it could be drawn while it was
+        # open.
         self._refusals = 0
         self._share_size = _ShareSize()
         self._clear()
@@ -280,7 +283,7 @@ class Population:
         self._is_sorted = True  # whether the first region is sorted by the start times of episodes
         self._rewrites = 0  # number of times that the second region was rewritten
         self._is_unmerged = False  # whether the regions must be merged when more runs come
-        # Two results of `_progress` between which runs moved, but no id came or left.
+        # Results of `_progress` before and after the last merge in `_add_ended`: runs moved, but no id came or left.
         self._same_progress: tuple[Progress | None, Progress | None] = None, None
         self.epoch += 1
 
@@ -393,8 +396,8 @@ class Population:
     def _write_third(self, snapshot: Snapshot, still_open: EpisodeTable | None) -> int:
         """Write the third region of the block, see the module's docstring, and return its end.
 
-        It has the visible parts of the runs in `_partly`, and the runs of the episodes in `still_open`. None: the runs
-        of all open episodes.
+        The third region has the visible parts of the runs in `_partly`, and the runs of the episodes in `still_open`.
+        If `still_open` is None, the region has the runs of all open episodes.
         """
         left = self._partly
         end = self._write_starts(snapshot, left, RUNS_AND_OPEN if still_open is None else RUNS, self._ended)
@@ -462,7 +465,7 @@ class Population:
         return True
 
     def _hide_first(self, reached: int) -> bool:
-        """Move runs of the first region whose episodes began before `reached` to `_partly`; return whether any did."""
+        """Move the first region's runs with start times before `reached` to `_partly`; return whether any run moved."""
         hidden = self._hidden
         if hidden >= self._main or self._block.time_of(hidden) >= reached:
             return False
@@ -576,7 +579,7 @@ class Population:
 
     @property
     def segments(self) -> tuple[int, Ints]:
-        """The number of the first segment, and the number of lanes of each segment from there on, 0 if it is gone."""
+        """The number of the first segment, and the lane counts of it and all later ones: 0 for a deleted segment."""
         snapshot = self.snapshot
         return (0, np.zeros(0, np.int64)) if snapshot is None else (snapshot.origin, snapshot.lanes)
 
@@ -606,16 +609,17 @@ class Population:
         """Return the index of the moved sample of each run's episode, and which runs are moved samples, (n,) bool.
 
         A moved sample starts at another step than `Starts.step` says, so that it fits in its episode; see `MOVED_BACK`
-        in `kernels.runs.Starts`. It is a run of one id. The returned indices, and those in the argument `runs`, are
-        indices into `runs()`. The index is -1 if the run is itself the moved sample, or if its episode has none. A
-        moved sample without another run in its episode does not count as moved.
+        in `kernels.runs.Starts`. A moved sample is a run of one id. The returned indices, and those in the argument
+        `runs`, are indices into `runs()`. The index is -1 if the run is itself the moved sample, or if its episode has
+        none. A moved sample without another run in its episode does not count as moved.
         """
         found, is_moved = np.full(len(runs), -1), np.zeros(len(runs), np.bool_)
         if self._starts.last != MOVED_BACK or self._starts.step == 1:
             return found, is_moved
         lane, moved = self._lanes_of(runs + self._hidden)
         key = lane_keys(self.runs().first[runs], *self.segments)
-        # In its lane, a moved sample comes after the other run of its episode, or before it with `from_end`.
+        # In its lane, a moved sample comes after the other run of its episode, or before that run if `from_end` is
+        # True.
         neighbour = np.where(moved == self._starts.from_end, 1, -1)
         for keys, places in self._indices():
             if not len(keys):
@@ -652,7 +656,7 @@ class Population:
 
 
 class GrowingRuns:
-    """A growing array of runs, with the rows of `kernels.runs.FIRST`; `before[i]` is the number of ids before run i."""
+    """A growing array of runs with the rows `FIRST` to `BEFORE`; `before[i]` is the number of ids before run i."""
 
     def __init__(self, capacity: int) -> None:
         self._replace(_block_array(capacity))
@@ -712,7 +716,7 @@ class _Block(GrowingRuns):
         self._pack()
 
     def _pack(self) -> None:
-        """Make `record` anew. Call this after an array whose address it has was replaced."""
+        """Make `record` anew. Call this after an array was replaced, because `record` has the addresses of arrays."""
         self.record = pack(self._rule, self.array, self.coarse, self._wanted)
 
     def record_for(self, count: int) -> Ints:
@@ -732,7 +736,7 @@ class _Block(GrowingRuns):
     def settle(self, end: int) -> None:
         """Extend `coarse` to the runs before `end`.
 
-        Later only `write`, `sort` and `merge` may change these runs, because they also cut `coarse`.
+        Later only `write`, `sort` and `merge` may change these runs, because these methods also shorten `coarse`.
         """
         known, parts = len(self.coarse), end >> COARSE_BITS
         if parts > known:
@@ -741,7 +745,7 @@ class _Block(GrowingRuns):
             self._pack()
 
     def _unsettle(self, start: int) -> None:
-        """Cut `coarse` to runs before `start`: the later ones will change."""
+        """Shorten `coarse` to the runs before `start`, because the later runs will change."""
         if len(self.coarse) << COARSE_BITS > start:
             self.coarse = self.coarse[: start >> COARSE_BITS]
             self._pack()
@@ -776,8 +780,8 @@ class _Block(GrowingRuns):
 def _block_array(capacity: int) -> Ints:
     """Return an array of zeros for at least `capacity` runs.
 
-    Rows that are at least as long as a large page begin at large pages. Elsewhere, each row would touch one
-    more page.
+    If a row is at least as long as a large page of memory, each row begins at the start of a large page. Otherwise each
+    row would touch one more page.
     """
     large = LARGE_PAGE // np.dtype(np.int64).itemsize
     columns = capacity + 1
@@ -788,22 +792,25 @@ def _block_array(capacity: int) -> Ints:
 
 
 def _is_large(second: int, first: int) -> bool:
-    """Return whether a second region of `second` runs must be merged into a first one of `first` visible runs."""
+    """Return whether a second region of `second` runs must be merged into a first region of `first` visible runs."""
     return second > max(SMALL, first // 4)
 
 
 def _no_population() -> Population | None:
-    """Return None, as a weak reference to a deleted population does: the value before the first population."""
+    """Return None, as a weak reference to a deleted population does.
+
+    A `Cursor` has this function before its first read.
+    """
     return None
 
 
 class Cursor:
     """How far one follower has read one population, and which ids of each lane it has taken. Not thread-safe.
 
-    `population` is a weak reference to the population that was read last; called before the first one was read, it
-    returns None. `visible` is the boundary between hidden and visible steps at the last `reach`. A follower that keeps
-    ids in their order of arrival uses `new_of` and `take`, and saves `taken`, the last taken id of each lane. A cursor
-    made with `taken` continues from there.
+    `population` is a weak reference to the population that was read last. Before the first read, calling it returns
+    None. `visible` is the boundary between hidden and visible steps at the last `reach`. A follower that keeps ids in
+    their order of arrival uses `new_of` and `take`, and saves `taken`, the last taken id of each lane. A cursor made
+    with `taken` continues from there.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:
@@ -812,7 +819,7 @@ class Cursor:
         self._version = -1
         self._progress: Progress | None = None
         self._generation: int | None = None  # None before the first `reach` of this population
-        self._last = taken  # the last taken id of each lane, or -1; before `new_of`, the argument
+        self._last = taken  # the last taken id of each lane, or -1; before `new_of`, `taken`
 
     @property
     def is_new(self) -> bool:
@@ -826,17 +833,18 @@ class Cursor:
         return new
 
     def is_of(self, population: Population) -> bool:
-        """Return whether `population` was read last."""
+        """Return whether `population` is the population that was read last."""
         return self.population() is population
 
     def is_at(self, population: Population) -> bool:
-        """Return whether `population` was read last, and has not changed since then."""
+        """Return whether `population` is the population that was read last, and has not changed since then."""
         return self.population() is population and self._version == population.version
 
     def changes(self, population: Population) -> Changes:
         """Return the changes of a population since the last `reach`.
 
-        All its runs are returned if the last call was for another population, or if `reach` was not called after it.
+        All its runs are returned if the last call was for another population, or if `reach` was not called after that
+        call.
         """
         progress, self._progress = self._progress, None
         if not self.is_of(population):

@@ -4,7 +4,7 @@ The table keeps the raw priority |td| + eps of an id, at a place in a page of 64
 `kernels.priority_pages`. The place's leaf in the sum tree holds raw ** alpha while the id can be drawn, else 0. Ids
 that the view does not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an
 update or a writer gave to an id that can be drawn. When no page is free, pages whose steps are all gone are used again.
-The number of each page is part of the saved state, because it decides which id a random number draws.
+The numbers of the pages are part of the saved state, because they decide which id a random number draws.
 """
 
 import math
@@ -24,8 +24,8 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import get_kernel
 
 FIRST_PAGES = 16
-# A table from a saved state has at most this many pages: the first number or, if that is larger, the second number
-# times the number of its pages in use.
+# A table from a saved state has at most as many pages as the first number, or as the second number times its pages in
+# use if that is more.
 _MOST_EMPTY = 1 << 16, 64
 # The smallest number of ids that scratch memory has room for: draws and updates up to this size need no new memory.
 _BLOCK = 4096
@@ -34,7 +34,7 @@ _NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  
 
 
 class _Shared(NamedTuple):
-    """The places in a priority table of the ids in `share`, which are a rank's part of all ids.
+    """Which places of a priority table belong to ids of `share`, a rank's part of all ids.
 
     `mine`, (number of pages, 64), is 1.0 for a place whose id is in the share, else 0.0. `pages`, (number of pages, 2),
     has the first id and the stride that each page had when its line of `mine` was computed.
@@ -46,7 +46,7 @@ class _Shared(NamedTuple):
 
 
 class SumTree:
-    """Masses of leaves 0 to capacity - 1, 0 at first. Leaves are drawn in proportion to them. Not thread-safe.
+    """A tree whose leaves, 0 to capacity - 1, are drawn in proportion to their masses, 0 at first. Not thread-safe.
 
     `least` tells whether to track the smallest nonzero mass. `memory` is an array of float64 zeros for the tree, whose
     length is the last number of `sumtree.tree_starts(capacity)`. `starts`, `tree`, `sums` and `smallest` are the arrays
@@ -107,8 +107,8 @@ class PriorityTable:
         self._bounds = np.zeros(0)
         self._shared: _Shared | None = None
         self._cursor = Cursor()
-        # Runs at the last `follow`, with the head that `priority_pages.ENDED` describes, and the array of numbers of
-        # lanes, whose address is in that head.
+        # The runs at the last `follow`, after two columns that `priority_pages.ENDED` describes; and the number of
+        # lanes of each segment, an array whose address is in these columns.
         self._offered = np.zeros((4, priority_pages.RUNS), np.int64), _NO_LANES
         self._pages = np.zeros((0, priority_pages.COLUMNS), np.int64)
         self._ints, self._floats = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
@@ -151,7 +151,7 @@ class PriorityTable:
 
     @property
     def _end(self) -> int:
-        """The number of the last page in use plus 1, or 0 if no page is in use."""
+        """One more than the number of the last page in use, or 0 if no page is in use."""
         in_use = np.flatnonzero(self._pages[:, priority_pages.STRIDE])
         return int(in_use[-1]) + 1 if len(in_use) else 0
 
@@ -202,7 +202,7 @@ class PriorityTable:
         """Set the raw priorities of new ids from the initial priorities of their steps.
 
         New ids without initial priorities enter with the largest priority given so far, including the initial
-        priorities of smaller new ids.
+        priorities of the new ids before them.
         """
         pages = self._stacks[priority_pages.CHANGED, : self._heights[priority_pages.NEW]]
         # The order of the pages must depend only on the ids, so that a loaded sampler continues like the saved one.
@@ -225,7 +225,7 @@ class PriorityTable:
         self.tree.set(places, masses)
 
     def _with_reached(self, reached: Ints) -> Ints:
-        """Return `_offered[0]` without final runs, and with the runs `reached` after its partially hidden runs."""
+        """Return a copy of `_offered[0]` without final runs, and with `reached` added to the partially hidden runs."""
         runs = self._offered[0]
         ended, left = runs[[priority_pages.ENDED, priority_pages.LEFT], 0].tolist()
         start, end = priority_pages.RUNS + ended, priority_pages.RUNS + ended + left
@@ -329,8 +329,8 @@ class PriorityTable:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `loaded`, as arrays and numbers: 8 bytes per id, and a few numbers per page of 64 rows.
 
-        `known` and `given` have one bit per row of a page. In `known` it says whether the row has a priority, in
-        `given` whether an update or a writer gave this priority.
+        `known` and `given` have one bit per row of a page. A bit of `known` says whether the row has a priority, and a
+        bit of `given` whether an update or a writer gave this priority.
         """
         population = self._cursor.population()
         number = np.flatnonzero(self._pages[:, priority_pages.STRIDE])
@@ -354,8 +354,8 @@ class PriorityTable:
     def loaded(cls, state: Mapping[str, Any], alpha: float, least: bool = False) -> "PriorityTable":
         """Make a table from a `state_dict`; ValueError if `state` is invalid.
 
-        States of earlier versions do not tell which priorities were given. New ids often entered with exactly 1 in
-        these versions, so a priority of 1 counts as not given.
+        States of earlier versions do not tell which priorities were given by updates or writers. New ids often entered
+        with exactly 1 in these versions, so a priority of 1 counts as not given.
         """
         with state_of("a table of priorities"):
             every = {"given": state["known"], **state}

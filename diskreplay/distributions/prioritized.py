@@ -45,8 +45,8 @@ class Prioritized(Owned):
     normalize : {"batch", "store"}
         Weights are divided by the largest weight of the batch, or of all ids that can be drawn.
     stratified : bool
-        True divides the total priority into `batch_size` equal parts and draws one id from each (section B.2.1). False
-        draws ids independently.
+        True divides the total priority into `batch_size` equal parts and draws one id from each (Schaul et al. 2016,
+        section B.2.1). False draws ids independently.
 
     Raises
     ------
@@ -110,7 +110,7 @@ class Prioritized(Owned):
 
     @property
     def eta(self) -> float:  # type: ignore[override]  # it cannot be set
-        """The share of the largest error in the priority of a sequence."""
+        """The weight of the largest |td| in the priority of a sequence; the mean |td| has the weight 1 - eta."""
         return self._eta
 
     @property
@@ -183,7 +183,7 @@ class Prioritized(Owned):
         beta : float or schedule or None
             Exponent of this batch's weights; None: the distribution's own.
         batches : int
-            Batches delivered before this one, for a schedule.
+            Number of batches delivered before this one; a schedule reads it.
         """
         exponent = self._beta if beta is None else beta_argument(beta)
         if callable(exponent):
@@ -208,9 +208,9 @@ class Prioritized(Owned):
         population : Population
             The ids that can be drawn, refreshed at least once.
         ids : (n,) int64
-            Ids, contiguous. If an id is repeated, its last error counts.
+            Ids, a contiguous array. If an id is repeated, its last error counts.
         errors : (n,) float64
-            Errors of either sign, contiguous. For sequences, see `sequence_error`.
+            Errors of either sign, a contiguous array. For sequences, see `sequence_error`.
 
         Returns
         -------

@@ -137,7 +137,7 @@ class Arrivals:
         self._cursor = Cursor()
         self._room = GrowingRuns(64)  # the pieces
         self._starts: Ints = np.zeros(1, np.int64)  # the first piece of each block, and the end of the last block
-        self._ranks: Floats = np.zeros(1)  # the number of steps before each block and, last, of all steps
+        self._ranks: Floats = np.zeros(1)  # the number of steps before each block; its last value counts all steps
         self._is_full = True  # whether the last block is full
         self._weigh()
 
@@ -182,7 +182,10 @@ class Arrivals:
     # --- following ---------------------------------------------------------------------------------------------------
 
     def is_of_another(self, population: Population) -> bool:
-        """Return whether the ids belong to another population. Ids from a saved state belong to the next one."""
+        """Return whether the ids belong to another population.
+
+        Ids from a saved state belong to any population until `follow` is called with one.
+        """
         return not (self._cursor.is_new or self._cursor.is_of(population))
 
     def follow(self, population: Population) -> None:
@@ -273,7 +276,8 @@ class Arrivals:
     def _add(self, runs: IdRuns, population: Population) -> bool:
         """Append the ids of `runs` that were not added yet; return whether this was possible.
 
-        It is not possible if a run of a new lane began before the newest id of the last block. Nothing is changed then.
+        This is impossible if a run of a new lane began before the newest id of the last block. In this case, nothing
+        changes.
         """
         runs, place, is_first = self._cursor.new_of(population, runs)
         if not len(place):
@@ -323,7 +327,11 @@ class Arrivals:
             self._starts, self._ranks = self._starts[drop:] - self._starts[drop], self._ranks[drop:] - self._ranks[drop]
 
     def _weigh(self) -> None:
-        """Set `_ids`, `_lengths` (in half-lives times ln 2) and `_weights` (sums of the weights before each block)."""
+        """Set `_ids`, `_lengths` and `_weights`, the values of the blocks that a draw needs.
+
+        They are each block's number of ids, its length in half-lives times ln 2, and the sum of the weights of the
+        blocks before it.
+        """
         self._ids = np.diff(self._room.before[self._starts])
         steps = np.diff(self._ranks)
         rate = math.log(2.0) / self._half_life
@@ -366,7 +374,7 @@ class Arrivals:
 
 
 def _merged(pieces: Ints) -> Ints:
-    """Return the pieces of one block, with a piece joined to the piece that it continues."""
+    """Return the pieces of one block, after joining each piece to the piece that it continues."""
     pieces = pieces[:, np.lexsort((pieces[0], pieces[0] % pieces[1], pieces[0] >> POSITION_BITS))]
     first, stride, count = pieces
     begins = np.ones(len(first), np.bool_)

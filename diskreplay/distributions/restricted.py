@@ -18,9 +18,9 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, Visible, id_blocks
 
-# Attempt i of a draw draws _OVERDRAWS[i] ids for each id that is still missing. Ids that are missing after
-# the last attempt are drawn from a list of the allowed ids. This almost never happens if more than a hundredth of all
-# ids is allowed.
+# Attempt i of a draw draws _OVERDRAWS[i] ids for each id that is still missing. Ids that are missing after the last
+# attempt are drawn from a list of the allowed ids. The list is almost never needed if more than a hundredth of all ids
+# is allowed.
 _OVERDRAWS = (1, 8, 64)
 _NONE: Ints = np.zeros(0, np.int64)
 
@@ -77,9 +77,10 @@ class Restricted(Distribution):
     def _draw_left(
         self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
     ) -> tuple[Ints, Floats]:
-        """Draw the ids that complete a batch of `size` ids, of which `drawn` are there; return ids and chances.
+        """Draw the ids that are missing in a batch of `size` ids after `drawn` was drawn; return ids and chances.
 
-        They are drawn from a list of all allowed ids. Raises NotEnoughData if these cannot complete the batch.
+        The missing ids are drawn from a list of all allowed ids. Raises NotEnoughData if these cannot complete the
+        batch.
         """
         left = self.drawable(population)
         mass = self._distribution.chances(population, left)
@@ -125,7 +126,7 @@ def _earlier(ids: Ints) -> Ints:
 
 
 REMOVERS = ("oldest", "lowest_priority", "random")
-# More than any number of draws of an id.
+# A number above any possible number of draws of an id.
 _ALWAYS = 1 << 40
 
 
@@ -133,10 +134,10 @@ class Index:
     """The ids of one kind that a sampler draws from: at most `most`, in ascending order. Not thread-safe.
 
     A full index removes an id for each new one. `remover` chooses the removed id: the "oldest" by time of publishing;
-    the one with the "lowest_priority", the oldest of equal ones; or a "random" one. The latter two may remove the new
-    id itself. With "random", all ids are in the index with the same probability: Vitter's algorithm R (1985). After
-    evictions the algorithm is random pairing (Gemulla et al. 2008): each new id replaces one evicted id at random, and
-    enters the index only if that id was in it.
+    the one with the "lowest_priority", the oldest of equal ones; or a "random" one. "lowest_priority" and "random" may
+    remove the new id itself. With "random", all ids are in the index with the same probability: Vitter's algorithm R
+    (1985). After evictions the algorithm is random pairing (Gemulla et al. 2008): each new id takes the place of a
+    random evicted id, and enters the index only if the evicted id was in the index.
     """
 
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:
@@ -145,7 +146,8 @@ class Index:
         self._count = 0  # number of ids that have arrived so far
         self._cursor = Cursor()
         self._size = 0  # number of ids of the population at the last call of `follow`
-        # Random pairing: the numbers of evicted ids from inside and from outside the index that no new id has replaced.
+        # For random pairing: how many ids were evicted from inside the index, and how many from outside it, not
+        # counting ids whose place a new id has taken.
         self._evicted, self._others_evicted = 0, 0
 
     @property
@@ -270,7 +272,7 @@ class Indices:
         return {"rng": json.dumps(self._rng.bit_generator.state), "indices": indices}
 
     def loaded(self, state: Mapping[str, Any]) -> "Indices":
-        """Return new `Indices` with this object's arguments, in the state `state`; ValueError if it is invalid."""
+        """Return new `Indices` with this object's arguments, in the state `state`; ValueError if `state` is invalid."""
         found = Indices(self.most, self.remover, 0)
         if state:
             with state_of("the indices of a sampler"):
@@ -320,7 +322,7 @@ class Bounded(Restricted):
         return self._distribution.chances(population, ids) * self._index.contains(ids) / (total or 1.0)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability in `draw` of each id, (n,); all ids must be in the population's share."""
+        """Return the probability with which `draw` draws each id, (n,); all ids must be in the population's share."""
         total = self._distribution.share_chances(population, self.drawable(population)).sum()
         return self._distribution.share_chances(population, ids) * self._index.contains(ids) / (total or 1.0)
 
@@ -388,7 +390,10 @@ class TimesSampled:
         return self._counts.setdefault(kind, Counts())
 
     def state_dict(self, kind: tuple[Any, ...], less: Ints) -> dict[str, Any]:
-        """Return the counts by the JSON of their kind of id; for `kind`, less how often each id occurs in `less`."""
+        """Return the counts by the JSON of their kind of id.
+
+        From the counts of `kind`, subtract how often each id occurs in `less`.
+        """
         every = self._counts.items()
         return {json.dumps(each): counts.state_dict(less if each == kind else _NONE) for each, counts in every}
 
@@ -404,7 +409,7 @@ class TimesSampled:
 class AtMost(Restricted):
     """Draw each id of another distribution at most `times.most` times. Not thread-safe; it belongs to one sampler.
 
-    A draw counts as soon as it is drawn; `forget` takes it back. `times` counts all draws of the sampler, also its
+    A draw counts as soon as it is drawn; `forget` takes it back. `times` counts all draws of the sampler, including its
     draws from other distributions. `kind` is the population's kind of id.
     """
 
@@ -415,7 +420,8 @@ class AtMost(Restricted):
         self._times, self._kind = times, kind
         self._counts = times.of(kind)
         self._pending: list[Draw] = []  # draws that were not delivered yet
-        # The last list of allowed ids, in ascending order, and the cursor at the population that it was made from.
+        # The allowed ids that `drawable` last computed, in ascending order, and a cursor at the population of that
+        # call.
         self._left, self._cursor = _NONE, Cursor()
 
     def __repr__(self) -> str:
@@ -469,7 +475,7 @@ class AtMost(Restricted):
         return self._distribution.chances(population, ids)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability in the share of each id, (n,), as if ids could be drawn without limit."""
+        """Return the probability of each id among the share's ids, (n,), as if ids could be drawn without limit."""
         return self._distribution.share_chances(population, ids)
 
     def priority_sum(self, population: Population) -> float:

@@ -19,7 +19,7 @@ def state_of(what: str) -> Iterator[None]:
     try:
         yield
     except INVALID as error:
-        # Messages of our ValueErrors are complete; other errors need their type.
+        # The message of a ValueError is understood without the type of the error; other messages need the type.
         why = str(error) if type(error) is ValueError else repr(error)
         raise ValueError(f"this is not a state of {what}: {why}") from None
 

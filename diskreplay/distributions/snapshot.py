@@ -13,8 +13,8 @@ from diskreplay.kernels.runs import Visible
 class Snapshot(Protocol):
     """The part of `reading.snapshot.Snapshot` that distributions use."""
 
-    # Nanoseconds since the epoch. Episodes that began at this time or later have no hidden steps: steps beyond the
-    # limits of the store.
+    # A time, in nanoseconds since 1970. Episodes that began at this time or later have no hidden steps, which are steps
+    # beyond the limits of the store.
     reached: int
     record: Ints  # read by kernels; see `kernels.frozen`
     log: EpisodeTable  # the ended episodes in discovery order
@@ -61,13 +61,13 @@ class Snapshot(Protocol):
         """Return the time of each step's publication, in nanoseconds since the epoch."""
 
     def episode_values(self, leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return an episode field's value for each step, from its ended episode, and which steps have a value."""
+        """Return, for each step, the value of an episode field of its ended episode, and whether there is a value."""
 
 
 class EpisodeFilter:
     """A filter of episodes. It calls `ask` once for an ended episode, and once per snapshot for an open one.
 
-    `ask(snapshot, first_id)` returns whether the episode that begins at an id is admitted. With `ask` None, all
+    `ask(snapshot, first_id)` returns whether the episode with the first id `first_id` is admitted. With `ask` None, all
     episodes are admitted, and `asks` is False. The answers stay valid when a sampler's view changes, because ids are
     stable; so the sampler keeps its filter.
     """

@@ -145,7 +145,7 @@ class _Groups:
         """Add the new ids of the population, and hide ids that have left it."""
         if self._cursor.is_at(population):
             return
-        if self._epoch != population.epoch:  # older ids have moved, so that runs may not leave in the order of arrival
+        if self._epoch != population.epoch:  # older ids have moved, so runs may leave in another order than they came
             self._cursor = Cursor()
         changes = self._cursor.changes(population)
         ended = changes.runs.shape[1] - changes.provisional
@@ -185,7 +185,7 @@ class _Groups:
     def _hide(self, reached: Ints) -> Column:
         """Hide the runs `reached`; return the group of each run with hidden ids, by the last id of the run.
 
-        The runs `reached` must be the first runs, in the order of arrival, that were not hidden before.
+        The runs `reached` must be those that arrived first among the runs that are not hidden yet.
         """
         group = self._group[self._first : self._first + reached.shape[1]]
         self._first += len(group)
@@ -275,7 +275,7 @@ class _Runs:
         return numbered(IdRuns(*self.runs), self._before, self._begin[group] + number)
 
     def find(self, ids: Ints, keys: Ints, segments: tuple[int, Ints], group: Ints) -> None:
-        """Set `group[i]` to the group of `ids[i]` if it is in these runs; `keys` are the `lane_keys` of the ids."""
+        """Set `group[i]` to the group of `ids[i]` if these runs have that id; `keys` are the `lane_keys` of the ids."""
         if not len(self.group):
             return
         if self._index is None:

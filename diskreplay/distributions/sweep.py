@@ -160,7 +160,7 @@ class TimePass(Pass):
         assert self._pieces is not None
         if not len(self._begins) and not self._carried.shape[1]:
             return False
-        # Read at least as many ids as are in `_carried`, so that those are not sorted again and again.
+        # Read at least as many ids as are in `_carried`, so that the ids in `_carried` are not sorted again and again.
         ends = np.cumsum(self._pieces.count)
         taken = int(np.searchsorted(ends, max(_SORTED_AT_ONCE, self._carried.shape[1]), "left")) + 1
         next_begins = int(self._begins[taken]) if taken < len(self._begins) else NEVER
@@ -230,8 +230,8 @@ class Sweep(OneOwner, Even):
     until then. The pass begins again when the view changes to another kind of id.
 
     A sweep has a position, which is part of its saved state. So it belongs to one sampler, which calls it under its
-    lock. Its memory grows with the number of episodes, not of ids. A small Feistel network over the numbers of the ids
-    computes the random order. The order by time is computed for some ten thousand ids at a time.
+    lock. Its memory grows with the number of episodes, not with the number of ids. A small Feistel network over the
+    numbers of the ids computes the random order. The order by time is computed for some ten thousand ids at a time.
 
     Parameters
     ----------

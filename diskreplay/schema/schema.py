@@ -187,8 +187,8 @@ class Schema:
         Raises
         ------
         SchemaError
-            If a space, or one inside it, cannot be stored. If ``dtype_map`` is invalid: it maps something other than
-            dtypes, or floats to integers, which are never cast. The message names the culprit.
+            If a space, or one inside it, cannot be stored. If ``dtype_map`` maps anything but dtypes, or maps floats to
+            integers, because floats are never cast to integers. The message names the culprit.
         """
         prefix = "single_" if hasattr(env, "single_observation_space") else ""
         try:
@@ -381,7 +381,7 @@ def _unflatten(plan: dict[str, _Plan], values: Mapping[str, Any]) -> dict[str, A
 
 
 def with_tuples(tree: Tree, values: Any) -> Any:
-    """Return nested dicts with a `TupleRecord` in place of each dict that has all items of a tuple in ``tree``.
+    """Return nested dicts, in which a `TupleRecord` replaces each dict that has all items of a tuple of ``tree``.
 
     ``tree`` is the tree of fields that belongs to ``values``.
     """

@@ -56,7 +56,7 @@ class Field:
     row_bytes: int = field(repr=False, compare=False)
 
     def __init__(self, shape: Any, dtype: Any, space: dict[str, Any] | None = None) -> None:
-        """Check and normalise the description."""
+        """Check the shape, dtype and space, and convert each to one form."""
         set_once = object.__setattr__
         set_once(self, "shape", _checked_shape(shape))
         set_once(self, "dtype", _checked_dtype(dtype))
@@ -144,7 +144,7 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
 
 def _checked_dtype(dtype: Any) -> np.dtype[Any]:
     try:
-        # numpy takes None as float64, and "f4,f4" as a record.
+        # numpy reads None as float64, and "f4,f4" as a structured dtype.
         name = "None" if dtype is None else np.dtype(dtype).name
     except (TypeError, ValueError, SyntaxError):
         name = repr(dtype)[:80]
@@ -159,7 +159,7 @@ def _checked_space(space: Any) -> dict[str, Any] | None:
     if not isinstance(space, dict):
         raise SchemaError(f"a field's space is a dict or None, not {type(space).__name__}")
     try:
-        # After the round trip through JSON, a comparison with the value read back from disk is exact.
+        # The round trip through JSON makes the space equal to the one that is later read from the disk.
         return dict(parse_json(json.dumps(space, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(f"a field's space holds plain JSON only: {error}") from None
@@ -237,7 +237,10 @@ def tree_from_space(space: Any, name: str, dtypes: DtypeMap) -> Any:
 
 
 def _bounds(values: np.ndarray, dtype: np.dtype[Any]) -> Any:
-    """Return bounds as JSON, rounded to the stored dtype: values of the space, rounded alike, stay inside."""
+    """Return bounds as JSON, rounded to the stored dtype.
+
+    Values of the space are rounded alike when they are stored, and so stay within the bounds.
+    """
     if dtype.kind != "f":
         return _numbers(values)
     with np.errstate(over="ignore"):
