@@ -26,7 +26,7 @@ class DistillationBuffer(Backed):
     instead: each call of `add` is an episode of steps with reward 0, and only `obs` and `action` have a meaning.
 
     dtypes and shapes follow the rules of `ReplayBuffer`, with one difference. Without `obs_shape`, observations with
-    two axes or more are a batch if their first axis has the length of the actions' first axis.
+    two axes or more are a batch if their first axis is as long as the first axis of the actions.
 
     Concurrency: one thread adds; any thread may call the other methods.
 

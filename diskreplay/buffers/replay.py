@@ -167,7 +167,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._mark = 0  # steps with lower ids were cleared
         self._sampler: Sampler | None = None
         self._saved_at = monotonic()
-        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # (snapshot, view), and the sampleable ids
+        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # the key (snapshot, view), and its sampleable ids
         super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:
@@ -422,7 +422,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def save(self) -> None:
         """Make all steps durable, and save the priorities; a buffer opened at `path` continues from them.
 
-        Both are durable when this method returns. A crash leaves the previous save or this one.
+        The steps and the priorities are durable when this method returns. A crash during the call leaves either the
+        previous save or this one.
 
         Raises
         ------

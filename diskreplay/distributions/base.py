@@ -35,7 +35,7 @@ class Draw(NamedTuple):
 
 
 class RefreshNeeded(Exception):
-    """Raised instead of a draw that may be incomplete: refresh the population and draw again. Nothing was drawn."""
+    """Raised by a draw that needs a newer snapshot: refresh the population and draw again. Nothing was drawn."""
 
 
 class Distribution(ABC):

@@ -93,11 +93,11 @@ class Mixture(Distribution):
         return np.asarray(sum(map(operator.mul, self._shares, chances)), np.float64)
 
     def priorities(self, population: Population, ids: Ints) -> Floats:
-        """Return the priority of each id, by the first prioritized distribution; see `Distribution.priorities`."""
+        """Return the priority of each id in the first prioritized distribution; see `Distribution.priorities`."""
         return self._prioritized[0].priorities(population, ids)
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
-        """Return the weight of each drawn id, by the first prioritized distribution; None: all weights are 1."""
+        """Return the weights that the first prioritized distribution gives to drawn ids; None: all weights are 1."""
         return self._prioritized[0].weigh(draw, beta, batches) if self.weighted else None
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
@@ -119,7 +119,7 @@ class Mixture(Distribution):
             part.claim(owner)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each distribution that has one, by its index in `parts` as a text."""
+        """Return the states of the distributions that have one, by the distribution's index in `parts` as a text."""
         states = {str(i): part.state_dict() for i, part in enumerate(self._parts)}
         return {key: state for key, state in states.items() if state is not None}
 

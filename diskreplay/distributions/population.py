@@ -136,13 +136,12 @@ class Order(NamedTuple):
 class Changes(NamedTuple):
     """The changes of a population since a follower last read it; see `Progress`.
 
-    `progress` is the argument of the follower's next call of `Population.changes`. `runs` are the new runs.
-    `provisional` is the number of provisional runs at their end, which may change with each refresh and replace all
-    provisional runs of earlier calls. `partially_hidden` is the number of visible parts of older runs; these come first
-    among the provisional runs. `reached` are runs of earlier calls that may be hidden by now, wholly or in part; their
-    visible parts are among the provisional runs. If `whole` is True, `runs` are all runs, and replace those of all
-    earlier calls. `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next refresh overwrites `runs` and
-    `reached`.
+    `progress` is the argument of the follower's next call of `Population.changes`. `runs` are the new runs. The runs at
+    the end of `runs` are provisional: they may change with each refresh, and replace all provisional runs of earlier
+    calls. `provisional` is their number. The first `partially_hidden` of the provisional runs are visible parts of
+    older runs. `reached` are runs of earlier calls that may be hidden by now, wholly or in part; their visible parts
+    are among the provisional runs. If `whole` is True, `runs` are all runs, and replace those of all earlier calls.
+    `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next refresh overwrites `runs` and `reached`.
     """
 
     progress: Progress
@@ -366,8 +365,8 @@ class Population:
     def _add_ended(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
         """Add the runs of ended episodes to the second region of the block; see the module's docstring.
 
-        If the block is empty (`is_fresh`) and an order was restored, that order decides the positions of the runs in
-        the first two regions.
+        If the block is empty (`is_fresh`) and there is an order to restore, that order decides the positions of the
+        runs in the first two regions.
         """
         start = self._ended
         end = self._write_starts(snapshot, ended.lines, LINES, start)
@@ -579,7 +578,7 @@ class Population:
 
     @property
     def segments(self) -> tuple[int, Ints]:
-        """The number of the first segment, and the lane counts of it and all later ones: 0 for a deleted segment."""
+        """The number of the first segment, and the number of lanes of each segment, 0 for a deleted one."""
         snapshot = self.snapshot
         return (0, np.zeros(0, np.int64)) if snapshot is None else (snapshot.origin, snapshot.lanes)
 
@@ -656,7 +655,7 @@ class Population:
 
 
 class GrowingRuns:
-    """A growing array of runs with the rows `FIRST` to `BEFORE`; `before[i]` is the number of ids before run i."""
+    """A growing table of runs, with a column per run; `before[i]` is the number of ids in the runs before run i."""
 
     def __init__(self, capacity: int) -> None:
         self._replace(_block_array(capacity))
@@ -667,7 +666,7 @@ class GrowingRuns:
         self.runs, self.before = TimedRuns(*array[:BEFORE]), array[BEFORE]
 
     def __getstate__(self) -> dict[str, Ints]:
-        return {"array": self.array}  # `runs` and `before` are views of it, and are made anew
+        return {"array": self.array}  # `runs` and `before` use its memory, and are made anew
 
     def __setstate__(self, state: dict[str, Ints]) -> None:
         self._replace(state["array"])
@@ -730,7 +729,7 @@ class _Block(GrowingRuns):
         return self.record
 
     def slice(self, start: int, end: int) -> Ints:
-        """Return the runs `start` to `end` - 1, (4, n), as a view of the array."""
+        """Return the runs `start` to `end` - 1, (4, n), in the memory of the array."""
         return self.array[:BEFORE, start:end]
 
     def settle(self, end: int) -> None:
@@ -877,7 +876,7 @@ class Cursor:
 
     @property
     def taken(self) -> Ints:
-        """The last taken id of each lane."""
+        """The last taken id of each lane that has one."""
         return self._last[self._last >= 0]
 
     def new_of(self, population: Population, runs: IdRuns) -> tuple[IdRuns, Ints, NDArray[np.bool_]]:

@@ -69,7 +69,7 @@ class SumTree:
 
     @property
     def masses(self) -> Floats:
-        """The mass of each leaf, as a view: change masses only by `set` and `fill`."""
+        """The mass of each leaf, in the tree's memory: change masses only by `set` and `fill`."""
         return self.tree[: self.capacity]
 
     def set(self, leaves: Ints, masses: Floats) -> None:

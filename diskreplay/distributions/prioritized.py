@@ -115,7 +115,7 @@ class Prioritized(Owned):
 
     @property
     def normalize(self) -> str:
-        """The set of ids whose largest weight divides all weights: "batch" or "store"."""
+        """Where to find the largest weight, by which weights are divided: "batch" or "store"."""
         return self._normalize
 
     @property

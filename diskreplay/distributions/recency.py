@@ -44,7 +44,8 @@ _MOST_PIECES = 256
 _PARTS = 4
 # The number of ids that are looked up together.
 _AT_ONCE = 1 << 20
-# Limit of the exponent of a block's weight, relative to the newest block: e ** -500 is still a normal float64.
+# The smallest exponent of a block's weight, relative to the newest block, is minus this number: e ** -500 is still a
+# normal float64.
 _FAR = 500.0
 
 
@@ -262,7 +263,7 @@ class Arrivals:
             self._replace(np.stack(pieces), of)
 
     def _replace(self, pieces: Ints, of: Ints) -> None:
-        """Replace all pieces: new piece i is a part of old piece of[i].
+        """Replace all pieces: the new piece i is a part of the old piece `of[i]`.
 
         A block that still has pieces keeps its length in steps; the other blocks are removed.
         """
@@ -319,7 +320,7 @@ class Arrivals:
         self._is_full = bool(lengths[-1] >= self._block)
 
     def _drop_oldest(self) -> None:
-        """Drop the blocks that are older than `_most` steps, if these are more than a quarter of all blocks."""
+        """Drop the blocks that at least `_most` steps follow, if these are more than a quarter of all blocks."""
         gone = self._ranks[-1] - self._ranks[1:-1] >= self._most
         drop = int(np.count_nonzero(gone))
         if drop > len(gone) // 4:

@@ -248,7 +248,7 @@ class Schema:
         return flat
 
     def unflatten(self, part: str, values: Mapping[str, Any]) -> Any:
-        """Return the nested value with these leaves by path, the inverse of `flatten`; absent leaves are left out.
+        """Return the nested value that has these leaves; the inverse of `flatten`. Absent leaves are left out.
 
         A tuple with all its items becomes a `TupleRecord`. A tuple that lacks items becomes a dict of the items that
         are present.
