@@ -84,7 +84,10 @@ def advantages(
 
 
 def last_values_argument(values: Any, num_envs: int, device: torch.device) -> torch.Tensor:
-    """Return the values of the observations after a rollout, (num_envs,). Raises ValueError for another shape."""
+    """Return `last_values`, the values of the observations after a rollout, as a tensor (num_envs,).
+
+    Raises ValueError for another shape.
+    """
     given = _numbers(values, device)
     if given.numel() != num_envs or given.ndim > 2:
         raise ValueError(f"last_values must be one value for each of {num_envs} environments, not {tuple(given.shape)}")

@@ -135,6 +135,6 @@ _alive: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 # Handlers run in reverse order: this one runs before the handlers of writers and threads, imported above.
 @atexit.register
 def _wait_for_all() -> None:
-    """Wait for the steps of buffers that are still open."""
+    """Wait until the steps of all buffers that are still open are written."""
     for recorder in list(_alive):
         recorder.wait()

@@ -75,14 +75,14 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     as int64, and rewards as float32. Other dtypes are kept. Observations and actions may be dicts and tuples, nested
     like Gymnasium's Dict and Tuple spaces. A list counts as an array.
 
-    With one environment, a leading axis of length 1 of a state counts as the axis of environments. This axis is dropped
+    With one environment, a state's leading axis of length 1 counts as the axis of environments. This axis is dropped
     from the state and from the action. Give `obs_shape` if observations themselves begin with such an axis. With
     `num_envs` above 1, every value has a leading axis of `num_envs`, and each environment has its own episodes.
 
     A step's observation must equal the next observation of the same environment's previous step, byte for byte, unless
     that step was done or truncated. If it differs, the episode is cut there, with a warning the first time. For
-    example, if a buffer with ``num_envs=1`` gets steps of several environments in turn, each step is cut, and all
-    returns have a single step.
+    example, if a buffer with ``num_envs=1`` gets steps of several environments in turn, an episode is cut after each
+    step, and every return has a single step.
 
     With ``prioritized=True`` and a `path`, the priorities outlive the buffer, and so do the random state and the number
     of batches for beta's schedule. They are saved by `close`, by `save`, and every minute as long as they are updated.

@@ -65,8 +65,8 @@ class RolloutBuffer(Backed):
     or `store` waits for that thread. An error of the store is raised by the next call. The store then lacks the steps
     that were waiting, and the buffer still has all steps.
 
-    On a CUDA device, `add` copies tensors of that device on the current stream and does not wait, unless it has final
-    observations. With a `path`, the thread copies the steps to the CPU, on its own stream.
+    On a CUDA device, `add` copies tensors of that device on the current stream and does not wait, unless final
+    observations are given. With a `path`, the thread copies the steps to the CPU, on its own stream.
 
     Concurrency: only one thread may use the buffer.
 
@@ -87,7 +87,7 @@ class RolloutBuffer(Backed):
         ``{"hidden": dr.Field((64,), "float32")}``.
     path : path or None
         The path of a store that keeps the newest rollouts, at least eight; None: no store. A buffer begins empty, even
-        if the store has steps of an earlier buffer. Two buffers must not use a path at the same time.
+        if the store has steps of an earlier buffer. Two buffers must not use the same path at the same time.
     device : torch.device or str or None
         The device of tensors; None is the CPU.
 

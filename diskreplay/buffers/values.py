@@ -1,4 +1,4 @@
-"""Checks of the values that users pass to buffers, with or without an axis of environments, and names in batches."""
+"""Checks of the values that users pass to buffers, with or without an axis of environments; field names in batches."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def items_of(value: Any) -> Mapping[str, Any] | None:
 
 
 def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
-    """Return values with each array reshaped to its field, if the two shapes differ only in axes of length 1.
+    """Return values with each array reshaped to its field's shape, if its own shape differs only in axes of length 1.
 
     Other arrays are returned unchanged. `tree` is a field, or a dict or tuple of trees, and `value` is nested like the
     tree. The axes in `leading` precede the shape of each field.

@@ -3,10 +3,10 @@
 A run is an arithmetic sequence of ids in one lane. Hidden steps are beyond the store's limits and cannot be drawn. All
 runs are in one growing block of arrays, in three regions:
 
-    [0, main)      ended episodes; sorted by their beginning as soon as any step is hidden. The first `hidden` runs are
-                   partially or wholly hidden
-    [main, ended)  ended episodes that were found later, refresh by refresh, sorted within each refresh
-    [ended, end)   open episodes, and the visible parts of partially hidden runs; rewritten by each refresh
+    [0, main)      runs of ended episodes; sorted by start time as soon as any step is hidden. The first `hidden` of
+                   these runs are partially or wholly hidden
+    [main, ended)  runs of ended episodes that later refreshes found; sorted among the runs of the same refresh
+    [ended, end)   runs of open episodes, and visible parts of partially hidden runs; rewritten by each refresh
 
 A refresh takes time only for the new runs, and a search among cumulative counts finds the id at a position. When the
 second region has more than `SMALL` runs, and more than a quarter as many as there are visible runs in the first region,
@@ -258,7 +258,7 @@ class Population:
         self._filter = episode_filter or EpisodeFilter()
         self._looks_at_open = self._filter.asks or self._crossing is not None
         self.snapshot: Snapshot | None = None
-        self._restored: Order | None = None  # used by the next refresh that reads all episodes again
+        self._restored: Order | None = None  # the order for the next refresh that reads all episodes
         self.kind = view.kind
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # first ids of the open episodes that the filter admitted
@@ -419,7 +419,8 @@ class Population:
     def _restore_order(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
         """Fill the empty block with the runs of `order`; return the runs of `found` that are not in `order`."""
         # Hiding steps moves the start of a run, never its end, so runs are compared by their last ids. A run that is
-        # wholly hidden by now is not in `found`. It is kept until `_hide`, as in the population that saved the order.
+        # wholly hidden by now is not in `found`. Such a run is kept until `_hide` is called, as in the population that
+        # saved the order.
         there, known = last_ids(found), [last_ids(runs) for runs in order]
         main, ended, partly = (
             keep(runs, np.isin(last, there) | (runs.time < visible.reached) & (last < visible.least_ids(runs.first)))
@@ -439,8 +440,8 @@ class Population:
     def _hide(self) -> bool:
         """Move the runs of episodes that began before `_reached`, and so may have hidden steps, to `_partly`.
 
-        Returns whether any run was moved. Usually none is, because the newest hidden step is in the same episode as at
-        the last refresh.
+        Returns whether any run was moved. Usually no run is moved, because the newest hidden step is in the same
+        episode as at the last refresh.
         """
         reached = self._reached
         if not reached:

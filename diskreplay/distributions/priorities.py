@@ -29,7 +29,7 @@ FIRST_PAGES = 16
 _MOST_EMPTY = 1 << 16, 64
 # The smallest number of ids that scratch memory has room for: draws and updates up to this size need no new memory.
 _BLOCK = 4096
-_PAGES_AT_ONCE = 64  # pages whose initial priorities are read together
+_PAGES_AT_ONCE = 64  # the number of pages whose initial priorities are read together
 _NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # used while there is no snapshot
 
 
@@ -264,7 +264,7 @@ class PriorityTable:
     # --- priorities --------------------------------------------------------------------------------------------------
 
     def places(self, ids: Ints) -> Ints:
-        """Return the index of each id in `_raw` and in the leaves of `tree`, -1 for an id that cannot be drawn."""
+        """Return the place of each id, its index in `_raw` and among the leaves; -1 for an id that cannot be drawn."""
         places = np.empty(len(ids), np.int64)
         offered, lanes = self._offered
         get_kernel("locate")(ids, offered[priority_pages.ORIGIN, 0], lanes, self._pages, self._slots, places)

@@ -28,8 +28,8 @@ class Prioritized(Owned):
     the largest such weight, where N is the number of ids that can be drawn.
 
     It holds priorities, so it belongs to one sampler, which calls it under its lock. Each kind of id has its own table:
-    all transitions share one, and sequences of each (length, overlap, pad) have another. The first draw of a kind makes
-    its table, which is kept when the view is replaced.
+    all transitions share one table, and all sequences of the same (length, overlap, pad) share another. The first draw
+    of a kind makes its table, which is kept when the view is replaced.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class Prioritized(Owned):
         return f"Prioritized(alpha={self._alpha:g}, beta={beta})"
 
     def _followed(self, population: Population) -> PriorityTable:
-        """Return the priorities of the population's kind of id, updated to the ids that can be drawn now."""
+        """Return the table of the population's kind of id, after updating it to the ids that can be drawn now."""
         table = self._tables.get(population.kind)
         if table is None:
             table = self._tables[population.kind] = PriorityTable(self._alpha, self._normalize == "store")

@@ -53,8 +53,8 @@ class Recency(Owned):
     """Draw each id with a probability that halves with every `half_life` newer steps, with replacement.
 
     P(i) ∝ 2 ** (-age / half_life), where age is the number of drawable steps of all writers that were published later.
-    The age is exact within one lane. Steps of different lanes are in discovery order. Steps that were discovered
-    together are ordered by their times, with a tolerance of a thirtieth of the half-life.
+    The age is exact within one lane. Across lanes, a step counts as later if the sampler discovered it later. Steps
+    that were discovered together are ordered by their times, with a tolerance of a thirtieth of the half-life.
 
     It belongs to one sampler.
 
