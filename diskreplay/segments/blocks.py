@@ -1,11 +1,11 @@
-"""Checksums of the blocks of sealed chunk files, so that damage costs the rows of one block and not a whole segment.
+"""Checksums of the blocks of sealed chunk files: only the rows of damaged blocks are lost, not the whole segment.
 
 A block is a part of a chunk file, of at most 64 KiB. The file ``durable/blocks`` of a sealed segment has the CRC-32C of
-every block of every chunk file, as little-endian uint32. The checksums are in the order of arrays (sorted paths),
-chunks and blocks. Each checksum is XORed with the CRC-32C of a block of zeros of the same length. The result is 0 for a
-block of zeros, so ``durable/blocks`` has holes where the chunk files have holes. The CRC-32C of a whole chunk file can
-be computed from the checksums of its blocks. It is also in the segment's attributes, so a reader can verify each
-chunk's part of ``durable/blocks`` on its own.
+every block of every chunk file, as little-endian uint32. The checksums are sorted by the path of the array, then by the
+number of the chunk, then by the number of the block. Each checksum is XORed with the CRC-32C of a block of zeros of the
+same length. The result is 0 for a block of zeros, so ``durable/blocks`` has holes where the chunk files have holes. The
+CRC-32C of a whole chunk file can be computed from the checksums of its blocks. The segment's attributes have the
+CRC-32C of each chunk file too, so a reader can verify the checksums of one chunk file without those of the others.
 """
 
 import os
@@ -36,7 +36,7 @@ _INVERSION = 0xFFFFFFFF
 def block_bytes(row_bytes: int) -> int:
     """Return the size of a block in bytes, for an array with rows of ``row_bytes`` bytes.
 
-    The number of rows in a block is a power of two: the largest one that fits in 64 KiB, up to 512. If a single row is
+    A block has as many rows as fit in 64 KiB, rounded down to a power of two, and at most 512. If a single row is
     larger than 64 KiB, a block has 64 KiB and need not begin where a row begins.
     """
     if row_bytes > layout.BLOCK_BYTES:
@@ -48,7 +48,8 @@ def block_bytes(row_bytes: int) -> int:
 class BlockSums:
     """The checksums of the blocks of a segment's chunks, collected in memory until `write` writes them.
 
-    ``chunks`` has the checksums of each chunk as `stored` returns them, by array path and chunk number.
+    ``chunks`` maps the path of an array and the number of a chunk to the checksums of the chunk's blocks, in the form
+    that `stored` returns.
     """
 
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -56,8 +57,8 @@ class BlockSums:
     def add(self, array: RowArray, chunk: int, fd: int, block: int | None = None) -> int:
         """Add the checksums of the blocks of a chunk file, and return the checksum of the whole file.
 
-        ``fd`` is the open chunk file. ``block`` is the size of a block in bytes; None: `block_bytes` for the array.
-        Holes of the file are not read.
+        ``fd`` is the open chunk file. ``block`` is the size of a block in bytes; None: what `block_bytes` returns for
+        the array. Holes of the file are not read.
         """
         size, block = os.fstat(fd).st_size, block or block_bytes(array.row_bytes)
         sums, crc = read_sums(fd, size, block)
@@ -100,8 +101,9 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
                 crc32c(part.data[i : min(i + block, count)]) for i in range(0, count, block)
             ]
             crc, at, done = crc32c(part.data, crc), at + count, done + count
-    # `crc` is the checksum of the data, without holes. If no hole precedes the last data, it is the checksum of all
-    # bytes before `at`. The loop computes it, because the bytes are in the cache there, and `combine` takes longer.
+    # `crc` is the checksum of the bytes that were read; holes were not read. If no hole is before `at`, `crc`
+    # is the checksum of all bytes before `at`. The loop computes `crc` because the bytes are in the processor's cache
+    # then, and `combine` would take longer.
     crc = crc if done == at else combine(sums[: -(-at // block)], at, block)
     return sums, with_zeros(crc, size - at)
 
@@ -115,7 +117,7 @@ def stored(sums: Sums, size: int, block: int) -> bytes:
 
 
 def parse(data: bytes, size: int, block: int) -> Sums:
-    """Return the checksums of the blocks of a file of ``size`` bytes from ``data``, as `stored` returned it."""
+    """Return the checksums of the blocks of a file of ``size`` bytes; ``data`` is what `stored` returned for them."""
     return np.frombuffer(data, "<u4").astype(np.uint32) ^ _of_zeros(size, block)
 
 
@@ -132,12 +134,14 @@ def _of_zeros(size: int, block: int) -> Sums:
 def combine(sums: Sums, size: int, block: int) -> int:
     """Return the checksum of a file of ``size`` bytes from the checksums of its blocks.
 
-    The checksum of the concatenation A + B is the XOR of two numbers. One is the checksum of A, advanced by ``len(B)``
-    zero bytes without CRC-32C's inversions at either end. The other is the checksum of B.
+    The checksum of the concatenation A + B is the XOR of two numbers. The first number is the checksum of A, after
+    CRC-32C's register was advanced by ``len(B)`` zero bytes without inverting it. The second number is the checksum of
+    B.
     """
     if len(sums) < 2:
         return int(sums.sum())
-    # Neighbouring blocks are joined in pairs, until one is left. The last block may be shorter, so it is joined last.
+    # The checksums of neighbouring blocks are combined in pairs, until one checksum is left. The last block may be
+    # shorter, so its checksum is combined last.
     values, zeros = sums[:-1], _zeros(block)
     while len(values) > 1:
         if len(values) % 2:
@@ -149,7 +153,7 @@ def combine(sums: Sums, size: int, block: int) -> int:
 
 
 def with_zeros(crc: int, nbytes: int) -> int:
-    """Return the checksum of bytes with checksum ``crc`` that are followed by ``nbytes`` zeros."""
+    """Return the checksum of some bytes and ``nbytes`` zeros after them; ``crc`` is the checksum of the bytes alone."""
     return _multiply(_zeros(nbytes), crc ^ _INVERSION) ^ _INVERSION if nbytes else crc
 
 
@@ -161,7 +165,7 @@ def _sum_of_zeros(nbytes: int) -> int:
 @lru_cache(maxsize=64)
 def _zeros(nbytes: int) -> int:
     """Return the polynomial that advances CRC-32C's register by ``nbytes`` zeros: x to the power of 8 * ``nbytes``."""
-    product = 1 << 31  # the polynomial 1, as bits are reversed
+    product = 1 << 31  # the polynomial 1, with its bits reversed
     for bit in range(nbytes.bit_length()):
         if nbytes >> bit & 1:
             product = _multiply(_power_of_two_zeros(bit), product)
@@ -170,7 +174,7 @@ def _zeros(nbytes: int) -> int:
 
 @cache
 def _power_of_two_zeros(bit: int) -> int:
-    """Return the polynomial that `_zeros` returns for ``2**bit`` bytes."""
+    """Return what `_zeros` returns for ``2**bit`` zeros."""
     half = _power_of_two_zeros(bit - 1) if bit else 0
     return _multiply(half, half) if bit else 1 << 23  # x**8
 
@@ -223,10 +227,10 @@ def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
 
 
 def known_sums(info: SegmentInfo) -> dict[str, Sums]:
-    """Return the checksums of blocks that ``durable/blocks`` has for each chunk file, by `Chunk.name`.
+    """Return, by `Chunk.name`, the checksums of the blocks of each chunk file, read from ``durable/blocks``.
 
-    A chunk file is left out if its part of ``durable/blocks`` is damaged. The result is empty if ``durable/blocks``
-    cannot be read.
+    A chunk file is left out if its checksums in ``durable/blocks`` are damaged. The result is empty if
+    ``durable/blocks`` cannot be read.
     """
     chunks = list(sealed_chunks(info))
     counts = [-(-chunk.nbytes // chunk.block) for chunk in chunks]

@@ -91,7 +91,8 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
     begin_at = end_at - slices.rows
     filled = np.flatnonzero(slices.rows)
     starts, marks = _starts(flags)
-    # The first row of every slice begins an episode. So an episode ends before the next start, or with the last flag.
+    # The first row of every slice begins an episode. So an episode ends before the next episode begins, or with the
+    # last flag of the array.
     discards = marks[marks >= DISCARDED]
     if ((discards != DISCARD) & (discards != DISCARD_BEFORE)).any() or not (flags[begin_at[filled]] & FIRST).all():
         raise _damaged(flags, slices, "the flags in done are damaged at row {}")
@@ -135,7 +136,7 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
 
 
 def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
-    """Return the positions of flags that begin an episode, and all nonzero flags in order; some zeros may remain."""
+    """Return the positions of flags that begin an episode, and all nonzero flags in order, with some zeros."""
     # In long episodes most flags are 0, so eight flags are compared at once.
     whole = len(flags) & ~7
     words = np.flatnonzero(flags[:whole].view(np.uint64))
@@ -147,7 +148,7 @@ def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
 
 
 def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, problem: str) -> FormatError:
-    """Return an error that names the damaged slice; to find it, each slice is parsed alone."""
+    """Return an error that names the damaged slice; to find this slice, each slice is parsed alone."""
     number = 0
     stops = np.cumsum(slices.rows).tolist()
     if len(stops) > 1:
@@ -171,7 +172,7 @@ _ROWS_AT_ONCE = 1 << 20
 def add_rewards(totals: Floats, episode: Ints, rewards: NDArray[Any]) -> None:
     """Add ``rewards[i]`` to ``totals[episode[i]]`` in float64, for each i in order.
 
-    Because they are added in order, a total is the same to the last bit, however many rewards are added in one call.
+    Rewards are added one by one in this order, so a total has the same bits however the rewards are divided into calls.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # rewards may be +inf and -inf
         np.add.at(totals, episode, rewards.astype(np.float64))
@@ -196,9 +197,9 @@ class EpisodeRows:
 def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
     """Return the table of a segment, computed from its chunk files; ``rows[i]`` is the number of rows of lane i.
 
-    Episodes of lost rows are left out. The table is empty if the flags do not form a sequence of episodes, because
-    damaged flags must not prevent sealing. Raises FormatError or OSError if files of flags, times or rewards are
-    missing or too short.
+    Episodes that consist of rows lost to damage are left out. The table is empty if the flags do not form a sequence of
+    episodes, because damaged flags must not prevent sealing. Raises FormatError or OSError if files of flags, times or
+    rewards are missing or too short.
     """
     parts, lost = [], [position for position, _ in info.lost.ranges]
     try:
@@ -248,9 +249,9 @@ def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
 
 
 def _refuse_holes(info: SegmentInfo, lookup: Lookup) -> None:
-    """Raise FormatError if the file of positions has a hole: a sparse file may claim more episodes than fit in memory.
+    """Raise FormatError if the file of positions has a hole: with holes, a small file could fill the memory when read.
 
-    In an intact table the positions increase, so only the first one can be 0. A hole would cover several positions.
+    In an intact table the positions increase, so only the first one can be 0. A hole would make several positions 0.
     """
     assert info.episodes is not None
     name = layout.episode_chunk("position")
@@ -278,7 +279,7 @@ class _NoEpisodes(Exception):
 
 
 def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
-    """Yield tables of a segment's episodes, lane by lane; ids in them have no segment number, only positions."""
+    """Yield tables of a segment's episodes, lane by lane; the ids in these tables have segment number 0."""
     for lane, first, flags, counts in _flags(info, rows):
         same = np.ones_like(counts)
         lanes = lane + np.arange(len(counts))
@@ -344,8 +345,8 @@ def _columns(info: SegmentInfo, episodes: EpisodeTable) -> dict[str, NDArray[Any
 def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:
     """Yield (which, values): the values of an array in the rows ``first[i]`` to ``stop[i]`` of ``lane[i]``, for all i.
 
-    ``which`` has the i of each value. These row ranges must be sorted by lane and row, and must not overlap. The values
-    of each range are yielded in order.
+    ``which[k]`` is the i of the range that has ``values[k]``. These row ranges must be sorted by lane and row, and must
+    not overlap. The values of each range are yielded in order.
     """
     per_chunk = info.chunk_rows[leaf]
     for chunk in range(int(first.min(initial=0)) // per_chunk, -(-int(stop.max(initial=0)) // per_chunk)):

@@ -23,8 +23,8 @@ from diskreplay.workers import computed_once
 class RewardSums(NamedTuple):
     """Three columns of the table of episodes of a sealed segment.
 
-    ``keys`` has, for each episode, `_key` of its lane and first row, in ascending order. ``steps`` has its number of
-    steps, and ``sums`` the sum of its rewards.
+    ``keys`` has, for each episode, `_key` of its lane and first row, in ascending order. ``steps`` has the number of
+    steps of each episode, and ``sums`` the sum of its rewards.
     """
 
     keys: Ints
@@ -45,7 +45,7 @@ class RewardSums(NamedTuple):
         return cls(_key(lane, row), steps, sums)
 
     def find(self, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the reward sum of each episode, and a mask that is False where the sum is unknown and arbitrary.
+        """Return each episode's reward sum, and a mask: where it is False, the sum is unknown.
 
         An episode is given by its lane, its first row and its number of steps.
         """
@@ -62,22 +62,22 @@ def _key(lane: Ints, row: Ints) -> Ints:
 
 
 Flags = Callable[[int, int, int], Iterable[NDArray[np.uint8]]]
-"""A function of a line (see `ValueRows`), a first row and a stop row that returns the flags of these rows, in parts."""
+"""A function that takes a line (see `ValueRows`), a first row and a stop row, and yields these rows' flags in parts."""
 
 
 class ValueRows:
-    """Finds the values of a row in the arrays of episode fields, which only have values of rows with `EPISODE_VALUES`.
+    """Finds the values of a row in the arrays of episode fields; only rows with the flag `EPISODE_VALUES` have values.
 
     A *line* is a lane of a segment, or all rows of a pack. The flags of a line are read when they are first needed.
 
-    Concurrency: any thread. `find` holds the lock that it receives while it reads flags.
+    Concurrency: any thread. While `find` reads flags, it holds the lock that its caller passes.
     """
 
     def __init__(self, info: SegmentInfo, pack: PackTables | None) -> None:
         lanes = len(info.lanes)
         self._least = 0 if pack is None else int((pack.first_rows + pack.rows)[-1])
         self._known: tuple[Ints, Ints] = np.zeros(lanes, np.int64), np.zeros(0, np.int64)
-        # Values of lost rows stay in the arrays, but these rows do not have the flag.
+        # Values of lost rows stay in the arrays, but these rows do not have the flag `EPISODE_VALUES`.
         row, lane = np.divmod(np.array([position for position, _ in info.lost.ranges], np.int64), lanes)
         lost = _key(lane, row)
         order = np.argsort(lost)
@@ -85,7 +85,7 @@ class ValueRows:
         self._lost_values = np.append(0, np.cumsum(np.array(info.lost.values, np.int64)[order]))
 
     def find(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, row: Ints, stop: Ints) -> Ints:
-        """Return the index of each row's values among all values of its line in an array of an episode field.
+        """Return the index of each row's values in an array of an episode field, counted from the line's first values.
 
         Row ``row[i]`` of line ``line[i]`` must have values. If the flags of this line have not been read up to this
         row, they are read up to row ``stop[i]`` with the function ``flags``.
@@ -103,8 +103,8 @@ class ValueRows:
     def _extend(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, stop: Ints) -> tuple[Ints, Ints]:
         """Read the flags of line ``line[i]`` up to row ``stop[i]``, or all flags of a pack.
 
-        Return, for each line, the number of rows whose flags have been read; and, sorted, `_key` of the line and row of
-        each of these rows that has values.
+        Return two arrays. The first has, for each line, the number of rows whose flags have been read. The second has
+        `_key` of each of these rows that has values, in ascending order.
         """
         with lock:
             known, valued = self._known
@@ -129,7 +129,7 @@ GONE = "the segment of these steps was evicted or set aside; draw again"
 PART_BYTES = 16 << 20
 
 LACKING = -1
-"""The first number that `Folder.division` returns for an array that the folder does not have."""
+"""`Folder.division` returns this as its first number if the folder does not have the array."""
 
 T = TypeVar("T")
 
@@ -153,11 +153,11 @@ class Folder:
         self.info, self._now = info, (info, self._tables)
 
     def lanes_of(self, number: int) -> tuple[int, Ints]:
-        """Return the writer of segment ``number``, whose rows this folder has, and the numbers of its lanes."""
+        """Return the number of the writer of segment ``number``, and the numbers of the segment's lanes."""
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the rows in a chunk of an array, or `LACKING`; and 1, as an array has at least one chunk."""
+        """Return log2 of the number of rows in a chunk of an array, or `LACKING`; and 1, the fewest chunks."""
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
     @computed_once
@@ -174,10 +174,10 @@ class Folder:
     def open(
         self, leaf: str, chunk: int, first: int, rows: int, memory: NDArray[np.uint8] | None
     ) -> Mapping | NDArray[np.uint8]:
-        """Read a chunk of an array into ``memory``, and return ``memory``; if it is None, return the mapped chunk file.
+        """Read a chunk of an array into ``memory``, and return ``memory``; if ``memory`` is None, return a mapping.
 
-        An array of a pack has one file, with all chunks. If this segment was merged into a pack, the pack's file has
-        other chunks: then ``rows`` rows of each lane, from row ``first`` on, are copied from it into new memory.
+        In a pack, an array has one file. If this segment was merged into a pack, that file does not have this segment's
+        chunks: then ``rows`` rows of each lane, from row ``first`` on, are copied from the file into new memory.
         """
         at = 0 if self._tables is not None else chunk
 
@@ -245,7 +245,7 @@ class Pack(Folder):
     """Reads the rows of a pack. Making this object reads the pack's tables, and raises the errors of `read_tables`.
 
     ``numbers`` are the numbers of the segments in the pack, in ascending order. ``lanes`` has the number of lanes of
-    each segment, and ``first_rows`` the first row of each lane in the pack.
+    each segment, and ``first_rows`` the row of the pack at which each lane begins.
     """
 
     _tables: PackTables
@@ -262,7 +262,7 @@ class Pack(Folder):
         return self._tables.ids_of(np.array(positions, np.int64))
 
     def lanes_of(self, number: int) -> tuple[int, Ints]:
-        """Return the writer of segment ``number`` of the pack, and the numbers of its lanes."""
+        """Return the number of the writer of segment ``number``, and the numbers of the segment's lanes."""
         member = int(self._tables.places(np.array([number]))[0])
         return int(self._tables.writers[member]), self._tables.runs[self._tables.runs_of(member), 2]
 
@@ -271,7 +271,7 @@ class Pack(Folder):
         return self._tables.rows[self._tables.runs_of(member)]
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the rows in a part of an array, or `LACKING`, and the array's number of parts.
+        """Return log2 of the number of rows in a part of an array, or `LACKING`, and the array's number of parts.
 
         An array has one chunk file with all parts. The parts of a compressed array are its inner chunks. The parts of
         any other array have about `PART_BYTES` bytes.
@@ -307,11 +307,12 @@ class Pack(Folder):
 
     @shown_paths()
     def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
-        """Return an open compressed array, and the numbers that the inner chunks ``inner`` of this pack have in it.
+        """Return an open compressed array with the numbers of its inner chunks to read, or the rows of these chunks.
 
-        See `shards` for inner chunks. If this pack was merged into another pack, the array of the other pack is
-        returned, with the numbers of the inner chunks in that array. If the other pack divides the rows into other
-        inner chunks, the decompressed rows of ``inner`` are returned instead.
+        See `shards` for inner chunks. ``inner`` has the numbers of the inner chunks in this pack. If this pack was
+        merged into another pack, the array of the other pack is returned, with the numbers that these inner chunks have
+        in that array. If the other pack divides the rows into other inner chunks, the decompressed rows of the inner
+        chunks ``inner`` are returned instead.
         """
         rows = self.info.compressed[leaf].rows
 
@@ -354,7 +355,7 @@ def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[
             leave_out(at + start, error)
             continue
         numbers = pack.numbers.tolist()
-        if taken.isdisjoint(numbers):  # else it was merged into another pack
+        if taken.isdisjoint(numbers):  # else this pack was merged into another one
             found.append(pack)
             taken.update(numbers)
     for number in taken:
@@ -370,10 +371,10 @@ def _zeros(nbytes: int) -> NDArray[np.uint8]:
 
 
 def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8]], None]:
-    """Return a function that reads the rows of a pack from a first row on into an array ``(rows, row_bytes)``.
+    """Return a function that reads rows of a pack: it takes the first row, and an array ``(rows, row_bytes)`` for them.
 
-    The function takes the row and the array. The array must be zeros: inner chunks of zeros are not stored, so their
-    rows are not written. Raises FileNotFoundError if the pack is gone.
+    The array must be zeros: the function leaves out rows in inner chunks of zeros, as these are not stored. Raises
+    FileNotFoundError if the pack is gone.
     """
     row_bytes = info.arrays[leaf].row_bytes
     refuse_links(info.path, above(leaf))
@@ -391,6 +392,6 @@ def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8
 
 
 def above(leaf: str) -> list[str]:
-    """Return the paths of the groups of an array, outermost first, and the path of the array."""
+    """Return the paths of the groups that contain an array, outermost first, and the path of the array."""
     parts = leaf.split("/")
     return ["/".join(parts[: i + 1]) for i in range(len(parts))]

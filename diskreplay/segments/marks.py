@@ -2,13 +2,13 @@
 
 The process that writes a segment makes committed rows durable every few seconds, and then appends a mark. A mark has
 the number of rows of each lane, the CRC-32C of the bytes written since the previous mark, and a checksum of the mark
-itself. This checksum continues the checksum of the previous mark. So rows can be verified wherever the files are: after
-a reboot, a move, a copy by any tool in any order, or in a snapshot of a volume. The rows that the longest valid prefix
-of marks covers are intact.
+itself. The checksum of a mark is continued from that of the previous mark. So rows can be verified wherever the files
+are: after a reboot, a move, a copy by any tool in any order, or in a snapshot of a volume. If a mark and all
+marks before it are valid, the rows that the mark covers are intact.
 
-The process that writes a segment also counts committed rows in memory that all processes of this boot share. A reader
-may trust these counters only if it maps the very same file: in the same boot, on the same volume, with the same inode.
-In all other cases, only the marks count.
+The process that writes a segment also counts its committed rows, in mapped files that all processes of this boot share.
+A reader may trust these counters only if it maps the very same file: in the same boot, on the same volume, with the
+same inode. In all other cases, only the marks count.
 
 A mark of a segment with L lanes has ``24 + 8 L`` bytes, little-endian:
 
@@ -17,14 +17,14 @@ A mark of a segment with L lanes has ``24 + 8 L`` bytes, little-endian:
 - its time in seconds since 1970 (float64);
 - the number of rows of each lane (L int64);
 - a checksum of the new priorities (uint32);
-- the CRC-32C of all bytes above, started from the same CRC-32C of the previous mark (uint32).
+- the CRC-32C of all bytes above, continued from this CRC-32C of the previous mark (uint32).
 
 The checksum of the new bytes is taken over one array after another, in the order of their paths. In an array it is
 taken over one chunk after another, and in a chunk over one lane after another. The new bytes of an episode field are
 the values of the new rows with the flag `EPISODE_VALUES`.
 
 Initial priorities have a checksum of their own. It is 0 if all new priorities are zeros, or if the segment has no array
-of priorities. So earlier marks stay valid when the array is added.
+of priorities. So marks that were made before the array was added stay valid.
 """
 
 import os
@@ -65,10 +65,10 @@ class Sums(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """An entry of the log.
+    """A mark: one entry of the log.
 
-    ``rows`` is the number of rows of each lane, ``sums`` the checksums of the rows since the previous entry, ``time``
-    the seconds since 1970, and ``own`` the entry's own checksum.
+    ``rows`` has the number of rows of each lane, and ``sums`` the checksums of the rows since the previous mark.
+    ``time`` is the time of the mark in seconds since 1970, and ``own`` its own checksum.
     """
 
     rows: Ints
@@ -127,13 +127,13 @@ def new_rows_crc(
     upto: Extent,
     mapped: Callable[[str, int], Mapping] | None = None,
 ) -> Sums:
-    """Return the checksums of the rows of all lanes between the extents ``before`` and ``upto``.
+    """Return the checksums of the rows that the extent ``upto`` has, but the extent ``before`` does not have.
 
     ``mapped`` is called instead of `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is missing, FormatError
     if it has the wrong size.
     """
-    # CRC-32C inverts its register at both ends. The checksum of priorities undoes both inversions, so that it is 0 for
-    # zeros.
+    # CRC-32C inverts its register at the start and at the end. The checksum of priorities undoes both inversions, so
+    # that it is 0 for zeros.
     sums, bounds = [0, _INVERTED], dict[bool, tuple[Ints, Ints, int, int]]()
     for leaf, array in sorted(info.arrays.items()):
         edges = bounds.get(array.is_of_episodes)
@@ -174,9 +174,9 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
 
 
 def proven_rows(info: SegmentInfo) -> Ints:
-    """Return the number of rows of each lane that the longest valid prefix of marks covers, ``(lanes,)``.
+    """Return the number of rows of each lane that marks prove, ``(lanes,)``.
 
-    All bytes that marks cover are read.
+    Marks are compared with the bytes of the rows in order, up to the first mark that does not match.
     """
     proven = Extent.begin(len(info.lanes))
     for mark in read_marks(str(info.path), len(info.lanes)):
@@ -196,12 +196,12 @@ def shows_live_rows(info: SegmentInfo) -> bool:
 
 
 def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
-    """Return, for each lane, how many rows have an observation to be trusted, and how many have only trusted fields.
+    """Return, for each lane, the number of rows with a trusted observation, and with all fields trusted.
 
-    Both arrays are ``(lanes,)``. They are mapped counters, which grow while the segment is written. But if marks must
-    prove the rows of the segment, they are ordinary arrays, and all bytes with marks are read to compute them, unless
-    `SegmentInfo.shown` has the numbers. Raises FileNotFoundError if the segment was evicted, FormatError if a counter
-    is damaged.
+    Both arrays are ``(lanes,)``. Usually they are mapped counters, which grow while the segment is written. If marks
+    must prove the rows of the segment, both are ordinary arrays with the numbers of `SegmentInfo.shown`; if `shown` is
+    None, all bytes that marks cover are read to compute the numbers. Raises FileNotFoundError if the segment was
+    evicted, FormatError if a counter is damaged.
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
@@ -272,7 +272,7 @@ class MarkLog:
         return extent_of(self._info, rows, self.marked, self._map_chunk)
 
     def chunks_behind(self, leaf: str, upto: Extent) -> set[int]:
-        """Return the numbers of an array's chunks that have rows which ``upto`` has but no mark covers."""
+        """Return the numbers of the chunks of an array in which the extent ``upto`` has rows that no mark covers."""
         return _chunks_between(self.marked.of(leaf), upto.of(leaf), self._info.chunk_rows[leaf])
 
     def append(self, upto: Extent, *, synced: bool = True) -> None:
@@ -280,8 +280,8 @@ class MarkLog:
 
         ``synced``: the mark is made durable, too.
 
-        Raises StorageFull if the disk has no space, or the system's OSError. Earlier marks are then intact, and the
-        call may be repeated.
+        Raises StorageFull if the disk has no space, or the system's OSError. After an error, earlier marks are intact,
+        and the call may be repeated.
         """
         rows = upto.rows
         crc, priority = new_rows_crc(self._info, self.marked, upto, self._map_chunk)
@@ -302,8 +302,8 @@ class MarkLog:
 class DurableRows:
     """Makes the rows of a segment durable, and appends marks of them to its log.
 
-    Files stay open between marks, until this object is garbage collected. This saves system calls. After each system
-    call, a thread may have to wait for the GIL, which the appending thread uses.
+    Files stay open between marks, until this object is garbage collected. This saves system calls: after each one, this
+    thread may have to wait until the appending thread releases the GIL.
 
     ``after_sync`` is called with the path of each array whose chunks were synced.
 
@@ -399,7 +399,8 @@ class DurableRows:
             sync_folder(folder)
         note_changed(f"{root.counters_folder}/c.0")
         sync_file(root.counters_folder / "c.0")
-        # The log's file name must be durable too: without it, a power loss would take even marks that were synced.
+        # The log's file name must be durable too: without it, a power loss would remove the whole log, even marks that
+        # were synced.
         self._log.create()
         sync_folder(os.path.dirname(self._log.path))
         self._is_new = False

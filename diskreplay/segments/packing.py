@@ -34,11 +34,11 @@ _MOST_ROWS = 1 << 24
 _FILES = 8
 
 EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
-"""By segment number: (position of the first step, steps) of each episode that was evicted by hand."""
+"""Maps a segment's number to its episodes that were evicted by hand: (position of the first step, number of steps)."""
 
 
 def chunk_rows(rows: int) -> int:
-    """Return the number of rows in an array's only chunk, in a pack with ``rows`` rows; not for episode fields."""
+    """Return the number of rows in the one chunk of an array of a pack with ``rows`` rows; not for episode fields."""
     return layout.ceil_power_of_two(rows + layout.ROWS_BEHIND)
 
 
@@ -58,7 +58,7 @@ def most_rows(root: Root, level: int | None) -> int:
 
 
 def most_values(root: Root) -> int:
-    """Return the maximum number of values that each episode field has in a pack."""
+    """Return the maximum number of values that each episode field may have in a pack."""
     return _rows_of_file(max((root.blueprint.arrays[leaf].row_bytes for leaf in root.blueprint.values), default=1))
 
 
@@ -82,11 +82,12 @@ def build_pack(
 ) -> SegmentInfo:
     """Build a pack from sealed segments and packs, and return its attributes.
 
-    ``building`` is the folder of the new pack. It has only a lock, which the caller holds. The new pack is complete and
-    durable, and has no number yet. The sources are only read. For episodes in ``evicted``, only flags and times are
-    copied. ``level`` is the level of zstd, or None for a pack without compression. ``pace`` is called after each small
-    part of the work: it may sleep to slow the work down, or raise an error to stop it. Raises StorageFull if the disk
-    has no room. Raises Unfit if a source cannot be read, does not match its checksums, or is gone.
+    ``building`` is the folder of the new pack. So far the folder has only a lock, which the caller holds. The new pack
+    is complete and durable, and has no number yet. The files of the sources are not changed. For episodes in
+    ``evicted``, only flags and times are copied. ``level`` is the level of zstd, or None for a pack without
+    compression. ``pace`` is called after each small part of the work: it may sleep to slow the work down, or raise an
+    error to stop it. Raises StorageFull if the disk has no room. Raises Unfit if a source cannot be read, does not
+    match its checksums, or is gone.
     """
     with storage_errors(building):
         info = _Build(root, building, list(_opened(sources, pace)), evicted, level, pace).run()
@@ -108,8 +109,8 @@ class _Run(NamedTuple):
     """A lane whose rows are copied from the segment or pack ``source`` into the new pack.
 
     ``lane`` is the lane's number in the files of ``source``; all lanes of a pack are in lane 0 of its files. In this
-    lane of the files, the copied rows are ``rows`` rows from row ``first`` on. In arrays of episode fields, they are
-    ``values`` rows from row ``first_value`` on.
+    lane of the files, the copied rows are ``rows`` rows from row ``first`` on. In arrays of episode fields, ``values``
+    rows are copied, from row ``first_value`` on.
     """
 
     source: "_Source"
@@ -120,7 +121,7 @@ class _Run(NamedTuple):
     values: int
 
     def of(self, leaf: str) -> tuple[int, int]:
-        """Return the first of the copied rows in an array of ``source``, and their number."""
+        """Return the first row to copy from an array of ``source``, and the number of rows to copy."""
         return (self.first_value, self.values) if layout.is_of_episodes(leaf) else (self.first, self.rows)
 
 
@@ -137,7 +138,7 @@ class _Source:
             raise Unfit(info, error) from error
 
     def _read(self) -> PackTables:
-        """Return the tables of the source; for a segment that is no pack, make tables: each lane begins at row 0."""
+        """Return the tables of the source; for a segment that is no pack, tables in which each lane begins at row 0."""
         info = self.info
         if info.packed is not None:
             return read_tables(info)
@@ -160,12 +161,12 @@ class _Source:
     def read(self, leaf: str, run: _Run, begin: int, stop: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield the rows ``begin`` to ``stop`` of a lane in an array, in parts: (first row of the part, bytes).
 
-        Rows are counted in the lane. Zeros that a compressed array does not store are left out. Raises Unfit if rows
-        are damaged or gone.
+        Rows are counted from the first row of the lane. Inner chunks of zeros, which a compressed array does not store,
+        are left out. Raises Unfit if rows are damaged or gone.
         """
         info = self.info
         if leaf not in info.chunk_rows:
-            return  # it is the array of priorities: the steps of this source have none
+            return  # it is the array of priorities: the steps of this source have no priorities
         array, per_chunk, (begins, _) = info.arrays[leaf], info.chunk_rows[leaf], run.of(leaf)
         if leaf in info.compressed:
             yield from self._decompressed(array, run.first, begin, stop)
@@ -262,7 +263,7 @@ class _Build:
         codecs = {leaf: codec(n, self._level, blueprint.arrays[leaf].shape) for leaf, n in self._inner_rows.items()}
         documents = blueprint.of_pack(*size, codecs).documents(1, rows, self._rows, self._values)
         for path, document in documents:
-            if path != layout.COMMITTED:  # this folder exists, with its lock
+            if path != layout.COMMITTED:  # made before, for the lock in it
                 os.mkdir(f"{folder}/{path}")
             self._group.small(f"{path}/{layout.METADATA}", document)
         for name, table in zip(layout.PACK_TABLES, self.tables.contents, strict=True):
@@ -306,7 +307,7 @@ class _Build:
             self._pace()
 
     def _write_flags_between(self, fd: int) -> None:
-        """Write flags that make one episode of the unused rows between two lanes; `_lost` counts these rows as lost."""
+        """Write flags that make the unused rows between two lanes one episode; `_lost` counts these rows as lost."""
         for first, stop in self._between:
             os.pwrite(fd, bytes([layout.FIRST]), first)
             os.pwrite(fd, bytes([layout.TRUNCATED | (layout.FIRST if stop == first + 1 else 0)]), stop - 1)
@@ -322,7 +323,7 @@ class _Build:
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
         """Return the sorted ranges of the pack's rows that belong to episodes evicted by hand.
 
-        Final observations are included. ``fd`` is the pack's file of flags.
+        Final observations are included. ``fd`` is the open file of the pack's flags.
         """
         found = []
         for number, episodes in self._evicted.items():
@@ -337,7 +338,7 @@ class _Build:
         return layout.merge_ranges(found)
 
     def _find_skipped_values(self, fd: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of values of evicted episodes in the pack's arrays of episode fields, in ascending order."""
+        """Yield the sorted ranges of rows of episode fields' arrays that have values of evicted episodes."""
         lost = {first: values for first, _, values in self._lost().entries}
         stops = {stop for _, stop in self._skipped}
         edges = {first for first, _ in self._skipped} | stops
@@ -418,7 +419,7 @@ class _Output:
         self._start, self._size, self._parts = 0, 0, list[NDArray[np.uint8]]()
 
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
-        """Buffer ``data``, the bytes of rows from row ``row`` of the file on, and write it once a batch is full."""
+        """Buffer ``data``, the bytes of rows from row ``row`` of the file on; write full batches."""
         at = row * self._row_bytes
         if at != self._start + self._size:
             self.flush()

@@ -42,7 +42,7 @@ class PackTables:
 
     ``members`` has one line per segment, sorted by segment number, with the columns `layout.MEMBER_COLUMNS`. ``runs``
     has one line per lane, in the same order of segments, with the columns `layout.RUN_COLUMNS`. The column
-    ``first_row`` has rows of the pack, and ``first_value`` has rows of the pack's arrays of episode fields.
+    ``first_row`` counts rows of the pack, and ``first_value`` counts rows of its arrays of episode fields.
     """
 
     members: Ints
@@ -97,7 +97,7 @@ class PackTables:
 
     @computed_once
     def first_run(self) -> Ints:
-        """The line of each segment's first lane in ``runs``, and at the end the number of lines of ``runs``."""
+        """For each segment, the line of ``runs`` with its first lane; at the end, the number of lines of ``runs``."""
         return np.concatenate([[0], np.cumsum(self.lanes)])
 
     def places(self, numbers: Ints) -> Ints:
@@ -130,14 +130,14 @@ class PackTables:
         return run >= 0 and row < int(self.first_rows[run] + self.rows[run])
 
     def member_tables(self, number: int, line: int) -> "PackTables":
-        """Return the tables of one segment as if it were a pack whose lane i begins at row ``i * line``."""
+        """Return tables that have only segment ``number``, and in which the segment's lane i begins at row ``i * line``."""
         member = int(self.places(np.array([number]))[0])
         runs = self.runs[self.runs_of(member)].copy()
         runs[:, 0] = line * np.arange(len(runs))
         return PackTables(self.members[member : member + 1], runs)
 
     def split(self, first: int, rows: int) -> list[tuple[int, int]]:
-        """Return the ranges of rows that are in lanes, among ``rows`` rows of the pack from row ``first`` on.
+        """Return which of the ``rows`` rows of the pack from row ``first`` on are in lanes, as ranges.
 
         There is one range per lane, as (first row of the pack, number of rows), in ascending order.
         """
@@ -168,7 +168,7 @@ def read_tables(info: SegmentInfo) -> PackTables:
 
 
 def read_members(info: SegmentInfo) -> Ints:
-    """Return a line for each segment whose rows ``info`` has: for itself or, if it is a pack, for the segments in it.
+    """Return the table ``members`` of a pack; for a segment that is no pack, a table with one line for the segment.
 
     The result is ``(n, 4)`` int64, with the columns `layout.MEMBER_COLUMNS`. The steps of an unsealed segment are
     unknown, and given as 0. Errors as for `read_tables`.
@@ -239,8 +239,9 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
 def _are_values(tables: PackTables, count: int) -> bool:
     """Return whether the columns of values in ``runs`` are possible.
 
-    The values of lanes must follow each other, be ``count`` in total, and be at most one per row. `_are_possible` has
-    refused negative numbers. The sums could overflow, so they are compared only if no lane has more values than rows.
+    The values of each lane must begin where those of the previous lane end. There must be ``count`` values in total,
+    and at most one per row. `_are_possible` has refused negative numbers. The sums could overflow, so they are compared
+    only if no lane has more values than rows.
     """
     values = tables.runs[:, 4]
     stop = np.cumsum(values)
@@ -258,7 +259,7 @@ def read_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
 
 
 def all_packs(root: Root, first: int = 0) -> Iterator[tuple[SegmentInfo, PackTables]]:
-    """Yield the readable packs of a store with the number ``first`` or a higher one, newest first."""
+    """Yield the readable packs with the number ``first`` or higher numbers, newest first."""
     for number in sorted((number for number in listed_numbers(root) if number >= first), reverse=True):
         folder = root.segment_path(number)
         if os.path.exists(f"{folder}/{layout.MEMBERS}") or os.path.exists(f"{folder}/{layout.TABLES_COPY}"):
@@ -269,7 +270,7 @@ def all_packs(root: Root, first: int = 0) -> Iterator[tuple[SegmentInfo, PackTab
 
 
 def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
-    """Return the newest readable pack with segment ``number``; None if no pack has it or the store is gone."""
+    """Return the newest readable pack that has segment ``number``; None if there is no such pack or store."""
     with suppress(FormatError):
         for info, tables in _packs_after(root, number):
             if tables.places(np.array([number]))[0] >= 0:
@@ -278,7 +279,7 @@ def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
 
 
 def merged_numbers(root: Root, first: int) -> set[int]:
-    """Return the numbers of all segments that are in packs with the number ``first`` or a higher number."""
+    """Return the numbers of all segments in packs whose own number is ``first`` or higher."""
     return {number for _, tables in _packs_after(root, first - 1) for number in tables.numbers.tolist()}
 
 
@@ -302,7 +303,7 @@ def current_numbers(root: Root) -> list[int]:
 
 
 def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
-    """Return the numbers of all segments in these packs, and of each pack that was merged into another one of them.
+    """Return the numbers of all segments in these packs, and of each pack that was merged into another of these packs.
 
     ``packs`` maps the number of a pack to the numbers of its segments.
     """
@@ -358,7 +359,7 @@ class KnownPack(NamedTuple):
 class KnownPacks:
     """The packs that this process has read or made, by number.
 
-    A pack is ignored if it was quarantined or replaced after it was read or made.
+    A pack is ignored if it was quarantined or replaced after this process read or made it.
 
     Concurrency: any thread.
     """
