@@ -129,8 +129,8 @@ def new_rows_crc(
 ) -> Sums:
     """Return the checksums of the rows that the extent ``upto`` has, but the extent ``before`` does not have.
 
-    ``mapped`` is called instead of `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is missing, FormatError
-    if it has the wrong size.
+    If ``mapped`` is given, it is called instead of `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is
+    missing, FormatError if it has the wrong size.
     """
     # CRC-32C inverts its register at the start and at the end. The checksum of priorities undoes both inversions, so
     # that it is 0 for zeros.
@@ -185,7 +185,7 @@ def proven_rows(info: SegmentInfo) -> Ints:
             if new_rows_crc(info, proven, upto) != mark.sums:
                 break
         except (OSError, FormatError):
-            break  # a chunk with marked rows is missing
+            break  # a chunk with rows that the mark covers is missing
         proven = upto
     return proven.rows
 
@@ -320,7 +320,7 @@ class DurableRows:
         self._info, self._after_sync, self._is_left = info, after_sync, is_left
         self._log = MarkLog(info)
         self._counter = open_lane_counter(f"{info.path}/{layout.DURABLE}", len(info.lanes), late=True)
-        self._named: dict[str, int] = {}  # by array: the highest chunk whose file name is durable
+        self._named: dict[str, int] = {}  # by array: the highest number of a chunk whose file name is durable
         self._open: dict[str, _OpenChunk] = {}  # by array: the chunk that was synced last
         self._is_new = True
 

@@ -43,7 +43,8 @@ def chunk_rows(rows: int) -> int:
 
 
 def is_compressed(array: RowArray) -> bool:
-    """Return whether compressed packs compress this array: `is_wide` holds for its rows, and it is no episode field."""
+    """Return whether compressed packs compress this array: `is_wide` holds for its rows, and no episode field has
+    it."""
     return is_wide(array.row_bytes) and not array.is_of_episodes
 
 

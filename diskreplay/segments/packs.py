@@ -130,7 +130,7 @@ class PackTables:
         return run >= 0 and row < int(self.first_rows[run] + self.rows[run])
 
     def member_tables(self, number: int, line: int) -> "PackTables":
-        """Return tables that have only segment ``number``, and in which the segment's lane i begins at row ``i * line``."""
+        """Return tables for segment ``number`` alone, in which lane i of the segment begins at row ``i * line``."""
         member = int(self.places(np.array([number]))[0])
         runs = self.runs[self.runs_of(member)].copy()
         runs[:, 0] = line * np.arange(len(runs))
@@ -188,7 +188,7 @@ def _read_table(info: SegmentInfo, path: str) -> Ints:
     try:
         data = _checked(info, path, read_regular(name, None, _MOST_BYTES))
         with suppress(MappingRefused):
-            return map_file(name, len(data)).array("<i8", shape)  # not copied: 100,000 segments take megabytes
+            return map_file(name, len(data)).array("<i8", shape)  # not copied: such a table may have megabytes
     except (OSError, FormatError):
         if not (data := table_from_copy(info, path)):
             raise

@@ -1,15 +1,16 @@
-"""Replaces a damaged segment by a rebuilt one, in which intact rows have the same positions, and steps the same ids.
+"""Replaces a damaged segment by a rebuilt one: intact rows keep their positions, and steps keep their ids.
 
 The new segment is built in the folder of the counters as ``new-NNNNNNNN``, which any holder of the store lock may
 delete. When it is complete and synced, it is renamed ``rebuilt-NNNNNNNN``. Then the damaged segment is moved to
 quarantine, and the rebuilt segment to the folder of segments. The empty folder ``replaced-NNNNNNNN`` exists until
-readers are notified. If the process dies after the renaming, the next holder of the store lock completes the
-replacement. A segment that is brought back from quarantine is renamed ``rebuilt-NNNNNNNN`` too, and replaces the
+readers are notified. If the process dies after it has renamed the folder, the next holder of the store lock completes
+the replacement. A segment that is brought back from quarantine is renamed ``rebuilt-NNNNNNNN`` too, and replaces the
 segment with its number in the same way.
 
-A copy of a sealed segment may have chunk files from before the sealing, or damaged ones. If the checksums of blocks
-prove more of its steps than the marks do, the next process that opens the store for writing rebuilds the copy, too.
-Until then, readers show the rows that these checksums prove (see `read_shown`), and change nothing.
+A copy of a sealed segment may have damaged chunk files, or chunk files that were copied before they were sealed. If the
+checksums of blocks prove more steps of the copy than the marks do, the next process that opens the store for writing
+rebuilds the copy, too. Until then, readers show the rows that these checksums prove (see `read_shown`), and change
+nothing.
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ class Proof(NamedTuple):
 
     @property
     def steps_lost(self) -> int:
-        """The number of steps that are lost now and were not lost before."""
+        """The number of lost steps, without those that the sealed segment had already lost."""
         return max(0, self.damage.steps_lost - self.sealed.lost.steps)
 
 
@@ -163,7 +164,7 @@ def _show(proof: Proof) -> _Shown | None:
             steps += sum(length for _, length in found)
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
-    # The attributes have the numbers of values of the ranges that were lost before. For newly damaged episodes, the
+    # For ranges that were lost before, the attributes have the number of values. For newly damaged episodes, this
     # number is 0: they keep their flags, and the flags tell which rows have values.
     values = {(position, rows): count for position, rows, count in sealed.lost.entries}
     steps = min(steps, sum(length for _, length in ranges))
@@ -190,7 +191,7 @@ def _unreadable(sealed: SegmentInfo, damage: Damage) -> dict[int, list[Range]]:
 
 
 def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple[int, int]]:
-    """Return (first row, steps) of each episode in rows ``first`` to ``stop`` of a lane.
+    """Return (first row, number of steps) of each episode in rows ``first`` to ``stop`` of a lane.
 
     The flags of these rows must be intact.
     """
@@ -210,7 +211,7 @@ def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple
 
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
 _COPIED_AT_ONCE = 64 << 20
-_MOST_BYTES = 64 << 20  # of a zarr.json or a counter
+_MOST_BYTES = 64 << 20  # the maximum size of a zarr.json or a counter
 # The errors of a system that cannot copy inside the kernel.
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 
@@ -218,9 +219,9 @@ _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPE
 def build_copy(info: SegmentInfo, damage: Damage) -> str:
     """Build a copy of a sealed segment without the damaged parts; return the copy's folder, relative to the store.
 
-    The caller holds the store lock. The damaged segment is only read. Raises StorageFull if the disk has no room.
-    Raises FormatError if a small file does not match its checksum, or an intact block changed meanwhile. After an
-    error, the folder of the copy is removed.
+    The caller holds the store lock. The files of the damaged segment are not changed. Raises StorageFull if the disk
+    has no room. Raises FormatError if a small file does not match its checksum, or an intact block changed meanwhile.
+    After an error, the folder of the copy is removed.
     """
     name = f"{_BUILDING}{layout.segment_name(info.number)}"
     folder = f"{info.root.counters_folder}/{name}"
@@ -235,7 +236,8 @@ class _Build:
     def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
         self._info, self._damage, self._folder = info, damage, folder
         self._group = GroupWriter(folder)
-        # The first row of each lane. A damaged time is replaced by an earlier time of the same lane.
+        # The row of a pack at which each lane begins; 0 if the segment is not a pack. A damaged time is replaced by an
+        # earlier time of the same lane.
         self._begins = np.zeros(1, np.int64) if info.packed is None else read_tables(info).first_rows
 
     def run(self) -> None:
@@ -339,7 +341,7 @@ class _Build:
                 os.pwrite(fd, bytes([flags]), lane * per_chunk + row % per_chunk)
 
     def _check(self, chunk: Chunk, known: Sums | None, skipped: list[Range]) -> None:
-        """Raise FormatError if a block of the copy has no skipped bytes, but another checksum than in ``known``."""
+        """Raise FormatError if the checksum of a copied block without skipped bytes differs from that in ``known``."""
         if known is None:
             return
         found, block = self._group.block_sums(chunk.array, chunk.number), chunk.block
@@ -359,7 +361,7 @@ def _without_rows(frame: bytes, cleared: list[Range], how: Compressed, row_bytes
 
 
 def _copy_range(source: int, target: int, first: int, stop: int) -> None:
-    """Copy bytes to the same offset of another file; if the file system can, blocks are shared instead of copied."""
+    """Copy bytes to the same offset of another file; the file system may share the blocks instead of copying them."""
     while first < stop:
         count = min(stop - first, _COPIED_AT_ONCE)
         try:
@@ -393,9 +395,9 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
 def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str) -> str | None:
     """Bring the segment ``entry`` back from quarantine, and quarantine the segment that has replaced it.
 
-    Return the new path of the segment that is quarantined, or None if there was none. Its record in quarantine has
-    ``reason``. All its steps must also be in ``entry``. If ``entry`` is a pack, ``members`` are the numbers of its
-    segments. The caller holds the store lock, and has verified ``entry``.
+    Return the new path of the segment that is quarantined, or None if there is no such segment. The record of this
+    segment in quarantine has ``reason``. All steps of this segment must also be in ``entry``. If ``entry`` is a pack,
+    ``members`` are the numbers of its segments. The caller holds the store lock, and has verified ``entry``.
     """
     number = entry.segment or 0
     move(root.folder / entry.where, _side_folder(root, _REBUILT, number))
@@ -408,7 +410,7 @@ def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str
 def rebuild_copy(info: SegmentInfo) -> bool:
     """Rebuild a copy of a sealed segment from its intact blocks, and return True; return False if its marks are used.
 
-    `prove_by_blocks` decides this. The damaged copy goes to quarantine unchanged.
+    `prove_by_blocks` decides whether the marks are used. The damaged copy goes to quarantine unchanged.
 
     The caller holds the lock of the store and the lock of the segment. Raises FormatError or OSError if small files do
     not match their checksums, StorageFull if the disk has no room. After an error, or if False is returned, nothing is
@@ -468,19 +470,19 @@ def _is_merged(root: Root, number: int) -> bool:
 
 
 def _gave_way(root: Root, number: int) -> bool:
-    """Return whether the folder of a missing segment is in quarantine; a record of it alone does not count."""
+    """Return whether the folder of a missing segment is in quarantine; a record without the folder does not count."""
     return any(entry.path == layout.segment_folder(number) for entry in read_quarantine(root.folder))
 
 
 def _keep(root: Root, number: int, reason: str) -> None:
-    """Move a rebuilt segment to quarantine, because it cannot be put in place, and only retention deletes segments."""
+    """Move a rebuilt segment that cannot be put in place to quarantine; only retention may delete it."""
     move_aside(root.folder, f"{layout.COUNTERS}/{_side_folder(root, _REBUILT, number).name}", reason, steps=0)
 
 
 def _notify(root: Root, number: int) -> None:
     """Make readers list the segments again, and remove the folder ``replaced-NNNNNNNN`` of this segment."""
     root.counters(writable=True).count(layout.CHANGES)
-    with suppress(OSError):  # a file may be in the folder; if it stays, readers only list once more
+    with suppress(OSError):  # the folder may hold a file; if it stays, segments are only listed once more
         _side_folder(root, _REPLACED, number).rmdir()
 
 

@@ -1,8 +1,9 @@
-"""Sealing makes a segment immutable. After a crash, all of it may be repeated.
+"""Sealing makes a segment immutable. After a crash, the whole sealing may be repeated.
 
-The order is: remove or zero everything after the rows that are kept; make shapes exact; take checksums; sync
-everything; write the attribute `sealed`. Each sync covers the whole file system: syncing the thirty files and folders
-of a segment one by one takes ten times as long. Only a writer's background thread waits for these syncs.
+The order is: remove or zero everything after the rows that are kept; write the exact shapes of the arrays; take
+checksums; sync everything; write the attribute `sealed`. Each sync covers the whole file system: syncing the thirty
+files and folders of a segment one by one takes ten times as long. Only a writer's background thread waits for these
+syncs.
 
 A segment is sealed in its own folder. `GroupWriter` also makes packs and rebuilt segments, in new folders.
 """
@@ -60,7 +61,7 @@ _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
 class GroupWriter:
-    """Writes the files of a sealed segment or pack, and their checksums: chunks in any order, then `finish`.
+    """Writes the files of a sealed segment or pack, and their checksums; `finish` is called after all chunks.
 
     The folders of the arrays must exist. This class syncs nothing: the caller syncs the files, and moves the
     folder of a pack or of a rebuilt segment to its place in the store.
@@ -106,10 +107,10 @@ class GroupWriter:
         return descriptor(f"{self._folder}/{array.path}/{array.chunk_key(number)}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def seal_chunk(self, array: RowArray, number: int, fd: int, block: int | None = None) -> None:
-        """Record the checksums of a final chunk file, and remove the permission to write it.
+        """Record the checksums of a chunk file that will not change anymore, and remove the permission to write it.
 
-        ``block`` is the size of a block in bytes; None: `block_bytes` for the array. The permission shows in a copy of
-        the segment: chunk files that have it were copied before they were sealed.
+        ``block`` is the size of a block in bytes; None: what `block_bytes` returns for the array. If a chunk file in a
+        copy of the segment has this permission, it was copied before it was sealed.
         """
         self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
         protect(fd)
@@ -132,7 +133,7 @@ class GroupWriter:
         return dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
 
     def finish(self, info: SegmentInfo, rows: Ints) -> SegmentInfo:
-        """Write the files of `write_derived`, then the zarr.json and its copy; return the attributes in it."""
+        """Write the files of `write_derived`, then the zarr.json and its copy; return the new attributes."""
         info = self.write_derived(info, rows, f"{self._folder}/{layout.EPISODES}")
         for name in (layout.DOCUMENT_COPY, layout.METADATA):
             write_file(f"{self._folder}/{name}", info.own_document())
@@ -145,11 +146,12 @@ class _Finished:
 
     info: SegmentInfo
     data: Extent  # the rows of the sealed segment
-    kept_extent: Extent  # the rows in its files: those of `data`, then the unproven rows
+    kept_extent: Extent  # the rows in the segment's files: those of `data`, then the unproven rows
     is_live: bool  # whether the segment's counters in memory are trusted, see `shows_live_rows`
     group: GroupWriter
     times: tuple[int, int] | None = None
-    # By number of a chunk of flags: how many steps the rows of `data` have in it, and how many the unproven rows.
+    # By the number of a chunk of flags: the number of steps in this chunk, first of the rows of `data`, then of the
+    # unproven rows.
     steps: dict[int, int] = field(default_factory=dict)
     unproven_steps: dict[int, int] = field(default_factory=dict)
 
@@ -177,16 +179,16 @@ def seal_segments(
 ) -> None:
     """Seal unsealed segments without a writer; the caller holds the locks of the segments.
 
-    ``is_waited_for`` returns whether another thread has begun to wait for the result. The processor of that thread is
-    then idle, so a second thread takes checksums on it.
+    ``is_waited_for`` returns whether another thread has begun to wait for the result. If so, the processor of that
+    thread is idle, and a helper thread computes checksums on it.
 
-    If a segment must prove its rows, the sealed segment has the rows that its marks prove. ``salvaged`` has, by segment
-    number, a number of rows of each lane that are kept even if fewer are proven. All other rows that the segment's
-    counters had counted stay in its files as unproven rows.
+    If a segment must prove its rows, the sealed segment has the rows that its marks prove. ``salvaged`` maps a
+    segment's number to the number of rows of each lane to keep, even if marks prove fewer rows. All other rows that the
+    segment's counters had counted stay in its files as unproven rows.
 
-    Raises StorageFull if the disk has no room for metadata; the call may be repeated. Raises StoreNotFound if the
-    store was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or the system could not write
-    one of the files back: it is then unknown which data are durable. Other errors are the system's OSError.
+    Raises StorageFull if the disk has no room for metadata; the call may be repeated. Raises StoreNotFound if the store
+    was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or the system could not write one
+    of the files to the disk: it is then unknown which data are durable. Other errors are the system's OSError.
     """
     root.check_still_there()
     with storage_errors(root.folder):
@@ -223,7 +225,7 @@ def _finish_files(
     else:
         rows, kept = keep_proven_rows(info, salvaged)
     data, group = extent_of(info, rows), GroupWriter(str(info.path))
-    for name in layout.LANE_COUNTERS:  # all three have the same content in the end: one can be restored from another
+    for name in layout.LANE_COUNTERS:  # all three get the same content: each can be restored from another
         group.note(f"{name}/c.0", rows.tobytes())
     segment = _Finished(info, data, extent_of(info, kept, data), is_live, group)
     _finish_chunks(segment, is_waited_for)
@@ -305,7 +307,7 @@ def _latest(info: SegmentInfo) -> int:
 
 
 def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
-    """Set the counter of committed rows to the number of rows that the sealed segment will have; return it.
+    """Set each lane's counter of committed rows to the rows it will have when sealed; return the numbers.
 
     In each lane, these are the committed rows, and the observation after them if it was published. The counters of the
     segment must be trusted, see `shows_live_rows`.
@@ -388,7 +390,7 @@ def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
 
 
 def _finish_array(segment: _Finished, array: RowArray) -> None:
-    """Delete the chunks after the last row of an array's longest lane, and make the array's shape exact."""
+    """Delete the chunks after the last row of an array's longest lane, and write the exact shape of the array."""
     info, longest = segment.info, int(segment.data.of(array.path).max())
     name = f"{array.path}/{layout.METADATA}"
     document = info.rows_document(array.path, longest)
@@ -434,7 +436,7 @@ def count_steps_in(info: SegmentInfo, rows: NDArray[np.int64]) -> int:
 
 
 def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
-    """Return the number of steps in the first ``rows[lane]`` rows of each lane of the segment in a folder."""
+    """Return the number of steps in the first ``rows[lane]`` rows of each lane; ``segment`` is the segment's folder."""
     steps = 0
     for chunk in range(-(-int(rows.max()) // per_chunk)):
         with opened(f"{segment}/{layout.DONE}/{layout.chunk_key(chunk, 0)}", len(rows) * per_chunk) as fd:

@@ -48,7 +48,8 @@ from diskreplay.segments.shards import Compressed, codec
 
 # The errors that reading a damaged or missing segment raises.
 DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# Folders and files of a segment that `read_segment` checks for links, because its callers open them next.
+# Folders and files of a segment that must not be symbolic links: `read_segment` checks this, because its callers open
+# them next.
 _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
 
 # Writers make a segment in advance, without a number, in the folder of the store's counters; the name of its folder
@@ -80,7 +81,7 @@ class Lost:
 
     @classmethod
     def of(cls, entries: Iterable[tuple[int, int, int]], steps: int) -> "Lost":
-        """Return the lost rows with these ranges: (position, rows, values) triples, which need not be sorted."""
+        """Return a `Lost` of ranges: (position, number of rows, number of values), in any order."""
         ordered = sorted(entries)
         return cls(tuple(entry[:2] for entry in ordered), steps, tuple(values for *_, values in ordered))
 
@@ -93,7 +94,8 @@ class Lost:
     def surplus(self) -> int:
         """The number of rows in all ranges, minus ``steps``.
 
-        The new flags make each lost row a step, so a count of steps by flags is too large by this number.
+        The flags that repair writes make each lost row a step, so a count of steps by flags is too large by this
+        number.
         """
         return sum(rows for _, rows in self.ranges) - self.steps
 
@@ -122,7 +124,7 @@ class PackSize(NamedTuple):
 class SegmentInfo:
     """The attributes of a segment, and the folder of its files.
 
-    `path` is below the open folder of the store, `root.home`, and is valid while this folder is open.
+    `path` is below the open folder of the store, `root.home`, and is valid only while `root.home` is open.
     """
 
     number: int
@@ -136,13 +138,13 @@ class SegmentInfo:
     boot: str
     inode: int
     volume: Volume
-    clock: Clock  # of the boot in which the rows were written, even in a copy, whose `boot` is empty
+    clock: Clock  # of the boot in which rows were written; a copy keeps it, although its `boot` is empty
     created: str
     sealed: bool = False
     steps: int | None = None
-    values: tuple[int, ...] = ()  # the rows of each lane in arrays of episode fields; empty: no such field, or unsealed
+    values: tuple[int, ...] = ()  # by lane: number of rows in arrays of episode fields; (): no such field, or unsealed
     checksums: dict[str, int] = field(default_factory=dict)
-    sealed_at: float = 0.0  # seconds since the epoch; 0: unsealed, or sealed by a release that did not record it
+    sealed_at: float = 0.0  # when it was sealed, in seconds since the epoch; 0: unsealed, or not recorded
     sealed_clock: BootTime | None = None
     times: tuple[int, int] | None = None  # the times of the oldest and the newest row; None: unsealed, or no rows
     # The number of rows of each lane in the files, with unproven rows; None if sealing found no unproven rows.
@@ -153,8 +155,8 @@ class SegmentInfo:
     lost: Lost = NOTHING_LOST
     packed: PackSize | None = None  # None: the segment is not a pack. See `packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # compressed arrays of a pack, by path
-    # Not in zarr.json. Of a damaged copy of a sealed segment: the number of rows of each lane that readers show, except
-    # the episodes in `lost` (see `rebuild.read_shown`). None for all other segments.
+    # This attribute is not in zarr.json. For a damaged copy of a sealed segment: how many rows of each lane readers
+    # show, except the episodes in `lost` (see `rebuild.read_shown`). None for all other segments.
     shown: tuple[int, ...] | None = None
     # The inode, modification time and size that the segment's zarr.json had when it was read; zeros: not read.
     document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)
@@ -273,8 +275,8 @@ class SegmentInfo:
         with suppress(FileNotFoundError):
             return open_regular(path, nbytes, os.O_RDWR)
         self.root.check_still_there()
-        # The shape is written before the file, as a call that finds the file returns early. zarr reads the rows of a
-        # missing file as zeros.
+        # The shape is written before the file is made: a call that finds the file does not write the shape. zarr reads
+        # the rows of a missing file as zeros.
         self.write_rows(leaf, (chunk + 1) * self.chunk_rows[leaf])
         temporary = f"{self.path}/{leaf}/.new-{chunk}"
         try:
@@ -298,7 +300,7 @@ class SegmentInfo:
             write_atomic(path, document, synced=True)
 
     def documents(self) -> Iterator[tuple[str, bytes]]:
-        """Yield (path, zarr.json) for each folder below the segment, parents first; shapes are those of one chunk."""
+        """Yield (path, zarr.json) for each folder below the segment, parents first; arrays have one chunk's shape."""
         return self.blueprint.documents(len(self.lanes), self.chunk_rows, None)
 
     def own_document(self) -> bytes:
@@ -310,7 +312,7 @@ class SegmentInfo:
         return self.arrays[leaf].document(len(self.lanes), rows, self.chunk_rows[leaf])
 
     def with_priority(self, rows: int) -> "SegmentInfo":
-        """Add the array of initial priorities, with 0, which means none, for the first ``rows`` rows of each lane.
+        """Add the array of initial priorities; the first ``rows`` rows of each lane get 0, which means no priority.
 
         Returns the new attributes. Only the segment's writer may call this, while no mark is being made. After a power
         loss, the segment has either the complete array or no such array. Raises StorageFull if the disk has no room;
@@ -464,7 +466,7 @@ class Size(NamedTuple):
 
 
 def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
-    """Return the inode of the file that counts a segment's committed rows; a copy of the segment has another one."""
+    """Return the inode of the file that counts a segment's committed rows; a copy of the segment has another inode."""
     return lookup.status(f"{path}/{layout.COMMITTED}/c.0").st_ino
 
 
@@ -547,7 +549,7 @@ def _build_arrays(
 ) -> None:
     for path, document in blueprint.documents(lanes, chunk_rows, rows):
         folder = f"{building}/{path}"
-        if path != layout.COMMITTED:  # this folder exists, with the lock
+        if path != layout.COMMITTED:  # made before, for the lock in it
             os.mkdir(folder)
         write_file(f"{folder}/{layout.METADATA}", document)
         if array := blueprint.arrays.get(path):
@@ -673,7 +675,8 @@ def _check_chunk_rows(
     """Raise ValueError if a number of rows per chunk is impossible in a segment with this number of lanes."""
     for leaf, array in arrays.items():
         rows = chunk_rows[leaf]
-        # A chunk has a power of two of rows. A chunk of a single row may be larger than the largest chunk size.
+        # The number of rows in a chunk is a power of two. A chunk of a single row may be larger than the largest chunk
+        # size.
         if not is_whole(rows, 1) or rows & (rows - 1):
             raise ValueError(f"{rows!r:.40} rows a chunk of {leaf}")
         if rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES and leaf not in compressed:
@@ -719,7 +722,7 @@ def is_never_written(segment: str) -> bool:
     after the zarr.json is durable. Any other unreadable zarr.json is damaged.
     """
     blank = _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
-    return blank and os.path.isdir(segment)  # checked last: retention may remove it meanwhile
+    return blank and os.path.isdir(segment)  # checked last: retention may remove the folder meanwhile
 
 
 def has_no_mark(segment: str) -> bool:

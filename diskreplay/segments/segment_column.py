@@ -19,7 +19,8 @@ Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
-# At most these bytes, or one chunk if it is larger, are reserved ahead in all lanes; and at most these rows of a lane.
+# Limits of what is reserved ahead: the number of bytes in all lanes (or one chunk, if it is larger), and the number of
+# rows of a lane.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
 # If at least one in this many lanes soon needs more rows, rows of all lanes are reserved together; see `Column._near`.
 _CROWD = 8
@@ -75,7 +76,7 @@ class Column:
         self._least_ahead = max(2, min(self.rows, self._most_ahead)) if len(info.lanes) > CLOSE_LANES else 2
         self.by_position = by_position
         self._keeps = keeps
-        # By lane: the row after the last one that can be written, and the row after the last one with disk blocks.
+        # By lane: the first row that cannot be written yet, and the first row without disk blocks.
         self.reserved, self._allocated = np.zeros((2, len(info.lanes)), np.int64)
         # By chunk number: mapped chunks as arrays of items, one lane after another; or descriptors if `by_position`.
         self.chunks: dict[int, NDArray[Any]] = {}
@@ -89,10 +90,10 @@ class Column:
     def reserve(self, lane: int, row: int, stop: int, rows: Ints, *, ahead: bool = False) -> None:
         """Reserve disk blocks for the next rows of a lane, so that no write to them can find the disk full.
 
-        ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. The rows below
-        ``stop`` and some more, up to the end of the chunk, are reserved together. The call also reserves rows of
-        other lanes that will soon need more (see `_near`). If ``ahead`` is True, these include lanes that `wanting`
-        would return. Raises StorageFull if the disk has no room.
+        ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. The call reserves
+        the rows below ``stop`` and some rows after them, but none beyond the end of the chunk. The call also reserves
+        rows of other lanes that will soon need more (see `_near`). If ``ahead`` is True, these include lanes that
+        `wanting` would return. Raises StorageFull if the disk has no room.
         """
         begin = int(self.reserved[lane])
         if row < begin:
@@ -106,7 +107,8 @@ class Column:
             if begin == self._allocated[lane]:
                 self._allocate(chunk, lane, stop, rows, behind)
             upto = int(self._allocated[lane])
-            # Otherwise, the first writes to new pages would cause one page fault per lane, all in the same append.
+            # Unless pages are brought into memory here, the first writes to them cause one page fault per lane, all in
+            # the same append.
             brings_in = not self.by_position and (len(rows) > 1 or not self._is_whole(chunk))
             if brings_in:
                 upto = min(upto, max(stop, begin + self._step_rows))
@@ -137,12 +139,13 @@ class Column:
         return left
 
     def _margins(self, ends: Any) -> Any:
-        """Return, for each lane, the number of unused reserved rows that makes `wanting` return the lane.
+        """Return, for each lane, the number of unused reserved rows at which `wanting` returns the lane.
 
-        ``ends`` has the number of reserved rows of each lane. The result is a sixteenth of it, so that a small store
-        reserves little. It is a quarter if the next row begins a new chunk, because creating a file waits for the file
-        system's journal. With many lanes, it is then at least the rows of a chunk, because creating the pages of all
-        lanes takes as long as many steps. It is never more than `_most_ahead`.
+        ``ends`` has the number of reserved rows of each lane. The result is a sixteenth of ``ends``, so that a small
+        store reserves little. If the next row begins a new chunk, the result is a quarter of ``ends``, because creating
+        a file waits for the file system's journal. If there are also many lanes, the result is at least the number of
+        rows in a chunk, because creating the pages of all lanes takes as long as many steps. The result is never more
+        than `_most_ahead`.
         """
         is_new, least = ends & self.mask == 0, self._least_ahead
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
@@ -177,7 +180,8 @@ class Column:
         times = 4 if begin < self._few_rows else 2
         upto = min(end, max(stop, times * begin, self._first_rows)) if growing else end
         lanes = self._near(lane, upto, rows, self._allocated, behind)
-        # If all rows of a lane in the chunk are reserved, begin with the first: neighbouring lanes are then one range.
+        # If a lane gets all its rows in the chunk, its range begins with the first of these rows: the ranges of
+        # neighbouring lanes then join.
         starts = np.full(len(lanes), chunk << self.shift) if upto == end else self._allocated[lanes]
         firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
         fd = self.info.open_chunk(self.leaf, chunk)
@@ -306,7 +310,8 @@ class Column:
     def items(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return rows ``(n, *shape)`` of the array's dtype as n items (see `Column`)."""
         values = np.ascontiguousarray(values)
-        # Three times as fast as reshaping and two views. It needs at least one row, which callers always have.
+        # `frombuffer` is three times as fast as reshaping and two views. It needs at least one row; callers always pass
+        # one.
         return np.frombuffer(values, self.item) if self.as_bytes else values
 
     def as_data(self, item: Any) -> bytes:
@@ -317,7 +322,7 @@ class Column:
     def target(self, lane: int, row: int) -> tuple[Any, int]:
         """Return (target, count): assigning ``target[i]`` writes row ``row + i`` of a lane, for i below ``count``.
 
-        These rows are the rest of the lane in one chunk.
+        These are the rows of the lane from ``row`` to the end of the chunk.
         """
         at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
         if self.by_position:
@@ -345,9 +350,10 @@ class Column:
 
 
 class Places(NamedTuple):
-    """Where some of the rows that are to be written belong in one chunk.
+    """The places in one chunk for some of the rows that a call writes.
 
-    Row ``chosen[i]`` of these rows belongs at item ``at[i]`` of the chunk (see `Column`); if ``chosen`` is None, row i.
+    The call's row ``chosen[i]`` becomes item ``at[i]`` of the chunk (see `Column`); if ``chosen`` is None, its row i
+    does.
     """
 
     chunk: int
@@ -356,7 +362,7 @@ class Places(NamedTuple):
 
 
 def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
-    """Return, by chunk, where each row ``rows[i]`` of ``lanes[i]`` belongs; a chunk has ``2**shift`` rows per lane."""
+    """Return the `Places` of row ``rows[i]`` of ``lanes[i]``, for all i; a lane has ``2**shift`` rows in a chunk."""
     chunks, at = rows >> shift, lanes << shift
     at += rows
     first = int(chunks[0])
@@ -372,7 +378,7 @@ def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
 
 
 class _Positions:
-    """Writes a row of a chunk by position when an item is assigned, as to an array of items (see `Column`)."""
+    """Replaces a chunk's array of items (see `Column`): assigning an item writes the row with pwrite."""
 
     __slots__ = ("_base", "_chunk", "_column")
 

@@ -50,8 +50,8 @@ class Extent(NamedTuple):
 def extent_of(info: SegmentInfo, rows: Ints, before: Extent | None = None, mapped: MapChunk | None = None) -> Extent:
     """Return the extent of the first ``rows[i]`` rows of each lane i, computed from the flags of these rows.
 
-    ``before`` is a known extent of fewer rows: only the flags of the rows after it are read. ``mapped`` is called
-    instead of `SegmentInfo.map_chunk`, and raises the same errors.
+    ``before`` is a known extent of fewer rows: only the flags of the rows after it are read. If ``mapped`` is given, it
+    is called instead of `SegmentInfo.map_chunk`, and raises the same errors.
     """
     before = before or Extent.begin(len(rows))
     values = before.values.copy()
@@ -78,7 +78,7 @@ def sealed_extent(info: SegmentInfo, rows: Ints) -> Extent:
 
 
 def rows_with_values(info: SegmentInfo, rows: int, values: int) -> int:
-    """Return the maximum r, up to ``rows``, so that the first r rows of each lane have at most ``values`` values."""
+    """Return the largest r up to ``rows`` for which the first r rows of each lane have at most ``values`` values."""
     least, seen = rows, [0] * len(info.lanes)
     for row, lane, has_values in _flags(info, np.zeros(len(seen), np.int64), np.full(len(seen), rows), None):
         valued = np.flatnonzero(has_values)
@@ -102,7 +102,7 @@ def _flags(
         begin, above = chunk * per_chunk, (chunk + 1) * per_chunk
         flags = (mapped or info.map_chunk)(layout.DONE, chunk).array(np.uint8, (len(first), per_chunk))
         for lane in grown.tolist():
-            # No other row of the chunk is read: in some file systems, reading a hole through a mapping fills it.
+            # Only these rows of the chunk are read: in some file systems, reading a hole through a mapping fills it.
             for at in range(max(begin, int(first[lane])), min(above, int(stop[lane])), _AT_ONCE):
                 some = flags[lane, at - begin : min(at + _AT_ONCE, above, int(stop[lane])) - begin]
                 yield at, lane, (some & layout.EPISODE_VALUES) != 0
@@ -233,7 +233,7 @@ def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
             raise FormatError(f"{info.path}: committed is damaged; restore it")
         sealed_extent(info, committed)
         check_chunks(info, 0, most, lookup)
-        if most * lanes < _LARGE:  # nearly always, if there are thousands of segments
+        if most * lanes < _LARGE:  # true for nearly all segments of a large store
             return committed, LaneFlags(_read_dense(info, committed, lookup), committed)
         bounds = np.arange(lanes), np.zeros_like(committed), committed
         return committed, read_lanes(info, *bounds, lambda: _read_dense(info, committed, lookup))
@@ -256,7 +256,7 @@ def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[n
         read_into(path, size, chunk, lookup)
     by_lane = flags.reshape(chunks, lanes, per_chunk).transpose(1, 0, 2).reshape(lanes, -1)
     if int(committed.min()) == most:
-        return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # with one row per lane, `reshape` alone is a view
+        return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # `reshape` alone may return a view of all chunks
     return by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]
 
 

@@ -23,12 +23,13 @@ _NEVER = 1 << 62
 
 Kernel = Callable[..., Any]
 
-# By field: a chunk as a 1-d array of rows; and, for each lane, what to add to a row of the lane to get its index there.
+# Maps a field to one of its chunks, as a 1-d array of rows, and to an offset for each lane: row r of the lane has index
+# r + offset in the chunk.
 Window = dict[str, tuple[NDArray[Any], Ints]]
 
 
 def _numbers(array: Counters) -> Any:
-    """Return an array as a memoryview: Python reads and writes single numbers of it in half of numpy's time."""
+    """Return an array as a memoryview: Python reads and writes its numbers, one by one, twice as fast."""
     return array.data
 
 
@@ -40,7 +41,7 @@ class SegmentWriter:
     lanes. The values of an episode have rows of their own, in the arrays of episode fields. `reserve_values` and
     `write_values` handle these rows, and `publish` receives the lanes that have new values.
 
-    ``in_blocks``: many rows are written at a time, by position, as mapping chunks would take longer.
+    ``in_blocks``: each call writes many rows. They are written with pwrite, as mapping chunks would take longer.
 
     Concurrency: one thread of one process, which holds the segment's lock. This class never takes that lock itself.
     """
@@ -57,11 +58,11 @@ class SegmentWriter:
         self._value_columns = {leaf: column for leaf, column in every.items() if leaf not in self.columns}
         self._open_counters()
         self._lane_rows = np.zeros(lanes, np.int64)
-        # The same numbers as a memoryview. Assigning one of them is one aligned 8-byte write, as in numpy.
+        # The numbers of `_lane_rows` as a memoryview. Assigning one of them is one aligned 8-byte write, as in numpy.
         self.rows = _numbers(self._lane_rows)
         self.final_rows = np.full(lanes, -1)  # by lane: the newest row after an episode's last step, or -1
         self.total_rows = 0
-        self._values = np.zeros(lanes, np.int64)  # rows of episode fields of each lane
+        self._values = np.zeros(lanes, np.int64)  # by lane: the number of rows in arrays of episode fields
         self._reserved_values = np.zeros(lanes, np.int64)
         # The values of an episode have as many bytes as this many steps; 0 if segments are limited by steps, not bytes.
         root = info.root
@@ -75,11 +76,12 @@ class SegmentWriter:
         self._window_stop = 0
         self._window: Window = {}
         self.reserved = _numbers(self._reserved)
-        # No lane has gained more than `_growth` rows since opening. When it is `_ahead_at`, rows are reserved ahead.
+        # No lane has gained more than `_growth` rows since opening. When `_growth` reaches `_ahead_at`, rows are
+        # reserved ahead.
         self._growth, self._ahead_at = 0, 0
-        self._reserving = threading.Lock()  # held to reserve: by a background thread, or by one that needs rows
+        self._reserving = threading.Lock()  # held while a background thread or the appending thread reserves rows
         self._is_needed = False  # whether a thread needs rows at once
-        self._marking = threading.Lock()  # held to make a mark: by a background thread, or by one that flushes
+        self._marking = threading.Lock()  # held while a background thread, or one that flushes, makes a mark
         self._durable: DurableRows | None = None
         self._marked = np.zeros(lanes, np.int64)  # by lane: the number of rows that marks cover
         self._is_closed = False
@@ -141,12 +143,12 @@ class SegmentWriter:
                         self._note_reserved()
                     if self._is_closed or self._is_needed:
                         return
-                    # Here and not in the appending thread, because unmapping takes a millisecond.
+                    # Chunks are unmapped here and not in the appending thread, because unmapping takes a millisecond.
                     column.unmap_before(int(rows.min()))
                     until = min(until, int(column.rows_until_wanting(lanes, rows).min(initial=_NEVER)))
         except (OSError, ReplayError):
             return
-        # No lane needs more reserved rows before it has gained this many rows.
+        # No lane needs more reserved rows before `_growth` reaches this number.
         self._ahead_at = growth + until
 
     def reserve_rows(self, lane: int, row: int, stop: int) -> None:
@@ -196,11 +198,11 @@ class SegmentWriter:
     def write(self, lanes: Any, rows: Any, fields: Named[str, Any], kernel: Kernel | None = None) -> None:
         """Write rows in several fields; they are invisible before `publish`. The rows must be reserved.
 
-        If ``lanes`` is one lane, a field has successive rows from row ``rows`` on, ``(n, *shape)``. It may instead have
-        the item of row ``rows``: its bytes, or a number or 0-d array that fits the dtype.
+        If ``lanes`` is one lane, the value of a field is an array ``(n, *shape)`` of successive rows, from row ``rows``
+        on. The value may instead be the item of row ``rows``: its bytes, or a number or 0-d array that fits the dtype.
 
-        If ``lanes`` is an array of lanes, or None for all lanes, each field has one row per lane. ``rows`` then has
-        this row's number for each lane: the number of one of the lane's next two rows. ``kernel`` is
+        If ``lanes`` is an array of lanes, or None for all lanes, the value of each field has one row per lane. ``rows``
+        then has the number of the row to write in each lane: one of the lane's next two rows. ``kernel`` is
         `kernels.copying.write_lanes` or None; it writes many lanes at once if all fields are mapped.
 
         Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
@@ -278,8 +280,8 @@ class SegmentWriter:
         bases: dict[int, Ints] = {}
         for leaf, column in self.columns.items():
             chunk = low >> column.shift
-            # The window is valid until the first of its chunks ends, but only for the next two rows if a field is not
-            # in it.
+            # The window is valid until the first of its chunks ends. If it lacks a field, it is valid only for the next
+            # two rows.
             inside = (high + 1) >> column.shift == chunk and chunk in column.chunks
             column.close_before(low)
             self._window_stop = min(self._window_stop, (chunk + 1) << column.shift if inside else high + 2)
@@ -332,8 +334,8 @@ class SegmentWriter:
             grown = 1 if added == len(lanes) else 2
             self.most_rows += grown
             self._growth += grown
-        # Readers read `observed` first: if it is one more than `committed`, the observation after exactly the committed
-        # rows is there.
+        # Readers read `observed` first: if it is one more than `committed`, the observation that follows the committed
+        # rows is visible.
         if observed is True:
             self.observed[lanes] = rows + 1
         elif observed is not False:
@@ -374,7 +376,7 @@ class SegmentWriter:
         return bool((self.committed.copy() != self._marked).any())
 
     def _log(self) -> DurableRows:
-        """Return the object that makes marks. The caller keeps it until the mark is made: `close` may drop it."""
+        """Return the object that makes marks. The caller refers to it until the mark is made: `close` may drop it."""
         if self._is_closed:
             return DurableRows(self.info, is_left=True)  # not kept here, so that its files are closed after the mark
         durable = self._durable = self._durable or DurableRows(self.info, self._prefault)
@@ -396,7 +398,7 @@ class SegmentWriter:
 
         Errors as for `SegmentInfo.with_priority`.
 
-        Concurrency: the appending thread. It waits for a mark in progress, as each mark covers all arrays.
+        Concurrency: the appending thread. This method waits for a mark in progress, as each mark covers all arrays.
         """
         with self._marking:
             self.info = self.info.with_priority(int(self._lane_rows.max()))
@@ -413,7 +415,7 @@ class SegmentWriter:
         for column in (*self.columns.values(), *self._value_columns.values()):
             column.info = info
         if not self._keeps:
-            self._open_counters()  # counters by position are opened by path
+            self._open_counters()  # `CountersByPosition` opens its file by path
 
     def close(self) -> list[Mapping]:
         """Release every chunk and return the mappings, as `release` does; the lock stays held, as sealing needs it."""

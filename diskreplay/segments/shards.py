@@ -21,8 +21,8 @@ from diskreplay.segments.files.mapping import Mapping, map_file
 LEAST_ROW_BYTES = 256
 """The minimum size of a row in bytes for a compressed field: shorter rows are read faster without compression."""
 
-# The approximate size of an inner chunk in bytes, and its maximum number of rows. Both are small, as reading one row
-# decompresses a whole inner chunk.
+# The approximate number of bytes of an inner chunk before compression, and its maximum number of rows. Both are small,
+# as reading one row decompresses a whole inner chunk.
 _INNER_BYTES, _MOST_INNER_ROWS = 64 << 10, 32
 CRC_BYTES, _ENTRY_BYTES = 4, 16
 NOTHING = np.uint64((1 << 64) - 1)
@@ -31,7 +31,7 @@ NOTHING = np.uint64((1 << 64) - 1)
 class Compressed(NamedTuple):
     """The compression of a pack's array.
 
-    ``rows`` is the number of rows in an inner chunk, ``level`` the level of zstd, and ``nbytes`` the size of the file.
+    ``rows`` is the number of rows in an inner chunk, ``level`` the level of zstd, and ``nbytes`` the file's bytes.
     """
 
     rows: int
@@ -68,7 +68,7 @@ def index_bytes(chunk_rows: int, rows: int) -> int:
 
 
 def codec(rows: int, level: int, shape: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Return the codecs for the zarr.json of a compressed array with ``rows`` rows, of this shape, per inner chunk."""
+    """Return the codecs for the zarr.json of a compressed array; an inner chunk has ``rows`` rows of this shape."""
     plain = {"name": "bytes", "configuration": {"endian": "little"}}
     zstd = {"name": "zstd", "configuration": {"level": level, "checksum": False}}
     configuration = {
@@ -97,7 +97,7 @@ class ShardWriter:
         self._inner, self._number, self._end = np.zeros(rows * row_bytes, np.uint8), 0, 0
 
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
-        """Add the bytes of some rows, the first of which is ``row``; it must follow all rows that were added before."""
+        """Add the bytes of rows from row ``row`` on; these rows must follow all rows that were added before."""
         at, start = row * self._row_bytes, 0
         while start < len(data):
             number, inside = divmod(at + start, len(self._inner))
@@ -157,8 +157,8 @@ class Shard:
     def decompress(self, numbers: Ints, out: NDArray[np.uint8]) -> None:
         """Decompress the inner chunks ``numbers``, one after another, into ``out``, which has exactly their total size.
 
-        Inner chunks of zeros are not allowed. The GIL is released. Raises FormatError if an inner chunk does not
-        match its checksum or cannot be decompressed.
+        None of these inner chunks may be an inner chunk of zeros, which the file lacks. The GIL is released meanwhile.
+        Raises FormatError if an inner chunk does not match its checksum or cannot be decompressed.
         """
         starts, view = self.offsets[numbers], self._bytes.data
         stops, found = starts + self.sizes[numbers], list[memoryview]()
@@ -180,7 +180,7 @@ class Shard:
         raise FormatError(f"{self.path} is damaged ({problem}); run `diskreplay repair`")
 
     def rows(self, first: int, stop: int, row_bytes: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield (row, bytes): parts of the rows ``first`` to ``stop``, from ``row`` on, without inner chunks of zeros.
+        """Yield the rows ``first`` to ``stop`` in parts, as (first row, bytes); inner chunks of zeros are left out.
 
         Errors as for `decompress`.
         """
