@@ -112,7 +112,7 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
 
 
 def stored(sums: Sums, size: int, block: int) -> bytes:
-    """Return the checksums of the blocks of a file of ``size`` bytes, as ``durable/blocks`` stores them."""
+    """Return the checksums of the blocks of a file of ``size`` bytes, in the form of ``durable/blocks``."""
     return (sums ^ _of_zeros(size, block)).astype("<u4").tobytes()
 
 
@@ -145,7 +145,7 @@ def combine(sums: Sums, size: int, block: int) -> int:
     values, zeros = sums[:-1], _zeros(block)
     while len(values) > 1:
         if len(values) % 2:
-            values = np.concatenate([np.zeros(1, np.uint32), values])  # an empty block in front makes the number even
+            values = np.concatenate([np.zeros(1, np.uint32), values])  # with an empty block in front
         values = _multiply(zeros, values[0::2]) ^ values[1::2]
         zeros = _multiply(zeros, zeros)
     last = _zeros(size - (len(sums) - 1) * block)

@@ -195,7 +195,7 @@ class EpisodeRows:
 
 
 def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
-    """Return the table of a segment, computed from its chunk files; ``rows[i]`` is the number of rows of lane i.
+    """Return the table of a segment's episodes, computed from its chunk files; lane i has ``rows[i]`` rows.
 
     Episodes that consist of rows lost to damage are left out. The table is empty if the flags do not form a sequence of
     episodes, because damaged flags must not prevent sealing. Raises FormatError or OSError if files of flags, times or

@@ -1,4 +1,4 @@
-"""Reads the rows of segments and packs; after segments were merged, their rows are read from the pack."""
+"""Reads the rows of segments and packs; the rows of segments that were merged are read from the pack."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -35,7 +35,7 @@ class RewardSums(NamedTuple):
     def read(cls, info: SegmentInfo) -> Self:
         """Return the columns of a sealed segment, read from its files; empty ones if its table is damaged or gone.
 
-        If `find` does not know the sum of an episode, readers add up its rewards.
+        Readers add up the rewards of an episode whose sum `find` does not know.
         """
         try:
             position, steps, sums = read_columns(info, "position", "steps", "total_reward")
@@ -143,7 +143,7 @@ class Folder:
 
     _tables: PackTables | None = None
     info: SegmentInfo
-    _now: tuple[SegmentInfo, PackTables | None]  # the segment, or the pack in which its rows were last found
+    _now: tuple[SegmentInfo, PackTables | None]  # where the rows were last found: the segment, or a pack
 
     def __init__(self, info: SegmentInfo) -> None:
         self.note(info)
@@ -309,10 +309,10 @@ class Pack(Folder):
     def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
         """Return an open compressed array with the numbers of its inner chunks to read, or the rows of these chunks.
 
-        See `shards` for inner chunks. ``inner`` has the numbers of the inner chunks in this pack. If this pack was
-        merged into another pack, the array of the other pack is returned, with the numbers that these inner chunks have
-        in that array. If the other pack divides the rows into other inner chunks, the decompressed rows of the inner
-        chunks ``inner`` are returned instead.
+        ``inner`` has the numbers of these inner chunks (see `shards`) in this pack. If this pack was merged into
+        another pack, the array of the other pack is returned, with the numbers that these inner chunks have in that
+        array. If the other pack divides the rows into other inner chunks, the decompressed rows of the inner chunks
+        ``inner`` are returned instead.
         """
         rows = self.info.compressed[leaf].rows
 

@@ -23,8 +23,8 @@ The checksum of the new bytes is taken over one array after another, in the orde
 taken over one chunk after another, and in a chunk over one lane after another. The new bytes of an episode field are
 the values of the new rows with the flag `EPISODE_VALUES`.
 
-Initial priorities have a checksum of their own. It is 0 if all new priorities are zeros, or if the segment has no array
-of priorities. So marks that were made before the array was added stay valid.
+A mark has a separate checksum of the new initial priorities. This checksum is 0 if all new priorities are zeros, or if
+the segment has no array of priorities. So marks that were made before the array was added stay valid.
 """
 
 import os
@@ -205,7 +205,7 @@ def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
-        os.stat(info.path)  # raises now if the segment was evicted, and not when its rows are read
+        os.stat(info.path)  # raises here, and not later when rows are read, if the segment was evicted
         return rows, rows
     observed, committed = (
         map_lane_counter(f"{info.path}/{name}", len(info.lanes)) for name in (layout.OBSERVED, layout.COMMITTED)

@@ -1,8 +1,8 @@
 """Packs: sealed segments with the rows of many segments, one after another.
 
-A pack is a segment with one lane, so all code that reads, checks or deletes segments also handles packs. Two tables say
-which segments a pack has, and where each of their lanes begins. The segments keep their numbers, and their steps
-therefore keep their ids. Readers ignore the folders of these segments if they still exist.
+A pack is stored as a segment with one lane, so all code that reads, checks or deletes segments also handles packs. Two
+tables say which segments a pack has, and where each of their lanes begins. The segments keep their numbers, and their
+steps therefore keep their ids. Readers ignore the folders of these segments if they still exist.
 
 Without the tables no row of a pack can be found. So a pack also has a copy of the tables, which is read if the tables
 are damaged. Another file has a copy of the indexes (see `shards`) of the pack's compressed arrays, concatenated in the

@@ -91,7 +91,7 @@ def prove_by_blocks(info: SegmentInfo) -> Proof | None:
 
 
 class _Shown(NamedTuple):
-    """The rows of a copy that readers show: ``rows`` rows of each lane, except the lost rows among them."""
+    """The rows of a copy that readers show: ``rows[lane]`` rows of each lane, except the rows in ``lost``."""
 
     rows: tuple[int, ...]
     lost: Lost
@@ -112,14 +112,14 @@ def read_shown(root: Root, number: int) -> SegmentInfo:
     try:
         shown = _shown(info)
     except (OSError, FormatError):
-        return info  # its marks are used instead
+        return info  # the marks of the copy are used instead
     if shown is None:
         return info
     return replace(info, shown=shown.rows, lost=shown.lost)
 
 
 def _shown(info: SegmentInfo) -> _Shown | None:
-    """Return the rows of a copy that readers show, or None if its marks are used instead.
+    """Return the rows of a copy that readers show, or None if the marks of the copy are to be used instead.
 
     The result is cached until a file of the copy changes.
     """
@@ -379,11 +379,11 @@ def _copy_range(source: int, target: int, first: int, stop: int) -> None:
 
 
 def put_in_place(root: Root, number: int, building: str, reason: str, steps: int) -> str | None:
-    """Put a rebuilt segment in place of the damaged one; return the new path of the damaged one.
+    """Put a rebuilt segment in place of the damaged segment; return the new path of the damaged segment.
 
-    ``building`` is the folder of the rebuilt segment, relative to the store. The damaged one moves to quarantine, and
-    its record there has ``reason`` and ``steps``, the number of lost steps. If the damaged one was evicted meanwhile,
-    the rebuilt segment moves to quarantine, and None is returned.
+    ``building`` is the folder of the rebuilt segment, relative to the store. The damaged segment moves to quarantine,
+    and its record there has ``reason`` and ``steps``, the number of lost steps. If the damaged segment was evicted
+    meanwhile, the rebuilt segment moves to quarantine, and None is returned.
 
     The caller holds the store lock.
     """

@@ -61,7 +61,7 @@ _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
 class GroupWriter:
-    """Writes the files of a sealed segment or pack, and their checksums; `finish` is called after all chunks.
+    """Writes the files of a sealed segment or pack, and their checksums; call `finish` after all chunks were written.
 
     The folders of the arrays must exist. This class syncs nothing: the caller syncs the files, and moves the
     folder of a pack or of a rebuilt segment to its place in the store.

@@ -149,12 +149,12 @@ class SegmentInfo:
     times: tuple[int, int] | None = None  # the times of the oldest and the newest row; None: unsealed, or no rows
     # The number of rows of each lane in the files, with unproven rows; None if sealing found no unproven rows.
     claimed: tuple[int, ...] | None = None
-    unproven_steps: int = 0  # at most this many steps are in the unproven rows
+    unproven_steps: int = 0  # an upper bound of the number of steps in the unproven rows
     unproven_time: int = 0  # the time that unproven rows are taken to have, in ns since the epoch; 0: not recorded
     episodes: int | None = None  # the number of episodes in the table of `episode_table`; None: no table
     lost: Lost = NOTHING_LOST
     packed: PackSize | None = None  # None: the segment is not a pack. See `packs`
-    compressed: dict[str, Compressed] = field(default_factory=dict)  # compressed arrays of a pack, by path
+    compressed: dict[str, Compressed] = field(default_factory=dict)  # by path: the compressed arrays of a pack
     # This attribute is not in zarr.json. For a damaged copy of a sealed segment: how many rows of each lane readers
     # show, except the episodes in `lost` (see `rebuild.read_shown`). None for all other segments.
     shown: tuple[int, ...] | None = None
@@ -580,7 +580,7 @@ def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentIn
 def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
     """Return the attributes in zarr.json, if the segment is sealed there but `read_segment` returned it as unsealed.
 
-    `read_segment` does so for some copies. None is returned for other segments. Errors as for `read_segment`.
+    `read_segment` does so for some copies. For other segments, None is returned. Errors as for `read_segment`.
     """
     with LookupBelow(str(info.path)) as lookup:
         found = _read_segment(info.root, info.number, info.path, lookup, is_trusted=True)

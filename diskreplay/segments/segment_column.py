@@ -29,7 +29,7 @@ _LONE_LANE: Ints = np.zeros(1, np.int64)
 
 
 class Pages(NamedTuple):
-    """How the disk space of a lane grows in a segment's first chunk.
+    """How the disk space that is reserved for a lane grows in a segment's first chunk.
 
     A lane starts with ``first`` pages. Its space is multiplied by four while it is below ``few`` pages, and doubled
     after that. ``step`` pages, or `_STEP_ROWS` rows if these are more, are brought into memory at once.

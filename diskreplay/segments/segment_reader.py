@@ -1,4 +1,4 @@
-"""Reading a segment's files: its extent, its flags, and whether all its chunks exist.
+"""Reads from a segment's files its extent and its flags, and checks that all its chunks exist.
 
 The extent of a segment is how far its arrays are filled: for each lane, the number of rows, and the number of values of
 episodes. An array of an episode field has one row, a value, for each row of a lane with the flag `EPISODE_VALUES`, in
@@ -242,9 +242,9 @@ def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
 def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
     """Return the flags of the first ``committed[lane]`` rows of each lane, one lane after another.
 
-    Whole chunks are read if at least a quarter of their rows are committed: one read takes less time than one per lane.
-    If fewer are committed, only the committed rows are read, so that a segment with few rows per lane does not need the
-    memory of whole chunks.
+    Whole chunks are read if at least a quarter of their rows are committed: one read of a chunk takes less time than
+    one read per lane. If fewer are committed, only the committed rows are read, so that a segment with few rows per
+    lane does not need the memory of whole chunks.
     """
     lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
     chunks, size = -(-most // per_chunk), info.chunk_nbytes(layout.DONE)

@@ -37,8 +37,8 @@ class SegmentWriter:
     """Writes rows to one open segment.
 
     `reserve` reserves rows, `write` writes them, and `publish` makes them visible to readers. A step is a row of one
-    lane. An episode is successive rows of one lane. The step of a vectorized environment is one row in each of many
-    lanes. The values of an episode have rows of their own, in the arrays of episode fields. `reserve_values` and
+    lane. An episode consists of successive rows of one lane. The step of a vectorized environment is one row in each of
+    many lanes. The values of an episode have rows of their own, in the arrays of episode fields. `reserve_values` and
     `write_values` handle these rows, and `publish` receives the lanes that have new values.
 
     ``in_blocks``: each call writes many rows. They are written with pwrite, as mapping chunks would take longer.
@@ -67,7 +67,7 @@ class SegmentWriter:
         # The values of an episode have as many bytes as this many steps; 0 if segments are limited by steps, not bytes.
         root = info.root
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
-        self._reserved = np.zeros(lanes, np.int64)  # by lane: all rows below this one have disk blocks in every field
+        self._reserved = np.zeros(lanes, np.int64)  # by lane: every field has disk blocks for the rows below this
         self._least_reserved = 0
         # For writing many lanes at once. No lane has more than `most_rows` rows. Until a lane has `_window_stop` rows,
         # each field in `_window` has the next two rows of all lanes in one mapped chunk.
@@ -80,7 +80,7 @@ class SegmentWriter:
         # reserved ahead.
         self._growth, self._ahead_at = 0, 0
         self._reserving = threading.Lock()  # held while a background thread or the appending thread reserves rows
-        self._is_needed = False  # whether a thread needs rows at once
+        self._is_needed = False  # whether the appending thread waits for rows
         self._marking = threading.Lock()  # held while a background thread, or one that flushes, makes a mark
         self._durable: DurableRows | None = None
         self._marked = np.zeros(lanes, np.int64)  # by lane: the number of rows that marks cover
