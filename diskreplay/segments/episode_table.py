@@ -136,7 +136,7 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
 
 
 def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
-    """Return the positions of flags that begin an episode, and all nonzero flags in order, with some zeros."""
+    """Return the positions of flags that begin an episode, and all nonzero flags in order (and a few zeros)."""
     # In long episodes most flags are 0, so eight flags are compared at once.
     whole = len(flags) & ~7
     words = np.flatnonzero(flags[:whole].view(np.uint64))

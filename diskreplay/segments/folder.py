@@ -157,7 +157,10 @@ class Folder:
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the number of rows in a chunk of an array, or `LACKING`; and 1, the fewest chunks."""
+        """Return log2 of the number of rows in a chunk of an array, or `LACKING`, and the number 1.
+
+        The second number is the smallest number of chunks that the array may have.
+        """
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
     @computed_once

@@ -196,9 +196,10 @@ def shows_live_rows(info: SegmentInfo) -> bool:
 
 
 def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
-    """Return, for each lane, the number of rows with a trusted observation, and with all fields trusted.
+    """Return, for each lane, two numbers of rows that can be trusted.
 
-    Both arrays are ``(lanes,)``. Usually they are mapped counters, which grow while the segment is written. If marks
+    The first counts rows whose observation can be trusted, the second rows whose fields can all be trusted. Both
+    results are arrays ``(lanes,)``. Usually they are mapped counters, which grow while the segment is written. If marks
     must prove the rows of the segment, both are ordinary arrays with the numbers of `SegmentInfo.shown`; if `shown` is
     None, all bytes that marks cover are read to compute the numbers. Raises FileNotFoundError if the segment was
     evicted, FormatError if a counter is damaged.

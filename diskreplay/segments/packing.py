@@ -43,7 +43,7 @@ def chunk_rows(rows: int) -> int:
 
 
 def is_compressed(array: RowArray) -> bool:
-    """Return whether compressed packs compress this array: its rows are wide, and not of an episode field."""
+    """Return whether compressed packs compress this array: it has wide rows, and is not of an episode field."""
     return is_wide(array.row_bytes) and not array.is_of_episodes
 
 

@@ -259,7 +259,7 @@ def read_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
 
 
 def all_packs(root: Root, first: int = 0) -> Iterator[tuple[SegmentInfo, PackTables]]:
-    """Yield the readable packs with the number ``first`` or higher numbers, newest first."""
+    """Yield the readable packs with numbers from ``first`` on, newest first."""
     for number in sorted((number for number in listed_numbers(root) if number >= first), reverse=True):
         folder = root.segment_path(number)
         if os.path.exists(f"{folder}/{layout.MEMBERS}") or os.path.exists(f"{folder}/{layout.TABLES_COPY}"):
@@ -279,7 +279,7 @@ def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
 
 
 def merged_numbers(root: Root, first: int) -> set[int]:
-    """Return the numbers of all segments in packs whose own number is ``first`` or higher."""
+    """Return the numbers of all segments in the packs with numbers from ``first`` on."""
     return {number for _, tables in _packs_after(root, first - 1) for number in tables.numbers.tolist()}
 
 

@@ -475,7 +475,7 @@ def _gave_way(root: Root, number: int) -> bool:
 
 
 def _keep(root: Root, number: int, reason: str) -> None:
-    """Move a rebuilt segment that cannot be put in place to quarantine; only retention may delete it."""
+    """Move to quarantine a rebuilt segment that cannot be put in place, as only retention may delete it."""
     move_aside(root.folder, f"{layout.COUNTERS}/{_side_folder(root, _REBUILT, number).name}", reason, steps=0)
 
 

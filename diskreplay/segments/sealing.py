@@ -307,7 +307,7 @@ def _latest(info: SegmentInfo) -> int:
 
 
 def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
-    """Set each lane's counter of committed rows to the rows it will have when sealed; return the numbers.
+    """Set the counters of committed rows to the numbers of rows that the sealed segment will have; return them.
 
     In each lane, these are the committed rows, and the observation after them if it was published. The counters of the
     segment must be trusted, see `shows_live_rows`.

@@ -300,7 +300,7 @@ class SegmentInfo:
             write_atomic(path, document, synced=True)
 
     def documents(self) -> Iterator[tuple[str, bytes]]:
-        """Yield (path, zarr.json) for each folder below the segment, parents first; arrays have one chunk's shape."""
+        """Yield (path, zarr.json) of each folder below the segment, parents first; arrays have the shape of a chunk."""
         return self.blueprint.documents(len(self.lanes), self.chunk_rows, None)
 
     def own_document(self) -> bytes:

@@ -378,7 +378,7 @@ def find_places(lanes: Ints, rows: Ints, shift: int) -> list[Places]:
 
 
 class _Positions:
-    """Replaces a chunk's array of items (see `Column`): assigning an item writes the row with pwrite."""
+    """Stands in for a chunk's array of items (see `Column`): assigning an item writes the row with pwrite."""
 
     __slots__ = ("_base", "_chunk", "_column")
 

@@ -29,7 +29,7 @@ Window = dict[str, tuple[NDArray[Any], Ints]]
 
 
 def _numbers(array: Counters) -> Any:
-    """Return an array as a memoryview: Python reads and writes its numbers, one by one, twice as fast."""
+    """Return an array as a memoryview: reading or writing a single number of it takes half the time."""
     return array.data
 
 
@@ -376,7 +376,7 @@ class SegmentWriter:
         return bool((self.committed.copy() != self._marked).any())
 
     def _log(self) -> DurableRows:
-        """Return the object that makes marks. The caller refers to it until the mark is made: `close` may drop it."""
+        """Return the object that makes marks. The caller must hold it until the mark is made: `close` may drop it."""
         if self._is_closed:
             return DurableRows(self.info, is_left=True)  # not kept here, so that its files are closed after the mark
         durable = self._durable = self._durable or DurableRows(self.info, self._prefault)
