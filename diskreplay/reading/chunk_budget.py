@@ -2,9 +2,9 @@
 
 A chunk is a part of a field's array. A compressed array is a zarr shard: its inner chunks are decompressed one by one.
 
-Small chunk files are read into large blocks of memory. Each block is divided into pieces of one size. Mapping a file of
-some kilobytes costs a system call, a page fault and one of the 65,530 mappings that the kernel allows a process.
-Reading the file costs one system call and no mapping.
+Small chunk files are read into large blocks of memory. Each block is divided into pieces of one size. To map a file of
+some kilobytes costs a system call, a page fault and one of the 65,530 mappings that the kernel allows a process. To
+read the file costs one system call and no mapping.
 """
 
 import itertools
@@ -40,7 +40,7 @@ class Piece:
 
     @classmethod
     def of(cls, memory: NDArray[np.uint8]) -> "Piece":
-        """Return a piece over ``memory``, which belongs to no `_Block`."""
+        """Return a piece with the memory of the array ``memory``, which is not part of a `_Block`."""
         return cls(memory, memory.ctypes.data, memory.nbytes)
 
     @property
@@ -92,8 +92,8 @@ class Arena:
     """Allocates each `Piece` of memory for chunks from a `_Block`.
 
     A block is empty if none of its pieces is in use. An empty block is returned to the system if all blocks together
-    take more than ``spare`` bytes. Smaller amounts are kept: the system would clear the memory again for the next
-    block, which may take longer than filling it.
+    take more than ``spare`` bytes. Otherwise it is kept: the system would have to clear the memory of a new block,
+    which may take longer than filling it with rows.
 
     Concurrency: any thread may allocate pieces. Any thread may drop the last reference to a piece, even during a call
     of `allocate`.
@@ -149,7 +149,10 @@ class Arena:
         return blocks[-1]
 
     def keep_no_spare(self) -> None:
-        """Return every empty block to the system, now and later. A finalizer may call this method."""
+        """Return every empty block to the system, and from now on also each block that becomes empty.
+
+        A finalizer may call this method.
+        """
         self.spare = 0
         # If the lock is taken, blocks that are empty now stay until `allocate` would exceed its bound ``most``.
         if self._lock.acquire(blocking=False):
@@ -164,7 +167,7 @@ class Arena:
         self._try_reclaim()
 
     def _try_reclaim(self) -> None:
-        """Call `_reclaim`, unless the lock is held: its holder, perhaps this very thread, calls it then."""
+        """Call `_reclaim`, or leave the call to the holder of the lock, which may be this very thread."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 self._reclaim()
@@ -191,12 +194,12 @@ class Arena:
 
 
 def _piece_bytes(nbytes: int) -> int:
-    """Return ``nbytes`` rounded up to a multiple of a cache line, and to one of four sizes between powers of two."""
+    """Return ``nbytes`` rounded up to 1, 1.25, 1.5 or 1.75 times a power of two, and to a multiple of a cache line."""
     step = max(CACHE_LINE, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return max(1, -(-nbytes // step)) * step
 
 
-# How a chunk is kept in memory. MAPPED: its file is mapped. READ: its file was read into memory. DECOMPRESSED: it was
+# Ways to keep a chunk in memory. MAPPED: its file is mapped. READ: its file was read into memory. DECOMPRESSED: it was
 # decompressed into memory, or copied from another pack. IN_PACK: all chunks of its pack are mapped at once.
 MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 
@@ -206,7 +209,7 @@ MOST_MAPPINGS = 30_000
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """The machine's memory in bytes."""
 
-# The maximum number of bytes for chunks that were read, and the same number for chunks that were decompressed.
+# Chunks that were read may take this many bytes, and decompressed chunks as many again.
 _SHARE = MEMORY // 16
 
 # The maximum number of bytes for chunks that were read and not mapped.
@@ -219,18 +222,19 @@ MOST_DECOMPRESSED = _SHARE
 LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 
 # Decompressed inner chunks lie one after another in pieces of this many bytes. A larger inner chunk has a piece of its
-# own. With pieces of several sizes, blocks of one size would be dropped to make blocks of another.
+# own. With pieces of several sizes, blocks with pieces of one size would be dropped to make blocks with pieces of
+# another.
 _PIECE_BYTES = 1 << 20
 
-# `_release` releases one in this many chunks. To find the least recently used ones, it compares all chunks, which would
-# take too long for a single chunk.
+# `_release` releases one in this many chunks. To find the least recently used chunks, it compares all chunks, which
+# would take too long if it released only one.
 _LEAVING = 8
 
 
 class Chunks(Protocol):
     """The chunks of one array: the part of `ChunkTable` that this module uses.
 
-    ``bases``, ``used`` and ``how`` have one value per chunk. The index of a chunk in them is its place.
+    ``bases``, ``used`` and ``how`` have one value per chunk. The place of a chunk is its index in these arrays.
     """
 
     bases: NDArray[np.int64]
@@ -240,7 +244,7 @@ class Chunks(Protocol):
 
     @property
     def lock(self) -> Any:
-        """The lock of the chunks of all arrays of the store."""
+        """The lock of all chunks of the store."""
 
     def release(self, places: NDArray[np.int64]) -> None:
         """Release the chunks at these places; the caller holds the lock."""
@@ -253,7 +257,7 @@ class StoreChunks(Protocol):
 
     @property
     def leaves(self) -> Mapping[str, Chunks]:
-        """The chunks of each array, by leaf."""
+        """The chunks of each array, by the path of its leaf in the schema."""
 
     def reset_after_fork(self) -> None:
         """Release all chunks, in a forked child."""
@@ -262,7 +266,8 @@ class StoreChunks(Protocol):
 _uses = itertools.count(1)
 _arena, _decompressed = Arena(), Arena()
 _kept: "deque[_Kept]" = deque()
-# The bytes of each decompressed piece that is not from an `Arena`, and minus the bytes of each such piece that is gone.
+# Numbers whose sum is `_counted()`: the size of each decompressed piece that is not from an `Arena`, and minus its size
+# when the piece is gone.
 _counts: deque[int] = deque()
 # {bytes of an inner chunk: (a piece with room for more of these inner chunks, the number of inner chunks in it)}
 _begun: "dict[int, tuple[Piece, int]]" = {}
@@ -278,19 +283,19 @@ def _reset_after_fork() -> None:
 
 
 def share(tables: StoreChunks) -> None:
-    """Register a store's chunks: to make room, reads of other stores may release them. A forked child releases all."""
+    """Register a store's chunks: other stores may release some to make room, and a forked child releases all."""
     _alive.add(tables)
     weakref.finalize(tables, _keep_no_spare).atexit = False
 
 
 def _keep_no_spare() -> None:
-    if not list(_alive):  # the tables that are being finalized are no longer in it
+    if not list(_alive):  # `_alive` no longer has the tables that are being finalized
         _begun.clear()
         _decompressed.keep_no_spare()
 
 
 def now() -> int:
-    """Return a number for a use of chunks; later uses get larger numbers."""
+    """Return a number that stands for the present time: each call returns a larger number than the calls before it."""
     return next(_uses)
 
 
@@ -304,7 +309,8 @@ def make_room(before: int) -> None:
 def allocate(nbytes: int, before: int) -> Piece | None:
     """Return memory to read a chunk of ``nbytes`` bytes into, or None if the chunk must be mapped instead.
 
-    If the budget is used up, chunks that were read, and last used before ``before`` (see `now`), are released.
+    If the budget is used up, an eighth of the chunks that were read, and last used before ``before`` (see `now`), are
+    released.
     """
     piece = _arena.allocate(nbytes, MOST_READ)
     if piece is None and _release(READ, before):
@@ -333,10 +339,10 @@ class Room(NamedTuple):
 def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows: bool) -> list[Room]:
     """Return memory for ``count`` inner chunks of ``inner_bytes`` bytes; release older decompressed chunks if needed.
 
-    Decompressed chunks take at most `LEAST_DECOMPRESSED` bytes, or twice the bytes of this call if that is more.
-    ``of`` is the size of the complete field in bytes, decompressed. If ``grows`` is True, and at least half of the
-    field fits into `MOST_DECOMPRESSED`, they may take `BLOCK_BYTES` more than now. They take more than
-    `MOST_DECOMPRESSED` only if no chunk can be released.
+    All decompressed chunks together take at most `LEAST_DECOMPRESSED` bytes, or twice the bytes of this call if that is
+    more. ``of`` is the size of the complete field in bytes, decompressed. If ``grows`` is True, and at least half of
+    the field fits into `MOST_DECOMPRESSED`, all decompressed chunks may take `BLOCK_BYTES` bytes more than at present.
+    They exceed `MOST_DECOMPRESSED` only if no chunk can be released.
 
     Raises
     ------
@@ -438,7 +444,7 @@ def _release_kept(table: Chunks, leaving: list[_Kept]) -> None:
 
 
 def _counted() -> int:
-    """Return the bytes of all decompressed pieces that are not from an `Arena`.
+    """Return the number of bytes of all decompressed pieces that are not from an `Arena`.
 
     Any thread may drop a piece during the call.
     """
@@ -448,7 +454,7 @@ def _counted() -> int:
 
 
 def _release(how: int, before: int = sys.maxsize) -> bool:
-    """Release chunks that are kept as ``how``: of those last used before ``before``, the least recently used eighth.
+    """Release chunks that are kept as ``how``: the least recently used eighth of those last used before ``before``.
 
     Returns False if there are no such chunks.
     """
@@ -470,7 +476,7 @@ def _release(how: int, before: int = sys.maxsize) -> bool:
 
 
 def _not_busy(held: ExitStack) -> list[StoreChunks]:
-    """Lock and return the chunks of each store that no other thread has locked; ``held`` unlocks them at its exit."""
+    """Lock and return the chunks of each store that no other thread has locked; the exit of ``held`` unlocks them."""
     found = []
     for tables in each_of(_alive):
         if tables.lock.acquire(blocking=False):

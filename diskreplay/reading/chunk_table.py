@@ -36,22 +36,22 @@ from diskreplay.segments.files.mapping import (
 from diskreplay.segments.folder import GONE, LACKING, Folder, Pack
 from diskreplay.segments.segment import SegmentInfo, read_segment
 
-# Rows of at least this many bytes are wide. The system reads only those pages of wide rows that callers need. Every
-# page of narrower rows is soon needed, so the system may read ahead.
+# Rows of at least this many bytes are wide. Of wide rows, the system reads from disk only the pages that callers need.
+# With narrower rows, every page is soon needed, so the system may read ahead.
 WIDE_ROW = 1024
 
-# Bytes of the largest chunk file that is read and not mapped. Its rows must be narrow, and its segment sealed: sealed
-# segments never change.
+# The size in bytes of the largest chunk file that is read and not mapped. Its rows must be narrow, and its segment
+# sealed: sealed segments never change.
 LARGEST_READ = 256 << 10
 
-# Attempts to map the chunks of one call of `ensure`. If the system refuses a mapping, other chunks are released. Some
+# How often a call of `ensure` tries to map its chunks. If the system refuses a mapping, other chunks are released. Some
 # of the released chunks may belong to the same call, and are opened again in the next attempt.
 _ATTEMPTS = 8
 
 # The binary logarithm of a number of rows that is larger than any lane: a chunk of so many rows has all rows of a lane.
 WHOLE = 40
 
-# `first_chunk`, `chunks`, `shift` and `bases` of a `ChunkTable`.
+# The arrays `first_chunk`, `chunks`, `shift` and `bases` of a `ChunkTable`.
 Addresses = tuple[Ints, Ints, Ints, Ints]
 
 # The result of `kernels.gathering.table_line`, which has the addresses of these four arrays, and the arrays.
@@ -67,27 +67,29 @@ _ROWS_A_LANE = 64
 class ChunkTable:
     """The chunks of one array in all folders of a store: their addresses in memory, and the objects that hold them.
 
-    A folder belongs to one segment, or to a pack. Chunks of a segment have a line of rows for each lane. Chunks of a
+    A folder is that of one segment, or of a pack. Chunks of a segment have a line of rows for each lane. Chunks of a
     pack have a single line, in which the rows of all lanes follow one another. One mapping serves all chunks of a pack,
     unless the array is compressed, or the pack was merged into another one. The place of a chunk is its index in
     ``bases``, ``used`` and ``how``.
 
     Concurrency: any thread. The arrays and ``holder`` are replaced by other objects under the lock of all tables. The
-    values of ``arrays()`` never change, except that an address of 0 is set: see `ChunkTables.addresses`.
+    values in the arrays that ``arrays()`` returns never change, except that an address of 0 may be set: see
+    `ChunkTables.addresses`.
 
     Attributes
     ----------
     first_chunk, chunks, shift : (folders,) int64
-        The place of the folder's first chunk, the number of its chunks, and the binary logarithm of a chunk's rows.
-        ``shift`` is `LACKING` if the folder has no such array. `ChunkTables` numbers the folders.
+        For each folder: the place of its first chunk, the number of its chunks, and the binary logarithm of the number
+        of rows of a chunk. ``shift`` is `LACKING` if the folder does not have the array. `ChunkTables` numbers the
+        folders.
     bases : (places,) int64
         The address of each chunk, 0 if the chunk is not in memory.
     used : (places,) int64
-        The last use of each chunk, a number of `chunk_budget.now`.
+        When each chunk was last used: a number that `chunk_budget.now` returned.
     how : (places,) uint8
         How each chunk is kept in memory: `MAPPED`, `READ`, `DECOMPRESSED` or `IN_PACK`.
     holder : dict of int to Mapping or Piece
-        The memory of each chunk, by place.
+        The object with the memory of each chunk, by the place of the chunk.
     """
 
     def __init__(self, tables: "ChunkTables", array: RowArray) -> None:
@@ -112,7 +114,7 @@ class ChunkTable:
         return self.first_chunk, self.chunks, self.shift, self.bases
 
     def line(self) -> TableLine:
-        """Return the four arrays of `arrays` in the form that the kernel `gather` reads; the caller holds the lock."""
+        """Return the result of `arrays` in the form that the kernel `gather` reads; the caller holds the lock."""
         arrays, found = self.arrays(), self._line
         if found is None or not all(map(is_, found[1], arrays)):
             found = self._line = table_line(*arrays, self.row_bytes), arrays
@@ -126,7 +128,7 @@ class ChunkTable:
     def add_folders(self, folders: Sequence[Folder | None]) -> None:
         """Add folders after the present ones.
 
-        The arrays with a value per chunk get room for all chunks of a pack, and for one chunk of a segment.
+        In the arrays with a value per chunk, a pack gets room for all its chunks, and a segment for one chunk.
         """
         divided = [(0, 0) if folder is None else folder.division(self.leaf) for folder in folders]
         shift, chunks = np.array(divided, np.int64).reshape(-1, 2).T
@@ -140,7 +142,7 @@ class ChunkTable:
         self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how, chunks))
 
     def note_array(self, folder: int) -> None:
-        """Record that the segment of a folder has this array now; it may have got it after the folder was added."""
+        """Record that the segment of a folder has this array, perhaps made after the folder was added."""
         if self.shift[folder] == LACKING:
             shift = self.shift.copy()
             shift[folder] = self._tables.folder(folder).division(self.leaf)[0]
@@ -148,7 +150,7 @@ class ChunkTable:
             self._tables.note_change()
 
     def _add_places(self, bases: Ints, how: NDArray[np.uint8]) -> None:
-        count = len(self.bases)  # if an earlier call was interrupted, `used` and `how` may be longer
+        count = len(self.bases)  # if an earlier call was interrupted, `used` and `how` may be longer than `bases`
         self.used = np.concatenate([self.used[:count], np.zeros(len(bases), np.int64)])
         self.how = np.concatenate([self.how[:count], how])
         self.bases = np.concatenate([self.bases, bases])
@@ -156,8 +158,8 @@ class ChunkTable:
     def ensure(self, slot: Ints, lane: Ints, first_row: Ints, last_row: Ints, since: int = sys.maxsize) -> None:
         """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``lane[i]``.
 
-        ``slot[i]`` is the slot of the lane's segment, see `ChunkTables`. To make room, chunks may be released that were
-        last used before ``since``, a number of `chunk_budget.now`.
+        ``slot[i]`` is the slot of the lane's segment, see `ChunkTables`. To make room, chunks last used before
+        ``since`` may be released; ``since`` is a number that `chunk_budget.now` returned.
 
         Raises
         ------
@@ -179,13 +181,13 @@ class ChunkTable:
                 self._map(folder, first, last, since)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunk with ``row`` of a growing segment if the chunk before it is mapped: readers soon need it."""
+        """Map the chunk with ``row`` of a growing segment, if the chunk before it is mapped; readers soon need it."""
         folder = int(self._tables.folders[slot])
         if self.shift[folder] == LACKING:
             return
         chunk = row >> int(self.shift[folder])
         if 0 < chunk <= int(self.chunks[folder]):
-            before = self._place(folder, chunk - 1)  # `bases` is read after this: see `_extend`
+            before = self._place(folder, chunk - 1)  # read before `bases`: see `_extend`
             if self.bases[before]:
                 with suppress(ReplayError, OSError):  # raised again for a caller that needs the chunk
                     self.ensure(*np.array([[slot], [0], [row], [row]]))
@@ -227,7 +229,7 @@ class ChunkTable:
         )
 
     def _open_all(self, folders: Ints, chunks: Ints, places: Ints, use: int, *, copy: bool) -> None:
-        """Open each of these chunks, none of which is in memory; see `_open`."""
+        """Read, map or decompress each of these chunks, none of which is in memory."""
         for folder in self._tables.packs_with_compressed(self.leaf):
             inside = folders == folder
             if inside.any():
@@ -237,7 +239,7 @@ class ChunkTable:
                 self._open(folder, chunk, use, copy=copy)
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
-        """Decompress inner chunks of a pack. Chunks whose last use is before number ``use`` may be freed for room."""
+        """Decompress inner chunks of a pack. Chunks last used before ``use`` may be released to make room."""
         found = pack.open_compressed(self.leaf, inner)
         if not isinstance(found, tuple):
             return self._keep_copied(places, found, use)
@@ -261,9 +263,9 @@ class ChunkTable:
         self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
 
     def _keep_copied(self, places: Ints, copied: NDArray[np.uint8], use: int) -> None:
-        """Set the addresses of chunks whose rows were copied from the pack into which their pack was merged.
+        """Set the addresses of chunks whose rows were copied from another pack, into which their own pack was merged.
 
-        ``copied`` has these rows. Decompressed chunks last used before ``use`` may be released for them.
+        ``copied`` has these rows. Decompressed chunks last used before ``use`` may be released to make room.
         """
         piece = Piece.of(copied)
         chunk_budget.make_room_decompressed(piece.nbytes, use)
@@ -276,7 +278,10 @@ class ChunkTable:
         self.bases[places] = addresses
 
     def _open(self, folder: int, chunk: int, use: int, *, copy: bool) -> None:
-        """Read or map a chunk; chunks last used before ``use`` may be released for it. For ``copy`` see `_memory`."""
+        """Read or map a chunk; chunks last used before ``use`` may be released to make room.
+
+        For ``copy`` see `_memory`.
+        """
         source = self._tables.folder(folder)
         piece = self._memory(source, use, copy)
         if piece is None:
@@ -306,7 +311,7 @@ class ChunkTable:
         return rows if not isinstance(source, Pack) else min(rows, source.info.chunk_rows[self.leaf] - (chunk << bits))
 
     def _memory(self, source: Folder, use: int, copy: bool) -> Piece | None:
-        """Return memory to read a chunk into, or None if the chunk is to be mapped.
+        """Return memory to read a chunk of ``source`` into, or None if the chunk is to be mapped.
 
         Chunks of packs, and of segments that may still grow, are always mapped. Large chunks, and chunks of wide rows
         (see `WIDE_ROW`), are mapped unless ``copy`` says that the system allows this process too few mappings.
@@ -325,9 +330,9 @@ class ChunkTable:
         return int(self.first_chunk[folder]) + chunk
 
     def _extend(self, folder: int, chunks: int) -> None:
-        """Move the values of a folder's chunks to the end of ``bases``, ``used`` and ``how``.
+        """Copy a folder's values to the end of ``bases``, ``used`` and ``how``, with room for more chunks.
 
-        There they have room for at least ``chunks`` chunks. Readers may still use the old values.
+        There is room for at least ``chunks`` chunks. Readers may still use the old values.
         """
         have = int(self.chunks[folder])
         if chunks <= have:
@@ -339,8 +344,8 @@ class ChunkTable:
         how = np.append(self.how[old : old + have], more.astype(np.uint8))
         self._add_places(np.append(self.bases[old : old + have], more), how)
         self.used[start : start + have] = self.used[old : old + have]
-        # A new dict with the new places instead of the old ones. Readers that use the old places hold the old dict,
-        # which keeps the chunks there mapped.
+        # A new dict, with the new places of the folder's chunks. Readers that use the old places refer to the old dict,
+        # which keeps these chunks mapped.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
         # The arrays are replaced, not changed in place: a reader may hold them. A reader without the lock reads
@@ -352,13 +357,14 @@ class ChunkTable:
         self._tables.note_change()
 
     def release(self, places: Ints) -> None:
-        """Release the chunks at these indices of ``bases``; the caller holds the lock.
+        """Release the chunks at these places; the caller holds the lock.
 
-        A chunk stays in memory while a reader holds an array of its rows, or a `MappingGuard` of it.
+        A chunk stays in memory while a reader has an array of its rows, or a `MappingGuard` made while the table held
+        the chunk.
         """
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
-        if len(places) > len(holder):  # the loop below then skips the places without a chunk in memory
+        if len(places) > len(holder):  # leave out the places without a chunk in memory, so that the loop below is short
             held = np.fromiter(holder, np.int64, len(holder))
             places = held[np.isin(held, places)]
         for place in places.tolist():
@@ -380,8 +386,8 @@ class ChunkTable:
     def rows_in(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
         """Return the rows ``[first, stop)`` of a line of a folder, one array per chunk.
 
-        The lines of a segment's folder are its lanes. A pack has one line, with all its rows. If one mapping has all
-        chunks of the pack, the result is a single array.
+        A segment's folder has a line for each lane. A pack has a single line, with all its rows. If one mapping has all
+        chunks of the pack, the result has a single array.
 
         Raises the errors of `ensure`.
         """
@@ -405,8 +411,8 @@ class ChunkTable:
     def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
         """Return the value at each ``(slots[i], lane[i], row[i])``, ``(n, *shape)``."""
         out = np.empty((len(row), *self.shape), self.dtype)
-        # One segment at a time, under the lock: to map chunks of another segment, or for another thread, the chunks of
-        # this segment could be released before their values are copied.
+        # One segment at a time, under the lock: otherwise, its chunks could be released before their values are copied,
+        # to make room for another segment or another thread.
         for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
             with self._tables.lock:
@@ -443,11 +449,11 @@ class ChunkTable:
         return found
 
     def has_rows(self, slot: int) -> bool:
-        """Return whether the segment or pack with the rows of a slot has this array."""
+        """Return whether the segment in a slot, or the pack that has its rows, has this array."""
         return bool(self.shift[self._tables.folders[slot]] != LACKING)
 
     def _read_priorities(self, ids: Ints, origin: int, lanes: Ints, out: Floats) -> int:
-        """Write the priorities of steps to ``out``, until the chunk of a step is not in memory.
+        """Write the priorities of steps to ``out``, and stop at the first step whose chunk is not in memory.
 
         Returns the index of this step in ``ids``, or -1 if all priorities were written.
         """
@@ -459,7 +465,7 @@ class ChunkTable:
     def _blocks(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
         parts, bits = [], int(self.shift[folder])
         if folder in self._tables.packs and isinstance(self.holder[self._place(folder, first >> bits)], Mapping):
-            bits = WHOLE  # one mapping has the whole array
+            bits = WHOLE  # one mapping has all rows of the pack
         for chunk, start, count in split_range(first, stop, 1 << bits):
             block, begin = self._block(folder, chunk)
             if self.wide:
@@ -487,7 +493,7 @@ class ChunkTable:
 
 
 class MappingGuard:
-    """Keeps the chunks that tables have in memory now there while it exists, even if a table releases them."""
+    """While it exists, keeps in memory the chunks that tables have in memory now, even if a table releases them."""
 
     __slots__ = ("__weakref__", "_holders")
 
@@ -502,7 +508,7 @@ class MappingGuard:
 def no_reference() -> MappingGuard | None:
     """Return None, as a dead weak reference to a `MappingGuard` does: for readers that have not read addresses yet.
 
-    Between its calls, a reader only keeps a weak reference to its guard, so that it keeps no chunks mapped then.
+    Between its calls, a reader has only a weak reference to its guard, and so keeps no chunks mapped.
     """
     return None
 
@@ -530,8 +536,8 @@ class ChunkTables:
     leaves : dict of str to ChunkTable
         The table of each array.
     held : MappingGuard
-        Guards all chunks that are in memory now. It is replaced after an array or a ``holder`` of a table was replaced:
-        see `addresses`.
+        Keeps all chunks that are in memory now. It is replaced by a new guard after an array or the ``holder`` of a
+        table was replaced: see `addresses`.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -554,9 +560,9 @@ class ChunkTables:
     def addresses(self, leaves: Iterable[str]) -> tuple[MappingGuard, list[Addresses]]:
         """Return ``held``, and the `Addresses` of each array in ``leaves``.
 
-        All addresses in the result, also those that are set later, are valid as long as the returned guard exists, or
-        ``held`` is still this object. A caller that finds the same ``held`` again, and keeps a reference to it, can use
-        the result without another call.
+        All addresses in the result, also those that are set later, are valid while the returned guard exists, or
+        ``held`` is still this object. A caller that later finds that ``held`` is the returned guard can use the result
+        again without another call, while it refers to the guard.
         """
         with self.lock:
             if not self.held.is_of(self.leaves.values()):  # an interrupt came between a change and `note_change`
@@ -572,15 +578,15 @@ class ChunkTables:
 
     def reset_after_fork(self) -> None:
         """Release all chunks, in a forked child: the child's mappings would keep evicted files on the disk."""
-        self.lock = threading.RLock()  # another thread may have held it
+        self.lock = threading.RLock()  # another thread may have held the old lock
         self.forget()
 
     @property
     def priorities(self) -> ChunkTable | None:
         """The table of the array with the priorities that steps were appended with; None if no segment has this array.
 
-        A segment may get the array after its attributes were read. Its writer increments the counter SEALED before it
-        publishes the first row with a priority, so a reader that has followed this row finds the array here.
+        A segment may get the array after its attributes were read. The segment's writer increments the counter SEALED
+        before it publishes the first row with a priority, so a reader that has followed this row finds the array here.
         """
         counted = self._counters.peek(layout.SEALED)
         if counted != self._counted:
@@ -594,7 +600,7 @@ class ChunkTables:
     def add_slots(self, infos: list[SegmentInfo | None], lane_base: Ints, lanes: int) -> None:
         """Add slots for the next segments, and a folder for each segment that has attributes in ``infos``.
 
-        None in ``infos`` stands for a segment that was evicted already, or is in a pack: its slot gets no folder here.
+        None in ``infos`` stands for a segment that was evicted already, or is in a pack: no folder is added for it.
         ``lane_base`` has a value for each old and new slot; ``lanes`` is the number of lanes of all old and new slots.
         """
         with self.lock:
@@ -615,7 +621,7 @@ class ChunkTables:
             self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return, for each lane, the number of its folder, its line in the chunks, and the rows before it in this line.
+        """Return each lane's folder (its number), line in the chunks, and number of rows before the lane in this line.
 
         A chunk of a segment has a line for each lane. A chunk of a pack has a single line, with the rows of all lanes.
 
@@ -632,9 +638,10 @@ class ChunkTables:
         return folder, np.where(is_own, lane, 0), np.where(is_own, 0, first)
 
     def reward_sums(self, slot: int, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the stored sum of rewards of each episode of a segment, and a mask of the episodes that have a sum.
+        """Return the stored sum of rewards of each episode, and a mask of the episodes that have a stored sum.
 
-        An episode is given by its lane, its first row and its number of steps. Only sealed segments store sums.
+        All episodes are in one segment; an episode is given by its lane, its first row and its number of steps. Only
+        sealed segments store sums.
         """
         folder = self.folder_of(slot) if 0 <= slot < len(self.folders) else None
         if folder is None or not folder.info.sealed:
@@ -670,12 +677,12 @@ class ChunkTables:
         return decompressed, sum(self.packs[folder].compressed_bytes(leaf) or 0 for folder in packs)
 
     def lanes_of(self, slot: int, origin: int) -> tuple[int, Ints] | None:
-        """Return a segment's writer and the writer's lanes in it, as numbers; None if the segment is gone."""
+        """Return the number of a segment's writer, and of each lane for the writer; None if the segment is gone."""
         folder = self.folder_of(slot)
         return None if folder is None else folder.lanes_of(slot + origin)
 
     def note_info(self, slot: int, info: SegmentInfo) -> None:
-        """Replace the attributes of a segment, which may have got the array of priorities."""
+        """Replace the attributes of a segment by ``info``: the segment may have the array of priorities now."""
         self._note(int(self.folders[slot]), info)
 
     def _note(self, number: int, info: SegmentInfo) -> None:
@@ -686,7 +693,7 @@ class ChunkTables:
                 self._lacking.discard(number)
             else:
                 self._lacking.add(number)
-            if has_priorities and leaf not in self.leaves:  # only made now, as most stores never have priorities
+            if has_priorities and leaf not in self.leaves:  # made no earlier, as most stores never have priorities
                 table = ChunkTable(self, self.root.blueprint.with_priority.arrays[leaf])
                 table.add_folders(self.known)
                 self.leaves = {**self.leaves, leaf: table}  # replaced, as another thread may iterate over it
@@ -695,17 +702,17 @@ class ChunkTables:
                 self.leaves[leaf].note_array(number)
 
     def follow(self, slot: int, row: int) -> None:
-        """Call `ChunkTable.follow` for each array of steps, but not for arrays of episode fields."""
+        """Call `ChunkTable.follow` of each array of steps, but not of the arrays of episode fields."""
         for leaf, table in self.leaves.items():
             if not layout.is_of_episodes(leaf):
                 table.follow(slot, row)
 
     def value_rows(self, slot: Ints, lane: Ints, row: Ints, committed: Ints) -> Ints:
-        """Return where the arrays of episode fields have the values that belong to rows with the flag `EPISODE_VALUES`.
+        """Return where the arrays of episode fields have the values of rows with the flag `EPISODE_VALUES`.
 
-        The result has row numbers of the same lane in these arrays. They are below 0 for most lanes of a pack: a lane's
-        values are closer to the start of the pack than its rows. ``committed`` is the number of complete rows of each
-        lane; the flags of all these rows may be read.
+        The result has, for each ``row[i]``, the row of ``lane[i]`` that has the values in these arrays. It is below 0
+        for most lanes of a pack: a lane's values are closer to the start of the pack than its rows. ``committed`` is
+        the number of complete rows of each lane; the flags of all these rows may be read.
         """
         folder, line, before = self.find(slot, lane)
         found = np.empty(len(row), np.int64)
@@ -729,7 +736,7 @@ class ChunkTables:
         return self._copy(folders)
 
     def with_pack(self, slots: Ints, pack: Pack) -> "ChunkTables":
-        """Return tables in which the segments of these slots have their rows in a pack; they are the pack's members."""
+        """Return tables in which ``pack`` has the rows of the segments of these slots, which were merged into it."""
         folders = self.folders.copy()
         folders[slots] = number = len(self.known)
         new = self._copy(folders)
@@ -741,11 +748,11 @@ class ChunkTables:
         return new
 
     def _copy(self, folders: Ints) -> "ChunkTables":
-        """Return a copy of the tables with other ``folders``; the folders that no slot has now are gone in the copy."""
+        """Return a copy of the tables with these ``folders``; the copy lacks each folder that no slot has."""
         new = ChunkTables(self.root, self._counters)
         with self.lock, new.lock:  # `chunk_budget.share` has shown the new tables to other threads already
             is_there = np.zeros(len(self.known) + 1, np.bool_)
-            is_there[folders] = True  # the extra last element is for slots without a folder, -1
+            is_there[folders] = True  # slots without a folder, -1, set the extra last element
             gone = [at for at, folder in enumerate(self.known) if folder is not None and not is_there[at]]
             new.known = [folder if is_there[at] else None for at, folder in enumerate(self.known)]
             new.folders, new.lane_base, new.first_rows = folders, self.lane_base, self.first_rows

@@ -27,10 +27,10 @@ class EpisodeLog:
     """Ended episodes in the order in which a reader has found them.
 
     ``table`` has these episodes, and ``steps`` is the number of all their steps. ``generation`` changes when an episode
-    in the table gets another position, or other bits of its end (see `ids.OPEN`).
+    gets another position in the table, or other bits for its end (see `ids.OPEN`).
 
-    Concurrency: one thread appends. A table that was returned earlier never changes: appends write after its last line,
-    and a removal makes new arrays.
+    Concurrency: one thread appends. A ``table`` that a caller got earlier never changes: appends write after its last
+    line, and a removal makes new arrays.
     """
 
     def __init__(self, generation: int = 0) -> None:
@@ -50,7 +50,7 @@ class EpisodeLog:
         """
         size = len(self.table)
         if size + room > len(self._lines):
-            # It grows by a quarter, and not to twice its size: a reader needs this memory besides the page cache.
+            # The array grows only by a quarter, and not to twice its size, to leave memory to the page cache.
             lines = np.empty((size + size // 4 + room, EPISODE_COLUMNS), np.int64)
             lines[:size] = self.table.lines
             self._lines = lines
@@ -58,7 +58,7 @@ class EpisodeLog:
         return self._lines
 
     def extend_to(self, size: int, steps: int) -> None:
-        """Set the table to the first ``size`` lines of the array that `reserve` returns; they have ``steps`` steps."""
+        """Set the table to the first ``size`` lines of the array from `reserve`; they have ``steps`` steps in all."""
         self.table = EpisodeTable(self._lines[:size])
         self.steps = steps
 
@@ -102,7 +102,7 @@ class Evicted:
         return len(self._key)
 
     def contains(self, ids: Ints, lanes: Ints) -> NDArray[np.bool_]:
-        """Return whether each id is a step of these episodes; ``lanes[i]`` is the number of lanes of id i's segment."""
+        """Return whether each id is a step of these episodes; the segment of ``ids[i]`` has ``lanes[i]`` lanes."""
         if not len(self._key):
             return np.zeros(len(ids), np.bool_)
         key = _keys(ids, lanes)
@@ -120,7 +120,7 @@ class Evicted:
 
 
 class Evictions:
-    """Finds the episodes that were evicted by hand or lost to damage, by the ids of their first steps. Not thread-safe.
+    """Finds episodes that were evicted by hand or lost to damage: it has the ids of their first steps. Not thread-safe.
 
     The store has a list of evictions by hand, and each segment has a list of its lost rows. ``found`` has the evicted
     and the lost episodes that `split` has found so far.
@@ -132,7 +132,7 @@ class Evictions:
         self.found = Evicted(EpisodeTable.concatenate([]))
 
     def read(self, count: int) -> bool:
-        """Read the list of evictions up to entry ``count``; return whether it has new entries."""
+        """Read the first ``count`` entries of the list of evictions; return whether any of them is new."""
         new = self._entries.new(count)[:, 0]
         if len(new):
             self._firsts = np.union1d(self._firsts, new)
@@ -187,7 +187,7 @@ class FollowedLanes(Protocol):
         """The number of the segment in the first slot."""
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
-        """Return a segment's writer and the writer's lanes in it, as numbers; None if the segment is gone."""
+        """Return the number of a segment's writer, and of each lane for the writer; None if the segment is gone."""
 
     def published_rows(self, slot: int, lane: int) -> int:
         """Return the number of published rows of a lane."""
@@ -197,7 +197,7 @@ class FollowedLanes(Protocol):
 
 
 class Discards:
-    """Finds discarded episodes in an `EpisodeLog`, which they do not leave. Not thread-safe.
+    """Finds the discarded episodes in an `EpisodeLog`, which also keeps them. Not thread-safe.
 
     ``episodes`` has the discarded episodes found so far, except those of segments that are gone. An episode that
     continues across segments has a part in each segment. On disk, only the last part has the flag DISCARDED, so this
@@ -206,8 +206,8 @@ class Discards:
 
     def __init__(self) -> None:
         self.episodes = EpisodeTable.concatenate([])
-        self._generation, self._read = -1, 0  # the log's generation and length when it was last searched
-        # (slot, lane) of each lane whose last episode is an earlier part that has not been found yet.
+        self._generation, self._read = -1, 0  # the generation and length that the log had when it was last searched
+        # (slot, lane) of each lane whose last episode is an earlier part of a discarded episode, not found yet.
         self._tails: set[tuple[int, int]] = set()
         # The latest argument of `with_evicted` and its result; None if `episodes` has changed since.
         self._left_out: tuple[Evicted, Evicted] | None = None
@@ -218,7 +218,7 @@ class Discards:
         return len(self._tails) > 0
 
     def with_evicted(self, evicted: Evicted) -> Evicted:
-        """Return the discarded episodes and ``evicted`` together; the same object as before if neither has changed."""
+        """Return the discarded episodes and ``evicted`` together; the same object again if neither has changed."""
         if not len(self.episodes):
             return evicted
         if self._left_out is None or self._left_out[0] is not evicted:
@@ -236,11 +236,11 @@ class Discards:
     def follow(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> EpisodeTable:
         """Find discarded episodes among the log's new episodes, and set the flag DISCARDED of their earlier parts.
 
-        Returns the discarded episodes that were found, and those of their earlier parts that were found.
+        Returns the discarded episodes and the earlier parts that this call has found.
         """
         if log.generation != self._generation:
             self._generation, self._read = log.generation, 0
-            if len(self.episodes):  # some may have been evicted by hand, and so removed from the log
+            if len(self.episodes):  # some episodes may have been evicted by hand, and so removed
                 self._replace(self.episodes.select(np.isin(self.episodes.first, log.table.first)))
         new = log.table.select(slice(self._read, None))
         self._read = len(log)
@@ -288,9 +288,9 @@ class Discards:
                     break
 
     def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> tuple[EpisodeTable, bool]:
-        """Set the flag DISCARDED of the earlier parts in lanes whose rows were all followed; return those in the log.
+        """Set the flag DISCARDED of the earlier parts in lanes whose rows were all followed; return those parts.
 
-        Also returns whether there was no such lane.
+        Also returns whether the search is over for now: no such lane was found.
         """
         table, found, tails = EpisodeTable.concatenate([log.table, evictions.found.episodes]), [], sorted(self._tails)
         slots, position = _slots(table, follower), (table.first & POSITION_MASK) % table.stride
@@ -303,7 +303,7 @@ class Discards:
             if not is_there or not len(at):
                 continue
             last = int(at[table.first[at].argmax()])
-            # If damage has destroyed the part, the last episode of the lane is another one.
+            # If damage has destroyed the part, the last episode of the lane is another episode.
             if not table.end[last] & CUT or table.end[last] & DISCARDED:
                 continue
             if last < len(log):

@@ -1,4 +1,4 @@
-"""The public classes `Episode` and `EpisodeList`, with arrays over the mapped rows, and their HTML for notebooks."""
+"""The public classes `Episode` and `EpisodeList`, which read the mapped rows, and their HTML for notebooks."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,7 +34,8 @@ ENDS_SHOWN = 5  # of a long list, a notebook shows this many episodes from its s
 def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the float64 sum of rewards in each range of rows ``[first, stop)``; ``bounds`` is ``(n, 2)`` int64.
 
-    A sum depends only on the rewards in its range, to the last bit, so predicates and tables see the same number.
+    A sum depends only on the rewards in its range, to the last bit, so every caller gets the same number for an
+    episode.
     """
     found, steps = np.zeros(len(bounds)), bounds[:, 1] - bounds[:, 0]
     add_rewards(found, np.repeat(np.arange(len(bounds)), steps), rewards[places_of(bounds[:, 0], steps)])
@@ -58,7 +59,8 @@ class Episode:
     __slots__ = ("_end", "_first", "_obs_rows", "_snapshot", "_steps", "_stride")
 
     def __init__(self, snapshot: Snapshot, position: int, episodes: EpisodeTable | None = None) -> None:
-        # `episodes` has the line `position`; it may come from an earlier snapshot of the same store.
+        # The episode is the line `position` of the table `episodes`, which may be that of an earlier snapshot of the
+        # same store.
         episodes = snapshot.episodes if episodes is None else episodes
         self._snapshot = snapshot
         self._first, self._stride = int(episodes.first[position]), int(episodes.stride[position])
@@ -76,7 +78,7 @@ class Episode:
 
     @property
     def hidden_steps(self) -> int:
-        """The number of first steps of the episode that the capacity or age limit hides: samplers do not draw these."""
+        """The number of steps at the episode's start that a limit of the store hides: samplers do not draw them."""
         return int(self._snapshot.hidden_steps(self._table)[0])
 
     @property
@@ -94,7 +96,7 @@ class Episode:
         return EpisodeTable.of([self._first], [self._stride], [self._steps], [self._obs_rows], [self._end])
 
     def __repr__(self) -> str:
-        """Return the first id, the length and the end of the episode."""
+        """Return the text for a notebook or prompt: the first id, the length and the end of the episode."""
         return f"Episode(id={self._first}, length={self._steps}, {self.ended})"
 
     def _repr_html_(self) -> str:
@@ -141,7 +143,7 @@ class Episode:
 
     @property
     def obs(self) -> Any:
-        """Observations, ``(T + 1, ...)`` with a final observation, else ``(T, ...)``; nested like the space."""
+        """Observations, ``(T + 1, ...)`` if there is a final observation, else ``(T, ...)``; nested like the space."""
         return self._read("obs", self._obs_rows)
 
     @property
@@ -151,7 +153,10 @@ class Episode:
 
     @property
     def action(self) -> Any:
-        """Actions, ``(T, ...)``; nested like the space: dicts, and tuples that also have the keys "0", "1"."""
+        """Actions, ``(T, ...)``; nested like the space.
+
+        A Tuple space gives tuples, whose items also have the keys "0", "1", ...
+        """
         return self._read("action", self._steps)
 
     @property
@@ -184,8 +189,8 @@ class Episode:
         path : str
             A path of `Schema.step_leaves`: "reward", "obs/image", "extra/log_prob".
         first, stop : int
-            The range of rows ``[first, stop)``; None means to the end. Observations have one row more than there are
-            steps if the episode has a final observation.
+            The range of rows ``[first, stop)``; with ``stop=None``, the range ends with the last row. Observations have
+            one row more than there are steps if the episode has a final observation.
 
         Raises
         ------
@@ -210,7 +215,8 @@ class Episode:
         If it was given values for some episode fields only, the other fields are zeros: a store does not record which
         were given.
 
-        "priority" is the priority that each step was appended with, ``(T,)`` float64, NaN for a step without one.
+        "priority" is the priority that each step was appended with, ``(T,)`` float64, NaN for a step without a
+        priority.
 
         Raises
         ------
@@ -295,7 +301,7 @@ class EpisodeList(Sequence[Episode]):
         return Episode(self._snapshot, at)
 
 
-FRAMES, WIDEST = 8, 96  # the number of frames that a notebook shows of an episode, and the width of each in pixels
+FRAMES, WIDEST = 8, 96  # a notebook shows this many frames of an episode, each at most this many pixels wide
 MOST_FIELDS, MOST_TEXT = 20, 120
 # Notebooks do not sum the rewards of more than MOST_STEPS steps, and do not show frames if FRAMES of them take more
 # than MOST_BYTES bytes together.
@@ -316,7 +322,7 @@ def episode_html(episode: Episode, schema: Schema) -> Html:
 
 
 def episodes_html(total: int, shown: Sequence[tuple[int, Episode]]) -> Html:
-    """Return a list of ``total`` episodes as HTML; ``shown`` has the index and the episode of each table row."""
+    """Return a list of ``total`` episodes as HTML, with a table row for each ``(index, episode)`` in ``shown``."""
     rows = [
         [markup.text(at), markup.text(f"{len(episode):,}"), _total_reward(episode), markup.text(episode.ended)]
         for at, episode in shown
@@ -326,7 +332,7 @@ def episodes_html(total: int, shown: Sequence[tuple[int, Episode]]) -> Html:
 
 
 def _guarded(read: Callable[[], Html]) -> Html:
-    """Return the HTML of ``read()``, or the message of its error: the store may change while a notebook shows it."""
+    """Return the HTML that ``read()`` returns, or the message of its error: the store may change meanwhile."""
     try:
         return read()
     except MissingExtra:
