@@ -1,4 +1,4 @@
-"""The rows of a store that a reader has followed, which means read once to find their episodes.
+"""The rows of a store whose flags a reader has read, to find the episodes.
 
 The slot of a segment is its number minus the number ``origin`` of the first segment.
 """
@@ -30,7 +30,7 @@ _AT_ONCE = 16 << 20
 
 
 class _Sealed(NamedTuple):
-    """The slot of one sealed segment and the result of `read_sealed`, or slots and the result of `Pack.read_flags`."""
+    """One sealed segment, read by `read_sealed`, or several segments of a pack, read by `Pack.read_flags`."""
 
     slots: list[int]
     committed: Ints
@@ -42,10 +42,11 @@ class FollowedRows:
 
     To follow a row means to read its flags once, to find the episodes of its lane.
 
-    ``slots`` has the number of rows of each lane, and ``tables`` their addresses in memory. ``log`` has the ended
-    episodes; its first generation is ``generation``. ``live`` has the lanes that may grow; this object is their
-    `LiveLanesOwner`. ``newly_discarded`` has the discarded episodes that were found since the caller last emptied this
-    list. ``lost`` is the number of steps of segments that turned out to be damaged or gone; the caller resets it to 0.
+    ``slots`` has the number of rows of each lane, and ``tables`` the addresses of the rows in memory. ``log`` has the
+    ended episodes; its first generation is ``generation``. ``live`` has the lanes that may grow; this object is the
+    `LiveLanesOwner` that it calls. ``newly_discarded`` has the discarded episodes that were found since the caller last
+    emptied this list. ``lost`` is the number of steps of segments that turned out to be damaged or gone; the caller
+    resets it to 0.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class FollowedRows:
 
     @property
     def steps(self) -> int:
-        """The number of steps of all episodes, hidden ones included."""
+        """The number of steps of all episodes, hidden steps included."""
         return self.log.steps + self.slots.count_open()
 
     def list_growing(self) -> None:
@@ -95,7 +96,7 @@ class FollowedRows:
     # --- new and deleted segments ------------------------------------------------------------------------------------
 
     def add(self, infos: list[SegmentInfo | None], packs: Sequence[Pack]) -> None:
-        """Add the next segments and packs; None in ``infos`` stands for a segment that is gone, or in a pack."""
+        """Add new segments and packs; None in ``infos`` stands for a segment that is gone, or in a pack."""
         first_slot = len(self.slots.lanes)
         self._frontier.add_lanes(self.slots.add(infos, packs))
         self.tables.add_slots(infos, self.slots.lane_base, self.slots.rows.shape[1])
@@ -105,7 +106,7 @@ class FollowedRows:
         self.list_growing()
 
     def _read_new(self, infos: list[SegmentInfo | None], first_slot: int) -> None:
-        """Add the rows of new sealed segments, many segments at a time; add each other new segment to `live`."""
+        """Add the rows of new sealed segments, many segments at a time, and add the new unsealed segments to `live`."""
         sealed: list[_Sealed] = []
         pending = 0
         for slot, info in enumerate(infos, first_slot):
@@ -127,7 +128,7 @@ class FollowedRows:
         self._add_sealed(sealed)
 
     def _add_pack(self, pack: Pack, first_new: int) -> None:
-        """Add a pack: segments in slots before ``first_new`` are read from it from now on, and its others are added."""
+        """Add a pack, which has the rows of known segments (in slots before ``first_new``) and of new segments."""
         slots = pack.numbers - self.slots.origin
         self.tables = self.tables.with_pack(slots, pack)
         self.slots.move(slots, pack)
@@ -153,9 +154,9 @@ class FollowedRows:
     def drop(self, slots: list[int]) -> None:
         """Empty the slots of segments that are gone.
 
-        If a limit hides the episodes of these segments, they stay in the log until half of the log is of segments that
-        are gone: every sampler starts over when the log is shortened. If no limit hides them, the episodes are removed
-        at once: a reader that opens the store now does not find them, and all readers must agree.
+        If a limit hides the episodes of these segments, the episodes stay in the log until half of the log belongs to
+        segments that are gone: whenever the log is shortened, every sampler starts over. If no limit hides them, the
+        episodes are removed at once: a reader that opens the store now does not find them, and all readers must agree.
         """
         if not slots:
             return
@@ -177,29 +178,29 @@ class FollowedRows:
         words = self._counters.read()
         past = max(self._frontier.hidden_before, int(max(words[layout.FRONTIER], words[layout.HORIZON])))
         is_hidden = not behind.any() or int(self.log.table.time[behind].max()) < past
-        # Without times, readers could not tell which episodes of the log began after the hidden ones.
+        # Without times, readers could not tell which episodes of the log began after the hidden episodes.
         if not self._is_timed or not is_hidden or 2 * np.count_nonzero(behind) >= len(behind):
             self.log.remove(behind)
             self._gone = []
 
     def remove_evicted(self) -> None:
-        """Remove the episodes from the log that were evicted by hand or lost."""
+        """Remove from the log the episodes that were evicted by hand or lost to damage."""
         self.log.remove(self.evictions.split(self.log.table)[1])
 
     # --- segments that may grow --------------------------------------------------------------------------------------
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether newly ended episodes need no check: none was evicted or lost, and no earlier parts are searched for.
+        """Whether every newly ended episode can be kept, unchecked: none is evicted or lost, no earlier part is sought.
 
         Earlier parts are those of discarded episodes: see `Discards`.
         """
         return self.evictions.has_none and not self._discards.waits
 
     def add_ended(self, end: int, steps: int) -> None:
-        """Add the episodes to the log that the kernel has written to its free lines, up to line ``end``.
+        """Add to the log the episodes that the kernel has written to its free lines, up to line ``end``.
 
-        With all these episodes, the log has ``steps`` steps. But episodes that were evicted or lost are not added.
+        With all these episodes, the log has ``steps`` steps. Evicted and lost episodes are not added.
         """
         if self.evictions.has_none:
             self.log.extend_to(end, steps)
@@ -208,7 +209,7 @@ class FollowedRows:
             self.log.append(self.evictions.split(new)[0])
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
-        """Return a segment's writer and the writer's lanes in it, as numbers; None if the segment is gone."""
+        """Return the number of a segment's writer, and of each lane for the writer; None if the segment is gone."""
         return self.tables.lanes_of(slot, self.slots.origin) if self.slots.lanes[slot] else None
 
     def published_rows(self, slot: int, lane: int) -> int:
@@ -223,7 +224,7 @@ class FollowedRows:
         return bool(known >= self.published_rows(slot, lane) and open_start < 0)
 
     def read_time(self, step_id: int) -> bool:
-        """Map the chunk with the time of a step and return True; or leave out its segment as damaged, return False."""
+        """Map the chunk with the time of a step and return True; if this fails, leave out its segment: return False."""
         slot, position = (step_id >> POSITION_BITS) - self.slots.origin, step_id & POSITION_MASK
         row, lane = divmod(position, int(self.slots.lanes[slot]))
         try:
@@ -234,9 +235,9 @@ class FollowedRows:
         return True
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
-        """Check and map the new rows of a growing segment for the kernel; leave it out if it is damaged or gone.
+        """Check and map the new rows of a growing segment for the kernel; leave out a segment that is damaged or gone.
 
-        ``is_damaged`` tells that the kernel has found damage.
+        ``is_damaged`` is True if the kernel has found damage in these rows.
         """
         try:
             self._make_followable(slot, is_damaged)
@@ -254,7 +255,7 @@ class FollowedRows:
         if is_damaged or int(new.max()) >= MANY_ROWS:
             self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if rows are damaged
             self.slots.set_rows(span, committed, observed)
-        elif live.checked_rows == before:  # else the kernel waited for this check; it stops again at an unmapped chunk
+        elif live.checked_rows == before:  # else the kernel only needed the check; it stops again at an unmapped chunk
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self.tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
@@ -289,7 +290,7 @@ class FollowedRows:
     # --- new rows ----------------------------------------------------------------------------------------------------
 
     def _parse_live(self, slot: int, at: Ints, committed: Ints, sealed: bool) -> None:
-        """Find the episodes in the new rows of some lanes of a segment in `live`; lane i has ``committed[i]`` rows.
+        """Find the episodes in the new rows of some lanes of a segment, whose lane i has ``committed[i]`` rows.
 
         ``at`` has the places of these lanes among all lanes.
         """
@@ -324,9 +325,10 @@ class FollowedRows:
         self.slots.sealed |= there
 
     def _add_rows(self, at: Ints, first: Ints, flags: LaneFlags, sealed: bool) -> None:
-        """Add the episodes of some lanes to the log; ``flags`` has the lanes' flags from the rows ``first`` on.
+        """Add the episodes of some lanes to the log; ``flags`` has the flags of each lane's rows from a row on.
 
-        An episode starts at row ``first[i]`` of lane i. ``at`` has the places of the lanes among all lanes.
+        For the i-th lane, this is row ``first[i]``, where an episode starts. ``at`` has the places of the lanes among
+        all lanes.
         """
         slots = self.slots
         slot = slots.lane_slot[at]
@@ -340,7 +342,7 @@ class FollowedRows:
         self.log.append(self.evictions.split(found.ended)[0])
 
     def _set_times(self, found: ParsedEpisodes, at: Ints) -> None:
-        """Set the time of each episode in ``found``: the publishing time of its first step."""
+        """Set the time of each episode in ``found``: the time at which its first step was published."""
         slots = self.slots
         place, row = slots.places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
         still_open = found.open_start >= 0
@@ -353,7 +355,7 @@ class FollowedRows:
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, record: Ints, total: int) -> Snapshot:
-        """Return a snapshot with this record, see `kernels.frozen`; ``total`` counts visible and hidden steps."""
+        """Return a snapshot with a record of `kernels.frozen`; ``total`` is the number of visible and hidden steps."""
         frontier, segments = self._frontier, self._segments
         assert segments is not None
         found = frontier.found
@@ -364,7 +366,7 @@ class FollowedRows:
         return Snapshot(segments, steps, record, self.slots.rows, self.log.table, frontier.oldest, reached, until)
 
     def segment_table(self) -> SegmentTable:
-        """Return the table of all segments: the same object as before, unless something in the table has changed."""
+        """Return the table of all segments: the same object as in the last call if nothing in the table has changed."""
         found = self._discards.follow(self.log, self.evictions, self)
         if len(found):
             self.newly_discarded.append(found)

@@ -1,4 +1,4 @@
-"""`Follower`, which makes snapshots of a store. It reads the complete store once, and then only what has changed."""
+"""The class `Follower` makes snapshots of a store: it reads the complete store once, and then only what has changed."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ from diskreplay.segments.segment import DAMAGE, SegmentInfo
 # Seconds between checks for sealed segments while no counter changes: a process may die after it has sealed a segment,
 # and before it increments the counter.
 CHECK_EVERY_S = 1.0
-# Attempts to read a store; an attempt fails if segments are merged into a pack during it.
+# How often a follower tries to read the complete store: an attempt fails if segments are merged into a pack meanwhile.
 _ATTEMPTS = 100
 
 # The kernels as plain Python functions. They are used until a sampler, which needs numba anyway, calls `follow_with`
@@ -40,13 +40,13 @@ class Follower:
     An unreadable segment is left out, and listed in `damaged`, with a warning if ``warns`` is True. ``snapshot`` is the
     latest snapshot.
 
-    Concurrency: any thread; one refreshes at a time. A follower writes nothing and takes no lock on disk.
+    Concurrency: any thread; one thread refreshes at a time. A follower writes no files and takes no locks of the store.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, warns: bool = True) -> None:
         self._root, self._counters, self._warns = root, counters, warns
         self._lock = threading.Lock()
-        self._broken = False  # whether `_now` is incomplete, so that the next refresh starts over
+        self._broken = False  # whether `_now` is incomplete, so that the next refresh reads all again
         self._least = layout.MAX_SEGMENTS  # the lowest segment number in any pack that is known so far
         self._kernel: Callable[[str], Kernel] = _PLAIN.__getitem__
         self._now = self._begin(0)
@@ -66,7 +66,7 @@ class Follower:
                 attempts -= 1
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
-        """Use the compiled kernels that ``kernel(name)`` returns."""
+        """From now on, use the kernels that ``kernel(name)`` returns, which are compiled."""
         kernel(self.kernel_name)  # outside the lock: compilation takes seconds, and others may refresh meanwhile
         with self._lock:
             self._kernel = kernel
@@ -88,25 +88,25 @@ class Follower:
         return self._now.rows.origin
 
     def reset_after_fork(self) -> None:
-        """Make the next refresh start over if another thread was refreshing at the fork; called in the forked child."""
+        """Make the next refresh read all again if another thread was refreshing at the fork; for the forked child."""
         self._broken = self._broken or self._lock.locked()
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Unmap all files, except those that arrays, or batches that are being gathered, still use."""
+        """Unmap all files, except files that are still used by arrays or by batches that are being gathered."""
         with self._lock:
             self._broken = True  # even if this is interrupted, the next refresh starts over
             self._now.rows.release()
 
     def refresh(self) -> tuple[Snapshot, int]:
-        """Take a new snapshot; return it, and the number of steps that were added since the snapshot before it.
+        """Take a new snapshot; return it, and the number of steps that were added since the last snapshot.
 
-        Steps that were evicted or hidden since then do not reduce the number.
+        Evicted and hidden steps do not reduce this number.
         """
         with self._lock:
             try:
                 if not self._broken:
-                    try:  # suppress() would take as long as the complete check that nothing has changed
+                    try:  # not suppress(): it would take as long as the complete call when nothing has changed
                         arrived = self._now.update()
                         self.snapshot = self._now.snapshot
                         return self.snapshot, arrived
@@ -124,7 +124,7 @@ class Follower:
 
 
 class _Generation:
-    """All that a follower has read of a store; replaced when the complete store is read again. Used by one thread.
+    """All that a follower knows of a store, replaced when it reads the complete store again. Used by one thread.
 
     ``known`` has the segments, ``rows`` has their rows, and ``snapshot`` is the latest snapshot. The constructor reads
     the store. The constructor and `update` raise `Merged` if the complete store has to be read again.
@@ -143,7 +143,7 @@ class _Generation:
         self._root, self._counters, self.known = root, counters, known
         self._words = counters.read()
         # Limits hide single steps, in the order of their publication. In a store without a limit, times are only read
-        # if a former limit has hidden steps, since these stay hidden.
+        # if an earlier limit has hidden steps, since these steps stay hidden.
         self._limits = replace(root.limits)
         self._is_timed = self._limits.are_set or bool(self._words[[layout.FRONTIER, layout.HORIZON]].any())
         self._raw = b""
@@ -152,7 +152,7 @@ class _Generation:
         self._next_check_at = 0.0
         self.rows = FollowedRows(root, counters, known, kernel(self.kernel_name), number, self._is_timed)
         self.update(force=True)
-        # The process keeps freed memory of tables that grew in several steps, up to half the size of these tables.
+        # Tables that grew in several steps leave freed memory in the process, up to half the size of these tables.
         give_back_free(max(len(self.rows.log), len(known.slots.lanes)))
 
     @property
@@ -161,7 +161,7 @@ class _Generation:
         return "advance_hiding" if self._is_timed else "advance"
 
     def update(self, *, force: bool = False) -> int:
-        """Read all changes on disk, and make a new snapshot if there are any; return the number of new steps."""
+        """Read all changes on disk; if there are any, make a new snapshot. Returns the number of new steps."""
         raw, rows = self._counters.raw(), self.rows
         if raw == self._raw and not (force or rows.live.segments or self._limits.max_age_s is not None):
             return 0  # the fast path, as samplers refresh for every batch
@@ -205,7 +205,7 @@ class _Generation:
             self._drop_gone(everywhere=is_rearranged)
         if rows.evictions.read(int(words[layout.EVICTION_ENTRIES])):  # evictions by hand
             rows.remove_evicted()
-            rows.list_growing()  # `keeps_all_ended` may be False now, and is read again after this
+            rows.list_growing()  # so that `keeps_all_ended`, which may be False now, is read again
         self._words = words
         if self._is_timed:
             self._until = int(max(words[layout.FRONTIER], words[layout.HORIZON]))
@@ -235,14 +235,14 @@ class _Generation:
         self.rows.add(infos, packs)
 
     def _drop_gone(self, *, everywhere: bool) -> None:
-        """Drop the segments that a limit has deleted; with ``everywhere``, also all other segments that are missing."""
+        """Drop the segments that a limit has deleted; with ``everywhere``, also all other segments that are gone."""
         words, slots = self._counters.read(), self.known.slots
         horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
         known = np.flatnonzero(slots.lanes)
         below = known[slots.last[known] < horizon]
         if not (self._limits.max_age_s is not None or words[layout.EVICTION_ENTRIES] or everywhere):
-            # Check only segments that are neither sealed nor in `live`. The horizon shows which sealed segments are
-            # gone, and the segments in `live` are read again.
+            # Check only segments that are neither sealed nor in `live`: the horizon shows which sealed segments are
+            # gone, and the segments in `live` are checked elsewhere.
             known = known[~slots.sealed[known] & ~np.isin(known, list(self.rows.live.segments))]
         numbers = np.unique(slots.folder[known]).tolist()
         gone = set(numbers) - set(present_segments(self._root, numbers))
@@ -266,7 +266,7 @@ class _Generation:
         return changed
 
     def _has_returned(self) -> bool:
-        """Return whether a segment that was gone or damaged may be back, or a segment was replaced by another one."""
+        """Return whether a gone or damaged segment may be back, or another segment has replaced a segment."""
         infos = [folder.info for folder in self.rows.tables.known if folder is not None]
         known: dict[int, Identity | int] = {info.number: info.document for info in infos}
         known |= {slot + self.rows.origin: live.folder for slot, live in self.rows.live.segments.items()}

@@ -1,4 +1,4 @@
-"""The segments that a reader knows, the slot of each, and the segments that it cannot read."""
+"""The segments that a reader knows, their slots, and the damaged segments that the reader leaves out."""
 
 import os
 import time
@@ -27,7 +27,7 @@ _warned: set[tuple[str, int]] = set()
 
 
 def warn_of_quarantine(root: Root) -> None:
-    """Warn, once per process and store, that data in quarantine take space in addition to ``capacity_bytes``."""
+    """Warn, once per process and store, that the files in quarantine take space in addition to ``capacity_bytes``."""
     key = (str(root.path), -1)
     limit = root.limits.capacity_bytes
     if limit is None or key in _warned:
@@ -43,7 +43,7 @@ def warn_of_quarantine(root: Root) -> None:
 
 
 def warn_of_damage(root: Root, number: int, detail: str) -> None:
-    """Warn, once per process and segment, of a segment that cannot be read."""
+    """Warn of a segment that cannot be read, once per process and segment."""
     key = (str(root.path), number)
     if key in _warned:
         return
@@ -55,7 +55,7 @@ def warn_of_damage(root: Root, number: int, detail: str) -> None:
     )
 
 
-# The maximum number of slots from the oldest existing segment to the newest: far more than any store needs.
+# The maximum number of slots, one per segment number from the oldest segment to the newest: more than any store needs.
 MOST_SLOTS = 1 << 22
 
 
@@ -78,18 +78,20 @@ class Slots:
     Attributes
     ----------
     lanes, lane_base : (slots,) int64
-        The number of each segment's lanes, 0 if it is gone or unreadable; the place of its first lane among all lanes.
+        The number of lanes of each segment, 0 if the segment is gone or unreadable, and the place of its first lane
+        among all lanes.
     lane_slot : (lanes,) int64
         The slot of each lane.
     sealed : (slots,) bool
-        Whether the segment is sealed and the episodes in all its rows were found.
+        Whether each segment is sealed and the episodes in all its rows were found.
     folder : (slots,) int64
-        The number of the segment or pack in whose folder the rows are.
+        The number of the segment itself, or of the pack that has its rows.
     clocks, last : (slots,) int64
-        The wall time at which the segment's clock showed 0, and the time of the segment's last row, in nanoseconds.
-        ``last`` is `hiding.NEVER` for a segment that may grow.
+        The wall time at which the clock of each segment showed 0, and the wall time of the segment's last row, both in
+        nanoseconds since the epoch. ``last`` is `hiding.NEVER` for a segment that may grow.
     rows : (`following.LANE_ROWS`, lanes) int64
-        The numbers COMMITTED to OPEN_TIME of each lane, for the rows read so far: see `kernels.following`.
+        The five numbers of each lane that `kernels.following` names, `COMMITTED` to `OPEN_TIME`, for the rows read so
+        far.
     """
 
     def __init__(self, origin: int) -> None:
@@ -144,7 +146,7 @@ class Slots:
         self.folder[slots] = pack.info.number
 
     def set_rows(self, places: Ints | slice, committed: Ints, observed: Ints) -> None:
-        """Set the numbers of committed and of observed rows of the lanes at ``places``."""
+        """Set the number of complete rows, and of rows with an observation, of the lanes at ``places``."""
         self.rows[following.COMMITTED, places], self.rows[following.OBSERVED, places] = committed, observed
 
     def note_sealed(self, slot: int) -> None:
@@ -177,8 +179,8 @@ class Slots:
 class KnownSegments:
     """Reads the segments of one store, and records the segments that it cannot read. Not thread-safe.
 
-    ``slots`` has what is known of each segment; see `Slots`. Its first segment is ``least``, or an earlier one that may
-    exist. ``damaged`` describes the damage of each segment that is left out, by number.
+    ``slots`` has what is known of each segment; see `Slots`. Its first slot is for segment ``least``, or for an earlier
+    segment if one may exist. ``damaged`` describes the damage of each segment that is left out, by number.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, warns: bool, least: int) -> None:
@@ -187,7 +189,7 @@ class KnownSegments:
         self.slots = Slots(min(self._lowest(), least))
 
     def _lowest(self) -> int:
-        """Return the lowest number that an existing segment may have.
+        """Return a number that no existing segment's number is below.
 
         The counter FIRST_LIVE is only a hint: a user may have moved a segment with a lower number back to the store.
         """
@@ -199,7 +201,7 @@ class KnownSegments:
         return min([first, *(number for number in listed_numbers(self._root) if least <= number < first)])
 
     def read(self, number: int) -> SegmentInfo | None:
-        """Return a segment's attributes, or None if it is gone, was never written, or is damaged."""
+        """Return a segment's attributes, or None if the segment is gone, was never written, or is damaged."""
         try:
             info = read_shown(self._root, number)
             return None if self._was_removed(info) else info
@@ -210,7 +212,7 @@ class KnownSegments:
             return None
 
     def note_damage(self, number: int, error: Exception) -> None:
-        """Record that a segment cannot be read, and warn of it; do nothing if it was evicted or moved to quarantine.
+        """Record that a segment cannot be read, and warn; do nothing if the segment was evicted or moved to quarantine.
 
         Raises
         ------
@@ -230,7 +232,7 @@ class KnownSegments:
             warn_of_damage(self._root, number, detail)
 
     def _was_removed(self, info: SegmentInfo) -> bool:
-        """Return whether a segment was evicted by a limit, and exists again, for example after a power cut."""
+        """Return whether a limit has evicted a segment whose folder exists again, for example after a power cut."""
         if self._root.has_horizon and info.came_before(self._counters.peek(layout.HORIZON)):
             return True
         limit = self._root.limits.max_age_s
@@ -239,10 +241,10 @@ class KnownSegments:
         return info.number < self._counters.peek(layout.FIRST_LIVE)
 
     def has_other(self, known: Mapping[int, Identity | int]) -> bool:
-        """Return whether a segment exists that is not in ``known``, or was replaced by another one.
+        """Return whether any segment on disk is not in ``known``, or has replaced the segment that was.
 
-        ``known`` has, by segment number, the `Identity` of the segment's zarr.json, or the inode of its folder if the
-        segment may grow.
+        ``known`` has, by segment number, the `Identity` of the metadata file (zarr.json) of the segment, or the inode
+        of the segment's folder if the segment may grow.
         """
         if self._lowest() < self.slots.origin:
             return True
@@ -266,7 +268,7 @@ class KnownSegments:
         Raises
         ------
         Merged
-            A segment of a pack is unknown, or was gone before its attributes were read.
+            A segment in one of the packs is unknown, or was gone before its attributes were read.
         """
         start = self.slots.end
         packs = take_packs(infos, start, self.leave_out)
@@ -281,7 +283,7 @@ class KnownSegments:
         return packs
 
     def leave_out(self, number: int, error: Exception) -> None:
-        """Call `note_damage`; raise Merged instead if the segment's rows are now in a pack that is not known yet."""
+        """Record the damage of a segment; raise Merged instead if its rows are now in a pack that is not known yet."""
         self.check_merged([number])
         self.note_damage(number, error)
 
@@ -294,5 +296,5 @@ class KnownSegments:
                 raise Merged
 
     def merged_since(self, first: int) -> set[int]:
-        """Return the numbers of the segments that were merged into packs, for packs with numbers from ``first`` on."""
+        """Return the numbers of the segments that were merged into the packs whose numbers are ``first`` or higher."""
         return merged_numbers(self._root, first) if self._counters.peek(layout.NEXT_SEGMENT) > first else set()

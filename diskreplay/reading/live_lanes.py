@@ -1,4 +1,4 @@
-"""Lanes of segments that may still grow, and the steps that a capacity or an age hides."""
+"""Follows the lanes of segments that may still grow, and the steps that a limit of capacity or age hides."""
 
 import os
 import weakref
@@ -28,9 +28,9 @@ from diskreplay.segments.rebuild import read_shown
 class Segments(NamedTuple):
     """The segments from number ``origin`` on, as `kernels.frozen` describes them. The first segment has slot 0.
 
-    Most arrays have a value per segment: ``lanes`` its number of lanes, ``lane_base`` the place of its first lane among
-    all lanes, ``clocks`` the wall time at which its clock showed 0, ``folders`` the number of its folder.
-    ``first_rows`` has the first row of each lane in its pack.
+    Four arrays have a value per segment: ``lanes`` is its number of lanes, ``lane_base`` the place of its first lane
+    among all lanes, ``clocks`` the wall time at which its clock showed 0, and ``folders`` the number of its folder.
+    ``first_rows`` has a value per lane: the row of the pack at which the lane begins.
     """
 
     origin: int
@@ -45,7 +45,7 @@ _NO_HEAP, _NO_PLACES = np.zeros((0, hiding.HEAP_COLUMNS), np.int64), np.zeros((h
 
 
 def _places(oldest: Ints) -> Ints:
-    """Return the table `by_place` of `kernels.hiding`, for lanes without an entry in the heap of that module."""
+    """Return the table `by_place` of `kernels.hiding`, for lanes that have no entry in the heap."""
     made = np.zeros((hiding.PLACE_ROWS, len(oldest)), np.int64)
     made[[hiding.LINE, hiding.TAIL]], made[hiding.OLDEST] = -1, oldest
     return made
@@ -54,8 +54,9 @@ def _places(oldest: Ints) -> Ints:
 class CapacityFrontier:
     """The first visible row of each lane, given the limits of the store. Used by one thread.
 
-    The newest ``capacity`` steps stay visible: steps are ordered by time, steps of the same time by id. With None, the
-    store has no capacity. ``hides`` is False if no step is ever hidden, since the store has no limit and had none.
+    The newest ``capacity`` steps stay visible: steps are ordered by time, and steps of the same time by id.
+    ``capacity`` is None if the store has no such limit. ``hides`` is False if no step is ever hidden, since the store
+    has no limit and never had one.
 
     Attributes
     ----------
@@ -64,9 +65,9 @@ class CapacityFrontier:
     oldest : (lanes,) int64
         The first visible row of each lane, `hiding.NEVER` if its segment is gone. A change replaces the array.
     newer : (lanes,) int64
-        Memory to which the kernel writes the next ``oldest``.
+        Memory to which the kernel writes the array that `replace_oldest` makes the next ``oldest``.
     found : memoryview
-        The numbers `found` of `kernels.hiding`.
+        The numbers that `kernels.hiding` calls `found`.
     """
 
     def __init__(self, capacity: int | None, hides: bool) -> None:
@@ -86,7 +87,7 @@ class CapacityFrontier:
 
     @property
     def hidden_before(self) -> int:
-        """A time that is after the publication of each hidden step whose segment exists."""
+        """A time that is later than the publication of every hidden step of an existing segment."""
         return max(self.found[hiding.PAST], self.found[hiding.BEHIND])
 
     def add_lanes(self, count: int) -> None:
@@ -104,7 +105,7 @@ class CapacityFrontier:
         self.found[hiding.OLDEST_AT] = oldest.ctypes.data
 
     def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints, open_start: Ints) -> None:
-        """Hide all steps of lanes whose segments are gone, and no longer count the steps of these lanes' open episodes.
+        """Hide all steps of lanes whose segments are gone; the steps of their open episodes no longer count as hidden.
 
         ``gone`` is the mask of these lanes. ``place`` has, for each episode of the log, the place of its lane among all
         lanes. ``open_start`` has the first row of each lane's open episode, -1 if the lane has no open episode.
@@ -121,13 +122,13 @@ class CapacityFrontier:
             self._by_place[hiding.LINE, gone] = -1
 
     def _take_over(self) -> None:
-        """Set ``oldest`` to the rows that the kernel reached, if it has hidden only some of the steps to hide."""
+        """Set ``oldest`` to the rows that the kernel has reached, if it has stopped before all steps were hidden."""
         if self.found[hiding.LAST] >= 0 and self._by_place is not None:
             self._set_oldest(self._by_place[hiding.OLDEST].copy())
             hiding.note_last(self._numbers)
 
     def hidden_of(self, episodes: EpisodeTable, place: Ints) -> Ints:
-        """Return the number of hidden steps of each episode; ``place[i]`` is the place of episode i's lane."""
+        """Return the number of hidden steps of each episode; ``place[i]`` is the place of the lane of episode i."""
         row = (episodes.first & POSITION_MASK) // episodes.stride
         return np.clip(self.oldest[place] - row, 0, episodes.steps)
 
@@ -142,7 +143,7 @@ class CapacityFrontier:
         self._forget(log.generation)
         hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
-        # Not later than the REACHED of a reader that opens the store now: samplers order ids by REACHED, and must all
+        # Not later than the number REACHED of a reader that opens the store now: samplers order ids by it, and must all
         # agree.
         gone = log.table.time[self.oldest[place] == hiding.NEVER].max(initial=-1) + 1
         self.found[hiding.REACHED] = max(self.hidden_before, int(gone)) if hidden else 0
@@ -174,7 +175,7 @@ class CapacityFrontier:
 
 # --- lanes that may grow ----------------------------------------------------------------------------------------------
 
-# If a lane has at least this many new rows, numpy parses all their flags at once, as for a sealed segment.
+# If a lane has at least this many new rows, numpy parses the flags of all these rows at once, as for a sealed segment.
 MANY_ROWS = 4096
 
 _NO_TIMES = (np.zeros(0, np.int64),) * 4
@@ -185,28 +186,28 @@ class LiveLanesOwner(Protocol):
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether newly ended episodes need no check: none was evicted or lost, and no earlier parts are searched for.
+        """Whether every newly ended episode can be kept, unchecked: none is evicted or lost, no earlier part is sought.
 
         Earlier parts are those of discarded episodes: see `Discards`.
         """
 
     def add_ended(self, end: int, steps: int) -> None:
-        """Add the episodes to the log that the kernel has written to its free lines, up to line ``end``.
+        """Add to the log the episodes that the kernel has written to its free lines, up to line ``end``.
 
-        With all these episodes, the log has ``steps`` steps. But episodes that were evicted or lost are not added.
+        With all these episodes, the log has ``steps`` steps. Evicted and lost episodes are not added.
         """
 
     def read_time(self, step_id: int) -> bool:
-        """Map the chunk with the time of a step and return True; or leave out its segment as damaged, return False."""
+        """Map the chunk with the time of a step and return True; if this fails, leave out its segment: return False."""
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
-        """Check and map the new rows of a growing segment for the kernel; leave it out if it is damaged or gone.
+        """Check and map the new rows of a growing segment for the kernel; leave out a segment that is damaged or gone.
 
-        ``is_damaged`` tells that the kernel has found damage.
+        ``is_damaged`` is True if the kernel has found damage in these rows.
         """
 
     def segment_table(self) -> SegmentTable:
-        """Return the table of all segments: the same object as before, unless something in the table has changed."""
+        """Return the table of all segments: the same object as in the last call if nothing in the table has changed."""
 
 
 class LiveSegment:
@@ -224,9 +225,10 @@ class LiveSegment:
     def read(self, before: Ints) -> tuple[Ints, Ints]:
         """Return the numbers of complete rows, and of rows with an observation, of each lane.
 
-        ``before`` has the numbers of complete rows that were returned by the last call.
+        ``before`` has the numbers of complete rows that the last call has returned: they never decrease.
         """
-        # `observed` is read first: if it is one more than `committed`, the extra row follows the complete ones.
+        # `observed` is read first: if it is one more than `committed`, the extra row is the one after the complete
+        # rows.
         observed = self.observed.copy()
         committed = self.committed.copy()
         lanes = len(committed)
@@ -239,7 +241,7 @@ class LiveSegment:
         return committed, np.maximum(observed, committed)
 
     def may_be_sealed(self) -> bool:
-        """Return whether the segment is sealed, or its attributes were replaced or are gone."""
+        """Return whether the segment is sealed, or its metadata file (zarr.json) was replaced or deleted."""
         # The segment may have been sealed after the follower read its attributes, and before this object was made.
         return self.info.sealed or identify(self.metadata) != self.info.document
 
@@ -248,13 +250,13 @@ class LiveLanes:
     """Reads the new rows of lanes of segments that may still grow. Used by one thread.
 
     ``kernel`` is `advance` or `advance_hiding` of `kernels.advance`, compiled or not. It writes newly ended episodes to
-    the free lines of ``log``, and hides steps for ``frontier``. ``leaves`` names the arrays that the kernel reads:
-    flags, and times if steps may be hidden.
+    the free lines of ``log``, and moves the first visible rows of ``frontier``. ``leaves`` has the names of the arrays
+    that the kernel reads: the flags, and also the times if steps may be hidden.
 
     Attributes
     ----------
     segments : dict of int to LiveSegment
-        The segments by slot. After a change of this dict, `list_segments` has to be called.
+        The segments, by slot. Call `list_segments` after each change of this dict.
     growing : (segments, 8) int64
         The table of these segments, see `kernels.following`.
     open_steps : int
@@ -270,7 +272,7 @@ class LiveLanes:
         self._addresses: Ints  # the addresses of these arrays
         self._found = self._numbers.data  # the same memory, read as Python's own numbers
         self._leaves = leaves
-        self._held: Callable[[], MappingGuard | None] = no_reference  # guards the addresses in use
+        self._held: Callable[[], MappingGuard | None] = no_reference  # keeps the chunks at the addresses
         self._record = np.zeros(0, np.int64)  # the record of the next snapshot, see `kernels.frozen`
 
     def follow_with(self, kernel: Kernel) -> None:
@@ -280,8 +282,8 @@ class LiveLanes:
     def list_segments(self, lanes: Ints, segments: Segments, tables: ChunkTables) -> None:
         """Make the table of growing segments. Call this after any of the arguments was replaced.
 
-        ``lanes``, ``(5, n)`` int64, has the numbers COMMITTED to OPEN_TIME of all lanes, see `kernels.following`.
-        ``tables`` has the addresses of their rows.
+        ``lanes``, ``(5, n)`` int64, has the numbers of each lane that `kernels.following` names, `COMMITTED` to
+        `OPEN_TIME`. ``tables`` has the addresses of the rows.
         """
         self._lanes, self._segments, self._tables = lanes, segments, tables
         self.growing = np.zeros((len(self.segments), following.GROWING_COLUMNS), np.int64)
@@ -303,8 +305,8 @@ class LiveLanes:
     def advance(self, changed: bool, until: int, owner: LiveLanesOwner) -> Ints | None:
         """Read newly published rows, and hide steps that were published before ``until`` or exceed the capacity.
 
-        Returns the record of a new snapshot, or None if nothing has changed. ``changed`` tells whether anything has
-        changed except the rows of these lanes.
+        Returns the record of a new snapshot, or None if nothing has changed. ``changed`` is True if anything else in
+        the store has changed.
         """
         found, frontier, record = self._found, self._frontier, self._record
         found[following.CHANGED], found[following.FOLLOWED] = changed, False
@@ -331,7 +333,7 @@ class LiveLanes:
     def _serve(self, status: int, owner: LiveLanesOwner) -> None:
         """Provide the data that the kernel needs to continue; ``status`` tells why it has stopped."""
         found, frontier = self._found, self._frontier
-        self._held = no_reference  # some of the arrays may be replaced here
+        self._held = no_reference  # some of the kernel's arrays may be replaced here
         if status == advancing.UNREADY:
             frontier.make_ready()
         elif status == advancing.UNMAPPED:

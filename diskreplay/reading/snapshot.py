@@ -1,4 +1,4 @@
-"""Snapshots: the rows and episodes of all lanes at one moment, and the lanes of writers across segments."""
+"""Snapshots: the rows and episodes of all lanes at one moment. Also connects a writer's lanes across segments."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,8 +34,8 @@ from diskreplay.segments.files.locks import is_locked
 from diskreplay.segments.sealing import may_seal
 from diskreplay.workers import computed_once
 
-# A search for the episodes of steps begins with this many of the newest ended episodes, as most of these steps are new.
-# If episodes are still missing, the search is repeated in _MORE times as many episodes.
+# A search for the episodes of given steps begins with this many of the newest ended episodes, as most steps asked for
+# are new. If episodes are still missing, the search is repeated in _MORE times as many episodes.
 _NEWEST, _MORE = 1024, 8
 
 
@@ -46,7 +46,7 @@ LANE_BITS = layout.MAX_LANES.bit_length() - 1
 
 
 def writer_and_lane(key: Any) -> tuple[Any, Any]:
-    """Return the writer and the lane of a key, or of an array of keys: see `LaneMap.key`."""
+    """Return the writer and the lane number in a key, or in each key of an array: see `LaneMap.key`."""
     return key >> LANE_BITS, key & (layout.MAX_LANES - 1)
 
 
@@ -58,13 +58,14 @@ class LaneMap:
     Attributes
     ----------
     key : (segment lanes,) int64
-        ``writer << 20 | lane``, with the writer's number of the lane; -1 if the segment was gone before `update`.
+        The key of each segment lane: ``writer << 20 | number``, where ``number`` is the lane's number for the writer;
+        -1 if the segment was gone before `update`.
     keys : (lanes,) int64
-        Each number in ``key`` once, in ascending order, without -1: by writer, then by lane.
+        Each different value in ``key`` except -1, in ascending order: by writer, then by lane.
     slot : (segment lanes,) int64
-        The slot of the lane's segment.
+        The slot of the segment of each segment lane.
     following, previous : (segment lanes,) int64
-        The place of the same lane in the writer's next and previous segment that has it; -1 if there is none.
+        The place of the same lane in the writer's next and previous segment with this lane; -1 without such a segment.
     """
 
     def __init__(self) -> None:
@@ -88,8 +89,9 @@ class LaneMap:
             self._clear(snapshot.origin)
         seen, slots = len(self._base), len(snapshot.lanes)
         if slots <= seen:
-            return  # all segments of the snapshot are known: a caller may pass an older snapshot after a newer one
-        # The number of lanes of each segment. `snapshot.lanes` is 0 for a deleted one, but its lanes keep their places.
+            return  # the map has all segments of the snapshot: a caller may pass an older snapshot after a newer one
+        # The number of lanes of each segment. `snapshot.lanes` is 0 for a deleted segment, but the lanes of this
+        # segment keep their places.
         self._base = snapshot.lane_base
         self._counts = np.diff(np.append(snapshot.lane_base, len(snapshot.committed)))
         keys = [self.key]
@@ -106,13 +108,13 @@ class LaneMap:
         self.previous[order[1:][same]] = order[:-1][same]
 
     def places(self, ids: Ints) -> Ints:
-        """Return the place of each id's segment lane; call `update` with the snapshot that has the ids before."""
+        """Return the place of each id's segment lane; before, call `update` with a snapshot that has the ids."""
         slot = (ids >> POSITION_BITS) - self._origin
         places: Ints = self._base[slot] + (ids & POSITION_MASK) % self._counts[slot]
         return places
 
     def next_rows(self, snapshot: Any, places: Ints) -> Ints:
-        """Return, for each place, the place of the same lane in the next segment where it has rows; -1 if none."""
+        """Return, for each place, the place of the same lane in the next segment in which this lane has rows, or -1."""
         found = self.following[places]
         while True:
             found[found >= len(snapshot.committed)] = -1  # in segments that are newer than the snapshot
@@ -123,7 +125,7 @@ class LaneMap:
             found[empty] = self.following[found[empty]]
 
     def growing(self, snapshot: Any) -> Ints:
-        """Return, in ascending order, the keys of all lanes of each writer that has an unsealed segment."""
+        """Return the keys of all lanes of the writers that have an unsealed segment, in ascending order."""
         live = ~snapshot.sealed & (snapshot.lanes > 0)
         there = slice(len(snapshot.committed))  # without segments that are newer than the snapshot
         writers = np.unique(self.key[there][live[self.slot[there]]] >> LANE_BITS)
@@ -131,9 +133,9 @@ class LaneMap:
 
 
 def is_abandoned(snapshot: Any, writer: int) -> bool:
-    """Return whether a writer with unsealed segments has died, which means that it holds no lock of these segments.
+    """Return whether a writer with unsealed segments has died: no process holds the locks of these segments.
 
-    A process cannot see the locks of other machines on a shared file system, so writers there do not count as dead.
+    On a shared file system, the locks that other machines hold cannot be seen, so their writers do not count as dead.
     """
     growing = map(snapshot.tables.info, np.flatnonzero(~snapshot.sealed & (snapshot.lanes > 0)).tolist())
     live = [info for info in growing if info is not None and info.writer == writer]
@@ -144,7 +146,7 @@ def is_abandoned(snapshot: Any, writer: int) -> bool:
 
 
 class SegmentTable(NamedTuple):
-    """The segments of a snapshot. Snapshots share one table until a segment is added, is sealed, or is deleted.
+    """The segments of a snapshot. Successive snapshots share one table until a segment is added, sealed or deleted.
 
     The slot of a segment is its number minus ``origin``: ``slot = (id >> 35) - origin`` for an id of a step. Live lanes
     are the lanes of segments that may grow.
@@ -152,25 +154,27 @@ class SegmentTable(NamedTuple):
     Attributes
     ----------
     lanes, lane_base : (slots,) int64
-        The number of each segment's lanes, 0 if it is gone; the place of its first lane among all lanes.
+        The number of lanes of each segment, 0 if the segment is gone, and the place of its first lane among all lanes.
     clocks : (slots,) int64
-        The wall time at which the segment's clock showed 0, in nanoseconds since the epoch.
+        The wall time at which the clock of each segment showed 0, in nanoseconds since the epoch.
     sealed : (slots,) bool
-        Whether the segment is sealed.
+        Whether each segment is sealed.
     evictions : Evicted
         The episodes that were evicted by hand, lost to damage, or discarded by their writers. They are not visible.
     generation : int
-        In all snapshots of one generation, a position in ``log`` stands for the same episode.
+        The generation of the log: in all snapshots with the same number, a position in ``log`` stands for the same
+        episode.
     folders, first_rows : (slots,) and (lanes,) int64
         Where the rows of each segment and lane are: see `ChunkTables`.
     growing : (segments, 3) int64
-        The segments that may grow: slot, number of lanes, and the place of the first lane among live lanes.
+        A line for each segment that may grow: its slot, its number of lanes, and the place of its first lane among live
+        lanes.
     live_base : (slots,) int64
-        The place of the segment's first lane among live lanes, -1 if the segment cannot grow.
+        The place of each segment's first lane among live lanes, -1 if the segment cannot grow.
     live_places : (live lanes,) int64
         The place of each live lane among all lanes.
     head : (`frozen.HEAD`,) int64
-        The head of the record of each snapshot with this table, see `kernels.frozen`.
+        The numbers at the start of the `record` of every snapshot with this table, see `kernels.frozen`.
     discarded_steps : int
         The number of steps of discarded episodes, which stay in the log.
     """
@@ -194,7 +198,7 @@ class SegmentTable(NamedTuple):
 
     @classmethod
     def of(cls, growing: Ints, **columns: Any) -> "SegmentTable":
-        """Return a table with the attributes ``columns``; the others are computed from `LiveLanes.growing`."""
+        """Return a table with the attributes ``columns``; all others are computed from ``growing``: see `LiveLanes`."""
         slot, width, place = growing[:, [following.SLOT, following.LANES, following.PLACE]].T
         column = np.cumsum(width) - width
         lines = np.ascontiguousarray(np.stack([slot, width, column], axis=1))
@@ -216,23 +220,25 @@ class SegmentTable(NamedTuple):
 class Snapshot:
     """The state of a store that a reader sees until it refreshes.
 
-    Immutable; any number of threads may use one. ``lane_base[slot] + lane`` indexes arrays of lanes, such as
-    ``committed`` (the number of complete rows) and ``observed`` (the number of rows with an observation).
+    Immutable; any number of threads may use one. In arrays with a value per lane, such as ``committed`` (the number of
+    complete rows) and ``observed`` (the number of rows with an observation), the index of a lane is ``lane_base[slot] +
+    lane``.
 
     Attributes
     ----------
     segments : SegmentTable
-        The segments.
+        The table of the segments.
     steps : int
         The number of visible steps.
     record : ndarray of int64
-        The record that kernels read, with the numbers of live lanes: see `kernels.frozen`.
+        The array that kernels read: the head of the table, then the numbers of the live lanes, see `kernels.frozen`.
     lane_rows : (`following.LANE_ROWS`, lanes) int64
-        The follower's table `Slots.rows`. Its columns of lanes of unsealed segments may change later.
+        The array `Slots.rows` of the follower. Its columns for lanes of unsealed segments may change later.
     log : EpisodeTable
-        The ended episodes in the order in which the follower has found them; ``open`` has the other episodes.
+        The ended episodes, in the order in which the follower has found them. `open` has the episodes that have not
+        ended.
     oldest : (lanes,) int64
-        The first row of each lane that neither a capacity nor an age hides.
+        For each lane, the first row that no limit hides.
     reached : int
         Every episode with hidden steps began before this time, in nanoseconds since the epoch.
     hidden_before : int
@@ -264,7 +270,7 @@ class Snapshot:
 
     @property
     def tables(self) -> ChunkTables:
-        """The tables with the addresses of each array's rows in memory."""
+        """The chunk tables, with the addresses of the rows of each array in memory."""
         return self.segments.tables
 
     @property
@@ -274,7 +280,7 @@ class Snapshot:
 
     @property
     def lanes(self) -> Ints:
-        """The number of each segment's lanes, 0 if it is gone."""
+        """The number of lanes of each segment, 0 if the segment is gone."""
         return self.segments.lanes
 
     @property
@@ -284,7 +290,7 @@ class Snapshot:
 
     @property
     def clocks(self) -> Ints:
-        """The nanoseconds to add to the times in each segment, for times since the epoch."""
+        """The nanoseconds to add to the stored times of each segment to get nanoseconds since the epoch."""
         return self.segments.clocks
 
     @property
@@ -303,7 +309,7 @@ class Snapshot:
         return self._counters[following.COMMITTED]
 
     def committed_rows(self, slot: Ints, lane: Ints) -> Ints:
-        """Return the number of complete rows of some lanes, without reading all lanes."""
+        """Return the number of complete rows of each ``(slot[i], lane[i])``; quicker than `committed` for few lanes."""
         rows: Ints = self.lane_rows[following.COMMITTED, self.lane_base[slot] + lane]
         column = self.segments.live_base[slot]
         grows = column >= 0
@@ -316,7 +322,7 @@ class Snapshot:
         return self._counters[following.OBSERVED]
 
     def rows_of(self, number: int) -> Ints | None:
-        """Return the number of complete rows of each lane of a segment that may grow.
+        """Return the number of complete rows of each lane of segment ``number``, if the segment may grow.
 
         Return None if the segment is sealed or gone. A segment that is newer than this snapshot counts as one lane
         without rows.
@@ -346,11 +352,11 @@ class Snapshot:
 
     @property
     def visible(self) -> Visible:
-        """The arguments of kernels that tell them the visible rows of each lane."""
+        """The arrays and numbers from which kernels compute the visible rows of each lane."""
         return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
 
     def leaf(self, path: str) -> ChunkTable:
-        """Return the `ChunkTable` of one array: a leaf of the schema, or ``done``."""
+        """Return the `ChunkTable` of one array, named by the path of a leaf of the schema, or ``done``."""
         return self.segments.tables.leaves[path]
 
     @computed_once
@@ -371,7 +377,7 @@ class Snapshot:
         return self.visible.least_ids(ids)
 
     def times(self, ids: Ints) -> Ints:
-        """Return the time of each step's publication, in nanoseconds since the epoch; 0 if its segment is gone."""
+        """Return the time when each step was published, in nanoseconds since the epoch; 0 if its segment is gone."""
         found = np.zeros(len(ids), np.int64)
         there, slots, _, lane, row = locate(ids, self.origin, self.lanes)
         slots = slots[there]
@@ -381,7 +387,7 @@ class Snapshot:
     def episode_values(self, leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Return the value of an episode field for the episode of each step, ``(n, *shape)``, and a mask, ``(n,)``.
 
-        The mask is False, and the value is zeros, if the episode is open, gone, or was given no values.
+        If the episode is open or gone, or was given no values, the mask is False and the value is zeros.
         """
         episodes, values = self._ended_episodes(ids), self.leaf(leaf)
         given = (episodes.end & EPISODE_VALUES) != 0
@@ -422,12 +428,12 @@ class Snapshot:
         return slots, lane, self.tables.value_rows(slots, lane, last, committed)
 
     def value_rows(self, slot: Ints, lane: Ints, row: Ints) -> Ints:
-        """Return where the arrays of episode fields have the values of some rows; see `ChunkTables.value_rows`."""
+        """Return at which rows arrays of episode fields have the values of these rows: `ChunkTables.value_rows`."""
         return self.tables.value_rows(slot, lane, row, self.committed_rows(slot, lane))
 
     @property
     def has_priorities(self) -> bool:
-        """Whether any step may have been appended with a priority."""
+        """Whether any segment has the array of priorities."""
         return self.segments.tables.priorities is not None
 
     def priorities(self, ids: Ints) -> Floats:
@@ -436,7 +442,7 @@ class Snapshot:
         return np.full(len(ids), np.nan) if table is None else table.priorities(ids, self.origin, self.lanes)
 
     def hidden_steps(self, episodes: EpisodeTable) -> Ints:
-        """Return the number of hidden steps of each episode, which are always its first steps."""
+        """Return the number of hidden steps of each episode; the hidden steps are always its first steps."""
         least = self.least_ids(episodes.first)
         hidden: Ints = np.clip(-((episodes.first - least) // episodes.stride), 0, episodes.steps)
         return hidden
@@ -487,7 +493,7 @@ class Snapshot:
         return found
 
     def continued(self, episodes: EpisodeTable) -> NDArray[np.bool_]:
-        """Return whether each episode was cut for its length and continues in an episode of the snapshot."""
+        """Return whether each episode was cut for its length, and the snapshot has the episode that continues it."""
         found: NDArray[np.bool_] = (episodes.end & (CUT | OPEN)) == CUT
         first = episodes.first[found]
         slot, lane = (first >> POSITION_BITS) - self.origin, (first & POSITION_MASK) % episodes.stride[found]
@@ -514,11 +520,11 @@ class Snapshot:
         return there
 
     def evicted(self, ids: Ints) -> NDArray[np.bool_]:
-        """Return whether each id is in an episode of `evictions`; the segments of all ids must be in the snapshot."""
+        """Return whether each id is in an episode of `evictions`. The snapshot must have the segments of all ids."""
         return self.evictions.contains(ids, self.lanes[(ids >> POSITION_BITS) - self.origin])
 
     def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:
-        """Return ``count`` rows of a leaf from the row of ``step_id`` on, without a copy if one chunk has them."""
+        """Return ``count`` rows of a leaf, from the row of ``step_id`` on; a view if one uncompressed chunk has them."""
         slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
         if not 0 <= slot < len(self.lanes) or self.lanes[slot] == 0:
             raise SegmentGone(f"the segment of id {step_id} was evicted or set aside; refresh, and use current ids")

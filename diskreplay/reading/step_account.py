@@ -1,4 +1,4 @@
-"""The account of a store's steps: each step that was ever inserted is in exactly one class."""
+"""The account of a store's steps: how many steps were inserted, and are visible, hidden, evicted, discarded or lost."""
 
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -15,8 +15,8 @@ from diskreplay.segments.documents.limiters import Inserted, RowsOf, StepCounter
 class Steps(NamedTuple):
     """The number of steps inserted into a segment or a store, and how many of them are in each class.
 
-    The classes are the fields after ``inserted``. A step that fits several classes counts in the last of these fields.
-    If readers leave out a damaged segment, all its steps count as lost.
+    The classes are the fields after ``inserted``. A step that belongs to several classes is only counted in the last
+    one. If readers leave out a damaged segment, all its steps count as lost.
     """
 
     inserted: int = 0
@@ -27,7 +27,7 @@ class Steps(NamedTuple):
     lost: int = 0
 
     def by_key(self) -> dict[str, int]:
-        """Return the numbers by the keys that they have in `Store.info`."""
+        """Return the numbers with the keys of `Store.info`."""
         return {
             "steps": self.visible,
             "steps_hidden": self.hidden,
@@ -45,15 +45,17 @@ class StepAccount:
     Attributes
     ----------
     total : Steps
-        The steps of the store. `total.inserted` is `counted.ever`: the sum of all classes, plus `quarantined`.
+        The number of steps of the store in each class. `total.inserted` is `counted.ever`: the sum of all classes, plus
+        `quarantined`.
     counted : Inserted
-        The counts of inserted steps that rate limiters use.
+        The numbers of steps that rate limiters use: ever inserted, and still held.
     quarantined : int
-        The number of steps that are in quarantine and in no class.
+        The number of steps in quarantine, which are in no class.
     segments : dict of int to Steps
-        The steps of each segment by number. A pack has one entry, and the segments that were merged into it have none.
+        The number of steps in each class, by segment number. A pack has one entry, and the segments merged into it have
+        none.
     visible : dict of int to int
-        The number of visible steps of each segment, including the segments in packs.
+        The number of visible steps by segment number, with an entry for each segment in a pack.
     """
 
     total: Steps
@@ -63,7 +65,7 @@ class StepAccount:
     visible: dict[int, int]
 
     def without(self, numbers: Iterable[int]) -> "StepAccount":
-        """Return the account that the store has after these segments were deleted: all their steps count as evicted."""
+        """Return the account as it will be after these segments were deleted: all their steps count as evicted."""
         segments, total = self.segments.copy(), self.total
         for number in numbers:
             gone = segments.pop(number)
@@ -75,7 +77,7 @@ class StepAccount:
 def read_account(follower: Follower, counter: StepCounter) -> tuple[Snapshot, StepAccount]:
     """Take a new snapshot of a store, and return the snapshot and the account of the same moment.
 
-    If segments are added or deleted during the call, numbers of the account may be of slightly different moments.
+    If segments are added or deleted during the call, some numbers may be from slightly different moments.
     """
     looks = deque[Snapshot](maxlen=1)
 
@@ -100,7 +102,7 @@ def _account(counter: StepCounter, counted: Inserted, snapshot: Snapshot, damage
             evicted = count.evicted - evicted_too
             segments[number] = Steps(count.inserted, shown, hidden, evicted, discarded, count.lost)
             visible |= {slot + origin: int(by_slot[0, slot]) for slot in slots}
-        else:  # limits have hidden all its steps, and it will soon be deleted
+        else:  # limits have hidden all steps of the segment, which will soon be deleted
             segments[number] = Steps(count.inserted, evicted=count.inserted)
     total = Steps(*(sum(counts) for counts in zip(Steps(), *segments.values(), strict=True)))
     total = total._replace(inserted=counted.ever, evicted=total.evicted + counter.deleted)
