@@ -325,10 +325,9 @@ class FollowedRows:
         self.slots.sealed |= there
 
     def _add_rows(self, at: Ints, first: Ints, flags: LaneFlags, sealed: bool) -> None:
-        """Add the episodes of some lanes to the log; ``flags`` has the flags of each lane's rows from a row on.
+        """Add the episodes of some lanes to the log; ``flags`` has the flags of the i-th lane from row ``first[i]`` on.
 
-        For the i-th lane, this is row ``first[i]``, where an episode starts. ``at`` has the places of the lanes among
-        all lanes.
+        An episode starts at row ``first[i]``. ``at`` has the places of the lanes among all lanes.
         """
         slots = self.slots
         slot = slots.lane_slot[at]

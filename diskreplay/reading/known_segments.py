@@ -189,7 +189,7 @@ class KnownSegments:
         self.slots = Slots(min(self._lowest(), least))
 
     def _lowest(self) -> int:
-        """Return a number that no existing segment's number is below.
+        """Return the lowest number that an existing segment may have.
 
         The counter FIRST_LIVE is only a hint: a user may have moved a segment with a lower number back to the store.
         """
@@ -241,7 +241,7 @@ class KnownSegments:
         return info.number < self._counters.peek(layout.FIRST_LIVE)
 
     def has_other(self, known: Mapping[int, Identity | int]) -> bool:
-        """Return whether any segment on disk is not in ``known``, or has replaced the segment that was.
+        """Return whether any segment on disk is not in ``known``, or has replaced a segment of ``known``.
 
         ``known`` has, by segment number, the `Identity` of the metadata file (zarr.json) of the segment, or the inode
         of the segment's folder if the segment may grow.

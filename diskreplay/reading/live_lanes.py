@@ -65,7 +65,7 @@ class CapacityFrontier:
     oldest : (lanes,) int64
         The first visible row of each lane, `hiding.NEVER` if its segment is gone. A change replaces the array.
     newer : (lanes,) int64
-        Memory to which the kernel writes the array that `replace_oldest` makes the next ``oldest``.
+        Memory to which the kernel writes the next ``oldest``; `replace_oldest` then takes it.
     found : memoryview
         The numbers that `kernels.hiding` calls `found`.
     """

@@ -524,7 +524,7 @@ class Snapshot:
         return self.evictions.contains(ids, self.lanes[(ids >> POSITION_BITS) - self.origin])
 
     def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:
-        """Return ``count`` rows of a leaf, from the row of ``step_id`` on; a view if one uncompressed chunk has them."""
+        """Return ``count`` rows of a leaf from the row of ``step_id`` on; a view if one uncompressed chunk has them."""
         slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
         if not 0 <= slot < len(self.lanes) or self.lanes[slot] == 0:
             raise SegmentGone(f"the segment of id {step_id} was evicted or set aside; refresh, and use current ids")

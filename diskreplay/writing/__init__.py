@@ -1,1 +1,1 @@
-"""Appending: writers, the segments that they fill, rate limiters, marks and seals in the background."""
+"""Appending: writers, the segments that they fill, rate limiters, and the threads that mark and seal segments."""

@@ -1,4 +1,4 @@
-"""`Lane`, and `AppendCursor`: the fast path of a writer with one lane, which finds its arrays once for many steps."""
+"""The class `Lane`, and `AppendCursor`, which appends quickly to one lane: it finds its arrays once for many steps."""
 
 from collections.abc import Mapping, Sequence
 from time import clock_gettime_ns
@@ -11,10 +11,10 @@ from diskreplay.segments.documents import layout
 from diskreplay.segments.files.machine import CLOCK
 from diskreplay.segments.segment_writer import SegmentWriter
 
-# The values of a step, one per leaf of the schema (a field, or a part of a nested field): the bytes of an observation
-# or an array, a number for any other scalar.
+# The values of a step, one per leaf of the schema (a field, or a part of a nested field): bytes for an observation or
+# an array, a number for any other scalar.
 Items = list[Any]
-# The values of episode fields, which belong to an episode and not to a step, by the path of the leaf.
+# The values of the schema's episode fields for one episode, by the path of the leaf.
 EpisodeItems = Mapping[str, Any]
 
 
@@ -29,8 +29,8 @@ class Lane:
         self.at = 0  # the lane's index in the segment
         self.cursor: AppendCursor | None = None
         self.open = False  # whether the lane has an open episode
-        self.continues = False  # the next episode continues one that was cut because its segment had to end
-        self.resumes_at: list[bytes] | None = None  # the first observation of that next episode, if it is known
+        self.continues = False  # whether the next episode continues the last, cut as its segment had to end
+        self.resumes_at: list[bytes] | None = None  # the first observation of the episode that continues it, if known
         self.pending: list[bytes] | None = None  # the observation that is already written to the next row, if any
 
     @property
@@ -86,7 +86,7 @@ class AppendCursor:
         self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         self._begin_limit = begin_limit
         self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]
-        # Assigning a Python number to an element of a memoryview takes half as long as to an element of an array.
+        # To assign a Python number to an element of a memoryview takes half as long as to an element of an array.
         self._time = time.data if isinstance(time, np.ndarray) else time
         self._targets = [parts[leaf][0] for leaf in leaves]
         self._count = len(self._targets)
@@ -109,15 +109,16 @@ class AppendCursor:
         The method returns False in these cases:
 
         - the cursor may not write to the rows of the step;
-        - the observation of the step differs from the one already written to its row;
-        - the step begins an episode at the row ``begin_limit`` or later, or an episode that continues a cut one;
+        - the observation of the step differs from the observation that is already written to the step's row;
+        - the step begins an episode at row ``begin_limit`` or later, or an episode that continues a cut episode;
         - the segment has no reserved room for ``episode``.
 
         ``flags`` has the flags of the step. ``next_obs`` is written to the row after the step. If ``final_flags`` is
-        not 0, that row ends the episode, with these flags. ``episode`` has the values of the episode that ends with the
-        step. ``now`` is the time of the rows in nanoseconds; with 0 the method reads the clock.
+        not 0, it has the flags of this row, which ends the episode. ``episode`` has the values of episode fields if the
+        episode ends with the step. ``now`` is the time of the rows in nanoseconds; if it is 0, the method reads the
+        clock.
 
-        Raises StorageFull if the disk is full and the file system does not honour reservations of blocks; the call may
+        Raises StorageFull if the disk is full and the file system does not keep blocks that were reserved; the call may
         be repeated.
         """
         lane, segment = self._lane, self._segment
@@ -152,7 +153,7 @@ class AppendCursor:
                 rows, next_obs = rows + 1, None
             if episode:
                 segment.write_values(0, episode)
-        # What `SegmentWriter.publish` does, without the call. The assignments that a full disk may refuse come first.
+        # What `SegmentWriter.publish` does, without the call. The assignments that can fail on a full disk come first.
         self._committed[0] = segment.rows[0] = rows
         segment.total_rows += rows - row
         if next_obs is not None:

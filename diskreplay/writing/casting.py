@@ -1,4 +1,4 @@
-"""Casts the values of a step for a writer: arrays to bytes, scalars to numbers, truth values to bools.
+"""Casts the values of a step for a writer: arrays to bytes, scalars to numbers, and truth values to bools.
 
 Values that do not fit the schema are refused, and so are values that the store's `validate` excludes.
 
@@ -25,13 +25,13 @@ Items = list[Any]
 # --- values that a store refuses although they fit its schema --------------------------------------------------------
 
 Check = Callable[[NDArray[Any]], None]
-"""A function of an array with values of a leaf, ``(..., *shape)``; it raises SchemaError if a value breaks its rule."""
+"""A function of an array with values of a leaf, ``(..., *shape)``: it raises SchemaError if a value is invalid."""
 
 NO_CHECKS: Mapping[str, Check] = {}
 
 
 def checks_of(schema: Schema, validate: str | None) -> Mapping[str, Check]:
-    """Return the checks that ``validate`` of a store stands for: {path: check}, for the leaves that have a check."""
+    """Return the checks for the ``validate`` of a store: a dict ``{path of a leaf: check}`` of the checked leaves."""
     if validate is None:
         return NO_CHECKS
     found: dict[str, Check] = {
@@ -80,7 +80,7 @@ def _bounds(path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _numbers(values: Any) -> Any:
-    """Return nested lists from JSON with their strings replaced by floats: infinities are stored as strings."""
+    """Return nested lists from JSON with each string replaced by a float: JSON has infinities only as strings."""
     if isinstance(values, list):
         return [_numbers(value) for value in values]
     return float(values) if isinstance(values, str) else values
@@ -107,7 +107,7 @@ class LeafCaster:
 
 
 class BytesCaster(LeafCaster):
-    """Casts values of a leaf that is an observation or an array, and has no check."""
+    """Casts values of an observation or an array, without a check."""
 
     __slots__ = ("_dtype", "_shape")
 
@@ -123,7 +123,7 @@ class BytesCaster(LeafCaster):
 
 
 class NumberCaster(LeafCaster):
-    """Casts values of a leaf that is a scalar outside the observation, and has no check."""
+    """Casts values of a scalar that is not part of the observation, without a check."""
 
     __slots__ = ("_exact", "_high", "_low", "_others", "_usual")
 
@@ -150,10 +150,10 @@ def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCast
 
 
 def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
-    """Return the Python types whose numbers need no cast to a dtype, the most frequent type apart, and two bounds.
+    """Return the type of most numbers that need no cast to a dtype, the other such types, and two bounds.
 
     The bounds are the smallest and the largest number of the dtype. NaN and infinities are not between the bounds, so
-    `Field.cast` checks them.
+    they are left to `Field.cast`.
     """
     if dtype.kind == "b":
         return bool, (), (False, True)
@@ -181,7 +181,7 @@ class PartCaster:
         self._names = dict(self._by_name).keys() if is_flat else None  # None: a single field, or nested mappings
 
     def items(self, value: Any) -> Items:
-        """Return the items of a step's value. Raises the errors of `Schema.flatten`, `Field.cast` and the checks."""
+        """Return the `Items` of a step's value. Raises the errors of `Schema.flatten`, `Field.cast` and the checks."""
         if self.lone is not None:
             return [self.lone.item(value)]
         if type(value) is dict and value.keys() == self._names:
@@ -189,13 +189,13 @@ class PartCaster:
         return [self._casters[path].item(raw) for path, raw in self._schema.flatten(self._part, value)]
 
 
-_BOOL = np.dtype(np.bool_)  # to compare a dtype with np.bool_, numpy would look up this dtype each time
+_BOOL = np.dtype(np.bool_)  # made once: a comparison with np.bool_ would look up this dtype each time
 _PRIORITY = Field((), "float64")
 _priority_caster = leaf_caster(_PRIORITY, "priority")
 
 
 def as_priority(value: Any) -> float:
-    """Return the number that is stored as a step's priority: |value|, but at least `LEAST_PRIORITY`; 0.0 for None.
+    """Return the number to store as a step's priority: |value|, but at least `LEAST_PRIORITY`; 0.0 for None.
 
     Raises SchemaError if the value is not finite.
     """
@@ -208,10 +208,10 @@ def as_priority(value: Any) -> float:
 
 
 def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray[np.float64]:
-    """Return the numbers that are stored as the priorities of ``count`` steps, ``(count,)``: see `as_priority`.
+    """Return the numbers to store as the priorities of ``count`` steps, ``(count,)``: see `as_priority`.
 
-    NaN in ``values`` stands for a step without a priority. If ``values`` is None, no step has a priority. In both cases
-    0.0 is stored. Raises SchemaError if a priority at the indices ``chosen`` is infinite.
+    NaN in ``values`` stands for a step without a priority. If ``values`` is None, no step has a priority. In both
+    cases, the number is 0.0. Raises SchemaError if a priority at one of the indices ``chosen`` is infinite.
     """
     if values is None:
         return np.zeros(count)
@@ -227,10 +227,10 @@ def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray
 
 
 def as_flag(value: Any, name: str, reward: Any = None, floats: bool = False) -> bool:
-    """Return a truth value as a bool: a bool or an integer 0 or 1 of any library, or an array with one of these.
+    """Return a truth value as a bool: it may be a bool, 0 or 1 of any library, or an array with one such value.
 
-    If ``floats`` is True, 0.0 and 1.0 are truth values too. Raises SchemaError for any other value. The error's message
-    also shows ``reward`` if it is given, as callers easily swap the reward and a flag.
+    If ``floats`` is True, 0.0 and 1.0 are truth values too. Raises SchemaError for any other value. The message of the
+    error also shows ``reward`` if it is given, as callers may have swapped the reward and a flag.
     """
     if type(value) is bool:
         return value
@@ -250,7 +250,7 @@ def as_flags(
     reward: Any = None,
     floats: bool = False,
 ) -> NDArray[np.bool_]:
-    """Return one bool per lane, ``(count,)``, perhaps in the array ``value`` itself; ``value`` may be a tensor.
+    """Return one bool per lane, ``(count,)``: ``value`` itself if it is such an array; ``value`` may be a tensor.
 
     Only the values of the lanes ``chosen`` are checked (None: all lanes). For the other arguments see `as_flag`.
     """

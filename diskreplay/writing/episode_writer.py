@@ -1,8 +1,8 @@
 """Writing episodes to segments: the flags of rows, and cuts of episodes.
 
-`Writer` and `VectorWriter` are thin layers over this module. They cast and check all values first, so once rows are
-reserved for a step, only an error of the disk can keep the step from being published. The values of a step are `Items`:
-the bytes of an observation or an array, a number for any other scalar.
+`Writer` and `VectorWriter` are thin layers over this module. They first cast and check all values. So once rows are
+reserved for a step, the step is published unless the disk fails. The values of a step are `Items`: the bytes of an
+observation or an array, a number for any other scalar.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ DISCONTINUITY = (
 
 Array = NDArray[Any]
 
-# The truth value of one step, or an array of 0 and 1 for many steps.
+# 0 or 1 for one step, or an array of 0 and 1 for many steps.
 Truth = TypeVar("Truth", int, Array)
 
 T = TypeVar("T")
@@ -52,13 +52,13 @@ Places = TypeVar("Places", int, Ints)
 
 
 def step_flags(first: Truth, continues: Truth, terminated: Truth, truncated: Truth) -> Truth:
-    """Return the flags of a step, or of each of many steps; ``continues`` only matters if ``first`` is true."""
+    """Return the flags of a step, or of each of many steps; ``continues`` counts only where ``first`` is 1."""
     flags: Truth = first * FIRST | (first & continues) * CUT | terminated * TERMINATED | truncated * TRUNCATED
     return flags
 
 
 def final_flags(ended: bool, has_observation: bool, has_values: bool) -> int:
-    """Return the flags of the row after an episode's last step; ``ended`` is False if the episode is cut."""
+    """Return the flags of the row after an episode's last step; ``ended`` is False if diskreplay cuts the episode."""
     flags = (OBSERVATION_ONLY if has_observation else END_MARKER) | (0 if ended else TRUNCATED | CUT)
     return flags | (EPISODE_VALUES if has_values else 0)
 
@@ -88,7 +88,7 @@ class EpisodeWriter:
         )
 
     def read_clock(self) -> None:
-        """Set `now`, the time of the rows that are published next, to the present time.
+        """Set `now` to the present time: rows written from now on get this time.
 
         An `AppendCursor` reads the clock itself.
         """
@@ -97,8 +97,8 @@ class EpisodeWriter:
     def begin_priorities(self) -> None:
         """Add the array of priorities to the segments; every later step must have a priority as its last item.
 
-        Raises StorageFull, StoreLocked or StoreNotFound if a segment cannot get the array. In this case, later steps
-        have no priority, as before.
+        Raises StorageFull, StoreLocked or StoreNotFound if a segment cannot get the array. After such an error, steps
+        still have no priority.
         """
         if not self.rotation.has_priority:
             self.rotation.begin_priorities()
@@ -119,8 +119,8 @@ class EpisodeWriter:
     ) -> None:
         """Write and publish a step of a writer with one lane.
 
-        Raises StorageFull if the disk has no room. The step was not written then, but the open episode may have been
-        cut, if the step does not continue it.
+        Raises StorageFull if the disk has no room. In this case the step was not written, but the open episode may have
+        been cut if the step does not continue it.
         """
         lane = self.lanes[0]
         flags = _flags(lane, next_obs, terminated, truncated, episode)
@@ -162,7 +162,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a complete episode at once; each array of ``values`` has a leading axis of steps."""
+        """Write and publish a complete episode at once; the first axis of each array in ``values`` is the steps."""
         steps, ended = len(values[0]), terminated or truncated
         self.read_clock()
         self.cut(lane, None, None, marked=True)
@@ -171,7 +171,7 @@ class EpisodeWriter:
         flags = np.zeros(steps, np.uint8)
         flags[0] = step_flags(True, False, False, False)
         flags[-1] |= step_flags(False, False, terminated, truncated)
-        # Each row has another time, 1 ns after the row before, so that the store's limits can hide rows one by one.
+        # The time of each row is 1 ns after the row before, so that the store's limits can hide rows one by one.
         # Writing a row takes longer than 1 ns, so no time is in the future.
         times = np.arange(self.now, self.now + steps)
         self.now += steps
@@ -181,7 +181,7 @@ class EpisodeWriter:
             flags[-1] |= EPISODE_VALUES
         self._append_rows(lane, segment, steps, fields, final_obs, final, episode)
         if self.rotation.segment_per_episode:
-            # The segment is complete. It should not keep files open until the lane's next episode begins.
+            # The segment is complete: close its files now, and not when the lane's next episode begins.
             segment.close()
 
     def _append_rows(
@@ -196,10 +196,10 @@ class EpisodeWriter:
     ) -> None:
         """Write successive steps of a lane to reserved rows, and ``next_obs`` to the row after them; then publish them.
 
-        If ``final`` is not 0, the row after the steps ends the episode, with these flags. ``episode`` has the values of
-        the episode if it ends.
+        If ``final`` is not 0, it has the flags of the row after the steps, which ends the episode. ``episode`` has the
+        values of episode fields if the episode ends.
 
-        Raises StorageFull if the disk is full and the file system does not honour reservations of blocks; the call may
+        Raises StorageFull if the disk is full and the file system does not keep blocks that were reserved; the call may
         be repeated.
         """
         at, row = lane.at, segment.rows[lane.at]
@@ -224,9 +224,9 @@ class EpisodeWriter:
         flags: int,
         obs: Mapping[str, Any],
     ) -> None:
-        """Write a row with ``flags`` after the last step of an episode, in one lane or in each of several lanes.
+        """Write the row after the last step of an episode, with ``flags``, in one lane or in each of several lanes.
 
-        ``obs`` has the observations of these rows, by leaf; it is empty if they are already written.
+        ``obs`` has the observations of these rows, by leaf; it is empty if the rows have their observations already.
         """
         # All fields are written, as an interrupted append may have left bytes in these rows.
         columns = segment.columns
@@ -250,10 +250,11 @@ class EpisodeWriter:
         """Reserve disk blocks for the next ``rows`` rows of a lane, and return the segment of these rows.
 
         ``items`` has the values of the next step, the observation first. The lane's open episode is cut if this
-        observation does not continue it, or if its segment has to end. With ``values``, room for the values of an
-        episode is reserved, too. With ``whole``, the rows are a complete episode, and the lane has no open episode.
+        observation does not continue it, or if the lane's segment has to end. With ``values``, room for the values of
+        an episode is reserved, too. With ``whole``, the rows are a complete episode, and the lane has no open episode.
 
-        Raises StorageFull if the disk has no room. No row was written then, except a row that ends a cut episode.
+        Raises StorageFull if the disk has no room. In this case no row was written, except perhaps a row that ends a
+        cut episode.
         """
         return self._with_room(lambda: self._make_room(lane, items, rows, whole, values))
 
@@ -265,7 +266,7 @@ class EpisodeWriter:
         self._with_room(lambda: segment.reserve_next(lanes, count))
 
     def _with_room(self, reserve: Callable[[], T]) -> T:
-        """Return ``reserve()``; after StorageFull, delete the segment of the `Preallocator`, and call it again."""
+        """Return ``reserve()``; after StorageFull, delete the segment made in advance, and call ``reserve`` again."""
         try:
             return reserve()
         except StorageFull:
@@ -297,9 +298,10 @@ class EpisodeWriter:
     def cut(self, lane: Lane, final_obs: Items | None, episode: EpisodeItems | None, *, marked: bool = False) -> None:
         """Cut the open episode of a lane, if there is one.
 
-        The observation after the last step is stored if it is known: the one that is already visible, or else
-        ``final_obs``. With ``marked``, a row that ends the episode is always written, so readers see the end at once.
-        Otherwise they may see the end only when the lane's next row is published, or when the segment is sealed.
+        The episode gets a final observation if one is known: the observation that is already visible after the last
+        step, or else ``final_obs``. With ``marked``, a row that ends the episode is always written, so readers see the
+        end at once. Otherwise readers may see it only when the lane's next row is published, or when the segment is
+        sealed.
         """
         lane.continues, lane.resumes_at = False, None
         if not lane.open:
@@ -321,7 +323,8 @@ class EpisodeWriter:
     def end(self, lane: Lane, final: Items | None, episode: EpisodeItems | None) -> None:
         """Cut a lane's open episode with the final observation ``final``.
 
-        If the observation after the last step is already visible, it stays, even if ``final`` differs.
+        If an observation after the last step is already visible, it stays the final observation, even if ``final``
+        differs.
         """
         if lane.open and final is not None and not self._continues(final, lane.pending):
             self._note_discontinuity(lane)
@@ -334,10 +337,10 @@ class EpisodeWriter:
         self.cut(lane, final, episode, marked=True)
 
     def discard(self, lane: Lane) -> None:
-        """End a lane's open episode, or the one to be continued, with a flag that makes readers leave it out.
+        """End a lane's open episode, or the cut episode to be continued, with a flag that makes readers leave it out.
 
-        Readers also leave out its parts in older segments. Raises StorageFull if the disk has no room; the call may be
-        repeated.
+        Readers also leave out parts of the episode in older segments. Raises StorageFull if the disk has no room; the
+        call may be repeated.
         """
         if not lane.open and not lane.continues:
             return
@@ -345,7 +348,7 @@ class EpisodeWriter:
             segment, flags = lane.home, DISCARD
             segment.reserve(lane.at, segment.rows[lane.at])
         else:
-            lane.resumes_at = None  # so that `make_room` compares no observation: there is no step
+            lane.resumes_at = None  # so that `make_room` compares no observation, as there is no step
             segment, flags = self.make_room(lane, [], 1), DISCARD_BEFORE
         row = segment.rows[lane.at]
         self.write_final(segment, lane.at, row, flags, {})
@@ -353,9 +356,9 @@ class EpisodeWriter:
         lane.open, lane.pending, lane.continues, lane.resumes_at = False, None, False, None
 
     def report_cuts_to(self, listener: Callable[[], Callable[[int], None] | None]) -> None:
-        """Register a weak reference to a function, which is called with a lane's number instead of a warning.
+        """Register a weak reference to a function, which is called instead of a warning, with the number of a lane.
 
-        It is called if an observation differs from the ``next_obs`` of the lane's step before.
+        The function is called if an observation differs from the ``next_obs`` of the lane's previous step.
         """
         self._cut_listener = listener
 
@@ -377,7 +380,7 @@ class EpisodeWriter:
             lane.continues, lane.resumes_at = True, list(obs)
 
     def _continues(self, items: list[Any], known: list[bytes] | None) -> bool:
-        """Return whether the observation at the start of ``items`` equals ``known``; True if ``known`` is None.
+        """Return whether the first of ``items``, the observation, equal ``known``; True if ``known`` is None.
 
         The bytes are compared first, and the values only if the bytes differ, which is rare.
         """
@@ -389,7 +392,7 @@ class EpisodeWriter:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cut open episodes and submit every segment to the `Sealer`; after an interrupt, the call may be repeated."""
+        """Cut open episodes and submit every segment to the `Sealer`; call this again if it was interrupted."""
         self.read_clock()
         full: StorageFull | None = None
         try:
@@ -406,7 +409,7 @@ class EpisodeWriter:
             raise full
 
     def flush(self) -> None:
-        """Make every published step durable, also steps in segments that are submitted and not sealed yet."""
+        """Make every published step durable, also the steps in submitted segments that are not sealed yet."""
         for segment in self.rotation.open:
             segment.publish_delayed()
             segment.mark()
@@ -431,7 +434,7 @@ def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
 def _flags(
     lane: Lane, next_obs: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
 ) -> tuple[int, int]:
-    """Return the flags of a lane's next step, and the flags of the row that ends its episode; 0 without such a row."""
+    """Return the flags of a lane's next step, and of the row after it if this row ends the episode, else 0."""
     flags = step_flags(not lane.open, lane.continues, terminated, truncated)
     if next_obs is not None and (terminated or truncated):
         return flags, final_flags(True, True, bool(episode))

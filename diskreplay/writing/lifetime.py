@@ -1,9 +1,9 @@
-"""The lifetime of a writer: one call at a time, no call after `close`, and sealing of writers that were not closed.
+"""The lifetime of a writer: one call at a time, no call after `close`, and seals for writers that were not closed.
 
-A call deletes the attribute `free` of the writer's lock, and sets it again at its end. Deleting an attribute, or
-finding it missing, is one operation: no other thread and no signal handler can interrupt it. A lock of `threading`
-would take several times as long. It would also stay locked if a handler raised between its acquisition and the block
-that releases it.
+A call deletes the attribute `free` of the writer's lock, and sets the attribute again at the end of the call. To delete
+an attribute, or to find it missing, is one operation: no other thread and no signal handler can interrupt it. A lock of
+`threading` would take several times as long. It would also stay locked if a signal handler raised between the statement
+that acquires the lock and the block that releases it.
 
 The segments of a writer that was not closed are sealed when it is garbage collected, or when the interpreter ends.
 """
@@ -30,9 +30,9 @@ _POLL_S = 0.001
 
 
 class CallLock:
-    """The lock of a writer, which can be acquired while the attribute `free` exists.
+    """The lock of a writer: it is free while the attribute `free` exists.
 
-    `taken` is True from `acquire` until `release`. It stays False while a call of the writer holds the lock.
+    `taken` is True from `acquire` until `release`. While a method of the writer holds the lock, `taken` is False.
     """
 
     __slots__ = ("free", "taken")
@@ -41,10 +41,10 @@ class CallLock:
         self.free, self.taken = True, False
 
     def acquire(self) -> bool:
-        """Acquire the lock until `release` and return True if it is free; else return False.
+        """If the lock is free, acquire it until `release`, and return True; else return False.
 
         The methods of a writer delete `free`, and set it again in the `finally` block of a `try` statement. No signal
-        handler can run between the deletion and the `try`. Here, none can run between the two statements.
+        handler can run between the deletion and the `try`, nor between the two statements here.
         """
         try:
             del self.free; self.taken = True  # noqa: E702  # fmt: skip  # one line, as tests raise an exception at it
@@ -61,7 +61,7 @@ class OnError:
     """A context manager that calls a method with the error that its block raised.
 
     A context manager made from a generator function would take a microsecond longer. The reference to the method is
-    weak, since the object of the method refers to this context manager: a cycle would keep both until a garbage
+    weak, since the method's object refers to this context manager: otherwise, both would stay in memory until a garbage
     collection.
     """
 
@@ -114,7 +114,7 @@ def one_call_at_a_time(method: Method) -> Method:
 
 
 def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
-    """Acquire a writer's lock for good, and return True; return False if a call holds it over ``timeout_s`` seconds.
+    """Acquire a writer's lock for good, and return True; return False if a call has it for over ``timeout_s`` seconds.
 
     The function may be called again after an interrupt.
     """
@@ -138,14 +138,14 @@ def is_inside(writer: Any) -> bool:
 
 # --- writers that were not closed -------------------------------------------------------------------------------------
 
-# Seconds to wait for a call of a writer, for example by a daemon thread that appends while the interpreter ends.
+# Seconds to wait for a writer's call in progress, for example that of a daemon thread while the interpreter ends.
 _TIMEOUT_S = 5.0
 
 
 class Dropped(NamedTuple):
-    """The parts of a writer with which its segments are sealed if it was not closed.
+    """What is needed to seal the segments of a writer that was not closed.
 
-    ``writer`` is a weak reference to the writer: it returns None if the writer was garbage collected.
+    ``writer`` is a weak reference: ``writer()`` is the writer, or None if the writer was garbage collected.
     """
 
     episode_writer: EpisodeWriter
@@ -154,10 +154,10 @@ class Dropped(NamedTuple):
 
 
 def seal_when_dropped(writer: Any, episode_writer: EpisodeWriter, lock: CallLock) -> Any:
-    """Return a finalizer that seals the writer's segments; call its ``detach()`` when the writer is closed.
+    """Return a finalizer that seals the writer's segments; when the writer is closed, call ``detach()`` of it.
 
-    The finalizer runs when the writer is garbage collected or the interpreter ends. Its attribute ``alive`` is True
-    until it is detached or has run.
+    The finalizer runs when the writer is garbage collected or the interpreter ends. The finalizer's attribute ``alive``
+    is True until the finalizer is detached or has run.
     """
     return weakref.finalize(writer, _drop, Dropped(episode_writer, lock, weakref.ref(writer)), os.getpid())
 
@@ -203,7 +203,7 @@ def seal_dropped() -> None:
 def _seal(dropped: Dropped) -> None:
     """Seal a writer's segments, and wait until they are sealed.
 
-    If this fails, the next process that opens the store with mode "a" seals them.
+    If this fails, the next process that opens the store with mode "a" seals the segments.
     """
     writer, path = dropped.writer(), dropped.episode_writer.path
     if writer is not None:
@@ -230,6 +230,7 @@ def _renew() -> None:
 
 os.register_at_fork(after_in_child=_renew)
 # `_end` has to run before the finalizers of writers. Exit functions run in the reverse order of their registration. So
-# `weakref` must register its own exit function before `_end` is registered; it does so for the first finalizer.
+# `weakref` must register its own exit function before `_end` is registered. It does so when the first finalizer is
+# made.
 weakref.finalize(Dropped, int)
 atexit.register(_end)

@@ -1,4 +1,4 @@
-"""Rate limiters: they keep the ratio of drawn to inserted steps between bounds, across processes."""
+"""Rate limiters, which bound the ratio of drawn to inserted steps, across processes."""
 
 import math
 import os
@@ -15,7 +15,7 @@ from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.locks import Lock, try_lock
 
 # The time between checks of the counts grows from _SHORTEST_S to _LONGEST_S seconds, by the factor _GROWTH after each
-# check. It is short at first, as the other side may be about to finish its step.
+# check. The first time is short, as the other side may be about to insert or draw.
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.0002, 0.01, 1.5
 
 
@@ -30,9 +30,9 @@ class RateLimiter:
     - a step may be inserted while the store holds fewer than `min_size` steps, or when
       ``(inserted + 1) * samples_per_insert - drawn <= offset + error_buffer``.
 
-    If one call appends several steps (one of each lane, or an episode), all are inserted as soon as the first step may
-    be inserted. All steps ever committed count as inserted, also steps of writers without the limiter. Steps drawn by
-    samplers with a limiter of this name count as drawn. Use the same arguments everywhere.
+    If one call appends several steps (one of each lane, or an episode), all are inserted as soon as the rule allows the
+    first step. All steps ever committed count as inserted, also those of writers without a limiter. Only steps drawn by
+    samplers with a limiter of this name count as drawn. All limiters of one name must have the same arguments.
 
     Immutable; any number of writers and samplers, in any processes on this machine, may use it.
 
@@ -43,17 +43,17 @@ class RateLimiter:
     min_size : int
         The number of steps that the store must hold before any step is drawn.
     error_buffer : float
-        How far either side may be ahead, in drawn steps: at least half of the sum of a batch's steps and
-        `samples_per_insert`.
+        How far either side may be ahead of the other, in drawn steps. It must be at least half of the sum of
+        `samples_per_insert` and the steps of a batch.
     name : str
-        Limiters of the same name in one store count together.
+        The name of the counts in the store: limiters of the same name share them.
     timeout : float or None
-        Seconds after which a waiting call raises RateLimited; None waits forever.
+        Seconds after which a waiting call raises RateLimited; with None, calls wait forever.
 
     Raises
     ------
     ValueError
-        An argument is invalid, or both sides could wait for each other forever, as there is no timeout.
+        An argument is invalid, or `timeout` is None and both sides could wait for each other forever.
 
     Examples
     --------
@@ -86,7 +86,7 @@ class RateLimiter:
 
     @property
     def offset(self) -> float:
-        """The value to which ``inserted * samples_per_insert - drawn`` is kept close."""
+        """The middle of the bounds of ``inserted * samples_per_insert - drawn``."""
         return self.samples_per_insert * self.min_size
 
     def check_batch(self, steps: int) -> None:
@@ -110,27 +110,27 @@ class RateLimiter:
         return self.error_buffer >= self._least_buffer(steps)
 
     def _least_buffer(self, steps: int) -> float:
-        # The value inserted * samples_per_insert - drawn has two bounds, 2 * error_buffer apart. Inserting stops when
-        # the value is less than samples_per_insert below the upper bound. It must then be at least `steps` above the
-        # lower bound, so that a batch can be drawn.
+        # The value inserted * samples_per_insert - drawn has two bounds, 2 * error_buffer apart. Writers stop when the
+        # value is less than samples_per_insert below the upper bound. For a sampler to draw a batch then, the value
+        # must be at least `steps` above the lower bound.
         return (steps + self.samples_per_insert) / 2
 
     def may_insert(self, inserted: Inserted, drawn: int) -> bool:
-        """Return whether a step may be inserted after the steps that were ``inserted`` and ``drawn`` so far."""
+        """Return whether another step may be inserted, given the numbers of steps ``inserted`` and ``drawn`` so far."""
         if inserted.held < self.min_size:
             return True
         lead = (inserted.ever + 1) * self.samples_per_insert - drawn
         return lead <= self.offset + self.error_buffer + _rounding(lead, drawn)
 
     def may_draw(self, inserted: Inserted, drawn: int, steps: int) -> bool:
-        """Return whether ``steps`` steps may be drawn after the steps that were ``inserted`` and ``drawn`` so far."""
+        """Return whether ``steps`` more steps may be drawn, given the numbers ``inserted`` and ``drawn`` so far."""
         if inserted.held < self.min_size:
             return False
         lead = inserted.ever * self.samples_per_insert - drawn - steps
         return lead >= self.offset - self.error_buffer - _rounding(lead, drawn)
 
     def attach(self, store: Any) -> "AttachedLimiter":
-        """Return an `AttachedLimiter` for one writer or sampler of a store, which must be open with mode "a".
+        """Return an `AttachedLimiter` for one writer or sampler of ``store``; the mode of the store must be "a".
 
         Raises
         ------
@@ -147,7 +147,7 @@ class RateLimiter:
 
 
 def _rounding(lead: float, drawn: int) -> float:
-    """Return an upper bound of the rounding error of ``lead``, a difference of inserted and drawn steps.
+    """Return an upper bound of the rounding error of ``lead``, a weighted number of inserted steps minus ``drawn``.
 
     Without this tolerance, both sides could wait for each other forever if `error_buffer` is as small as allowed.
     """
@@ -157,10 +157,10 @@ def _rounding(lead: float, drawn: int) -> float:
 class AttachedLimiter:
     """The rate limiter of one writer or one sampler, connected to the counts in the store.
 
-    The rule holds exactly, with any number of processes: a process holds the limiter's lock from reading the counts
-    until it has changed them. The limiter counts drawn steps in 64 numbers in the store; a process adds to the number
-    that its process id selects. Samplers may share a number, as they add under the lock. If a process dies, the lock is
-    freed, and the steps that the process has counted stay counted.
+    The rule holds exactly, with any number of processes: a process takes the limiter's lock before it reads the counts,
+    and releases the lock after it has changed them. The number of drawn steps is the sum of 64 numbers in the store; a
+    process adds to the one that its process id selects. Several samplers may add to the same number, as they hold the
+    lock. If a process dies, its lock is released, and the steps that it has counted stay counted.
 
     Concurrency: one thread at a time, as for the writer or sampler itself. A forked child may use it.
     """
@@ -174,7 +174,7 @@ class AttachedLimiter:
             self._steps = StepCounter(root)
 
     def counts(self) -> tuple[Inserted, int]:
-        """Return the number of steps `ever` inserted and the number still `held`, and the number of drawn steps."""
+        """Return `Inserted`, the numbers of steps ever inserted and still held, and the number of drawn steps."""
         inserted = self._steps.read()
         capacity = self._root.limits.capacity
         held = inserted.held if capacity is None else min(inserted.held, capacity)
@@ -182,10 +182,10 @@ class AttachedLimiter:
 
     @contextmanager
     def inserting(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Return a context that waits until a step may be inserted, and then holds the limiter's lock in its block.
+        """Return a context manager that waits until a step may be inserted, and holds the limiter's lock in its block.
 
-        The block commits the step. During the wait, ``check`` is called repeatedly; if it raises, the wait ends with
-        its error. Raises RateLimited at the timeout. After both errors, the counts are unchanged.
+        The block has to commit the step. During the wait, ``check`` is called repeatedly; if it raises an error, the
+        wait ends with this error. Raises RateLimited at the timeout. In both cases, no step is counted.
         """
         lock = self._wait(self.limiter.may_insert, "insert a step", check)
         try:
@@ -197,8 +197,8 @@ class AttachedLimiter:
         """Wait until ``steps`` steps may be drawn, and count them as drawn.
 
         Raises RateLimited at the timeout, and ValueError if both sides could wait for each other forever. Raises
-        StorageFull if the file system copies on write and has no room for the count. After each of these errors, the
-        counts are unchanged.
+        StorageFull if the file system copies on write and has no room for the changed count. After each of these
+        errors, the counts are unchanged.
         """
         self.limiter.check_batch(steps)
         lock = self._wait(lambda inserted, drawn: self.limiter.may_draw(inserted, drawn, steps), f"draw {steps} steps")

@@ -1,4 +1,4 @@
-"""The background thread that makes published rows durable, so that no append waits for the disk."""
+"""The background thread that marks segments: it makes published rows durable, so that no append waits for the disk."""
 
 import threading
 import time
@@ -16,12 +16,12 @@ Durability = str | float
 DEFAULT_DURABILITY_S = 5.0
 _MOST_SECONDS = 1_000_000
 # If marks of more segments than this are due, they are written together, with two syncs of the complete file system.
-# The files of fewer segments are synced one by one, which does not wait for the writes of other programs.
+# With fewer segments, their files are synced one by one, without waiting for the writes of other programs.
 _MOST_ALONE = 4
 
 
 def check_durability(durability: Durability) -> Durability:
-    """Return ``durability``, a number of seconds as a float; ValueError if it is none of the valid values."""
+    """Return ``durability``, a number of seconds as a float. Raises ValueError if the value is not valid."""
     if durability in ("none", "episode"):
         return durability
     if isinstance(durability, (int, float)) and not isinstance(durability, bool) and 0 < durability <= _MOST_SECONDS:
@@ -40,14 +40,14 @@ class MarkedWriter(Protocol):
 
     @property
     def open(self) -> Iterable[SegmentWriter]:
-        """The writer's open segments; any thread may read this."""
+        """The writer's open segments; any thread may read this property."""
 
 
 @dataclass(eq=False)
 class _LeftSegment:
     """An unsealed segment to which its writer appends no more.
 
-    It is marked every ``every_s`` seconds, and next at ``due``, a time of `time.monotonic`.
+    It is marked every ``every_s`` seconds. ``due`` is the time of the next mark by `time.monotonic`.
     """
 
     segment: SegmentWriter
@@ -59,8 +59,8 @@ class _LeftSegment:
 class Marker:
     """Writes marks for the segments of writers, at an interval in seconds that each writer chooses.
 
-    A writer leaves a segment when it appends no more to it. Such a segment is marked, too, until it is sealed: this may
-    take several intervals.
+    A segment is left when its writer appends no more to it. Left segments are marked, too, until they are sealed, which
+    may be several intervals later.
 
     Concurrency: any thread of the process that made it. The marking thread runs while there are writers, or unsealed
     segments that writers have left.
@@ -77,7 +77,7 @@ class Marker:
         self._file_system: FileSystemSync | None = None  # None if the thread is not running
 
     def add(self, segments: MarkedWriter, every_s: float) -> None:
-        """Start to write marks for the open segments of a writer, every ``every_s`` seconds until `remove`."""
+        """Write marks for a writer's open segments every ``every_s`` seconds, until `remove`."""
         with self._condition:
             self._file_system = self._file_system or FileSystemSync(str(self._root.folder))
             self._every[segments], self._due[segments] = every_s, time.monotonic() + every_s
@@ -95,7 +95,7 @@ class Marker:
                 self._condition.notify_all()
 
     def remove(self, segments: MarkedWriter) -> None:
-        """Stop marking the open segments of a writer, and wait for marks in progress. It may be called twice.
+        """Stop marking a writer's open segments, and wait for marks in progress. The method may be called twice.
 
         Segments that the writer has left are still marked, until `forget`.
         """
@@ -111,7 +111,7 @@ class Marker:
         Call this after `add` and before `remove` of the writer.
         """
         with self._condition:
-            if segments in self._every:  # otherwise a mark has failed, and it is unknown which rows are durable
+            if segments in self._every:  # otherwise a mark has failed, and nobody knows which rows are durable
                 left = _LeftSegment(segment, segments, self._every[segments], self._due[segments])
                 self._left[segment.number] = left
 
@@ -135,7 +135,7 @@ class Marker:
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """If there is nothing left to mark, wait until the marking thread has ended, or until it has work again."""
+        """If there is nothing to mark, wait until the marking thread has ended, or there is something to mark again."""
         with self._condition:
             thread = self._thread
             self._condition.notify_all()
@@ -174,14 +174,14 @@ class Marker:
             return None
 
     def _mark(self, due: Sequence[MarkedWriter]) -> None:
-        """Write marks for the open segments of the writers ``due``, and for all segments that writers have left."""
+        """Write marks for the open segments of the writers in ``due``, and for all segments that writers have left."""
         writers: dict[SegmentWriter, MarkedWriter] = {}
         with self._busy:
             try:
                 with self._condition:
                     left = [left for left in self._left.values() if left.segment.has_unmarked]
                     for one in left:
-                        one.due = time.monotonic() + one.every_s  # if the disk has no room now, it is marked then
+                        one.due = time.monotonic() + one.every_s  # the next attempt, if the disk has no room now
                         # If a writer leaves a segment after this point, the segment is sealed only after these marks:
                         # see `wait`.
                 writers |= {segment: writer for writer in due for segment in writer.open if segment.has_unmarked}
@@ -189,7 +189,7 @@ class Marker:
                 if writers:
                     self._root.check_still_there()
                     self._fail(writers, self._mark_each(list(writers)))
-            except Exception as error:  # any error: the writer must learn that its rows are not marked
+            except Exception as error:  # of any class: the writer must learn that its rows are not marked
                 self._fail(writers, dict.fromkeys(writers, error))
 
     def _mark_each(self, segments: Sequence[SegmentWriter]) -> dict[SegmentWriter, Exception]:
@@ -208,5 +208,5 @@ class Marker:
         for segment, error in failed.items():
             reason = self._root.reason(error)
             has_left = not isinstance(reason, StorageFull) and self._left.pop(segment.number, None) is not None
-            if not (has_left and isinstance(reason, FileNotFoundError)):  # else it was sealed and evicted meanwhile
+            if not (has_left and isinstance(reason, FileNotFoundError)):  # else it is sealed and evicted by now
                 writers[segment].fail(reason)

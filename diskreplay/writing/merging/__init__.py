@@ -1,1 +1,1 @@
-"""Merging and compressing sealed segments, in a call of `Store.compact` or in the background by another process."""
+"""Merges and compresses sealed segments, in a call of `Store.compact` or in a child process in the background."""

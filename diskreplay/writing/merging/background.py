@@ -1,4 +1,4 @@
-"""Background compaction: a process that writes starts another one that merges small segments, one store at a time."""
+"""Background compaction: a process that writes starts a child process that merges small segments."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ LEAST_SEGMENTS, MUCH_BYTES = 8, 256 << 20
 _FIRST_S, _BETWEEN_S = 5.0, 1.0
 # The number of segments that must be begun before the next check.
 _BEGUN = 32
-# Seconds after which a process that still runs gets another request to stop.
+# If the child process still runs after this many seconds, it is asked to stop again.
 _ASK_AGAIN_S = 1.0
 # The exit code of a process that has merged segments: there may be more to merge.
 MERGED = 3
@@ -35,10 +35,10 @@ class _Stopped(Exception):
 
 
 class BackgroundCompaction:
-    """Merges segments of one store now and then, in a child process that runs while there may be something to merge.
+    """Merges segments of one store in a child process, which is started when there may be something to merge.
 
-    A thread would need the GIL after each file, and take it from the collecting threads. All stores of a user take
-    turns: one store is merged at a time, and the next waiting one is chosen at random.
+    A thread would need the GIL after each file, and take it from the collecting threads. The stores of a user take
+    turns: one store is merged at a time, and then a random one of the waiting stores.
 
     Concurrency: any thread of the process that made it.
     """
@@ -51,7 +51,7 @@ class BackgroundCompaction:
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._looked_at: int | None = None  # the counter of begun segments at the last check, `layout.NEXT_SEGMENT`
+        self._looked_at: int | None = None  # the counter `layout.NEXT_SEGMENT` at the last check
         self._is_stopped = False
         self._wait_s = _FIRST_S
 
@@ -69,16 +69,16 @@ class BackgroundCompaction:
 
     @property
     def _has_new(self) -> bool:
-        """Whether enough segments were begun since the last check; True before the first: old segments may be many."""
+        """Whether enough segments were begun since the last check, or there was no check: old segments may be many."""
         return self._looked_at is None or self._counters.peek(layout.NEXT_SEGMENT) - self._looked_at >= self._between
 
     @property
     def _has_many(self) -> bool:
-        """Whether the store may have at least `LEAST_SEGMENTS` segments."""
+        """Whether the range of segment numbers has room for `LEAST_SEGMENTS` segments."""
         return self._counters.peek(layout.NEXT_SEGMENT) - self._counters.peek(layout.FIRST_LIVE) >= LEAST_SEGMENTS
 
     def stop_soon(self) -> None:
-        """Ask the thread and the child process to stop, and return; the child removes a pack that is not complete."""
+        """Ask the thread and the child process to stop, without waiting; the child removes its incomplete pack."""
         with self._condition:
             self._is_stopped = True
             self._condition.notify_all()
@@ -106,13 +106,13 @@ class BackgroundCompaction:
                     self._thread = self._thread if goes_on else None
 
     def _pause(self, seconds: float) -> None:
-        """Wait for this number of seconds. Raises _Stopped when the store is being closed."""
+        """Wait for this number of seconds. Raises _Stopped as soon as the store is being closed."""
         with self._condition:
             if self._condition.wait_for(lambda: self._is_stopped, seconds):
                 raise _Stopped
 
     def _merge(self) -> bool:
-        """Let a process merge segments when it is this store's turn; wait for it, and return whether it merged any.
+        """Wait for this store's turn and for a child process to merge; return whether the child merged segments.
 
         Raises _Stopped, and OSError if no process could be started.
         """
@@ -140,7 +140,7 @@ class BackgroundCompaction:
 
 
 def _segments_between(root: Root) -> int:
-    """Return how many segments must be begun between two checks: fewer if long segments are to be compressed."""
+    """Return how many segments must be begun before the next check: fewer if long segments are to be compressed."""
     if root.compression is None or root.segment_steps == "episode":
         return _BEGUN
     limits = root.limits
@@ -163,7 +163,7 @@ def _try_turn() -> tuple[bool, Lock | None]:
 
 
 def _private_folder(above: str) -> str:
-    """Return a folder in ``above`` that only this user can use; it is made if needed. OSError if that is impossible."""
+    """Return a folder in ``above`` that only this user can use, made if needed. Raises OSError if this fails."""
     if not os.path.isabs(above):
         raise NotADirectoryError(errno.ENOTDIR, "not an absolute path", above)
     folder = f"{above}/diskreplay-{os.geteuid()}"
@@ -176,12 +176,13 @@ def _private_folder(above: str) -> str:
 
 
 def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes]":
-    """Start a child process that merges due segments, and return it; it imports modules from this process's paths.
+    """Start and return a child process that merges segments; it imports modules from the paths of this process.
 
-    ``since`` is the counter of begun segments at the last check. The child holds the lock ``turn`` until it ends, even
-    if this process dies. Its working directory is the store's folder, even if that is moved meanwhile.
+    ``since`` is the value of the counter `layout.NEXT_SEGMENT` at the last check. The child holds the lock ``turn``
+    until the child ends, even if this process dies. The working directory of the child is the store's folder, even if
+    the folder is moved meanwhile.
     """
-    from multiprocessing.spawn import get_executable  # the user may have set it, if Python is embedded in a program
+    from multiprocessing.spawn import get_executable  # programs that embed Python may set it
 
     interpreter = get_executable()
     if not interpreter or getattr(sys, "frozen", False):

@@ -25,14 +25,14 @@ Progress = Callable[[int, int], None]
 SHARE = 16
 # A segment with more than 1 / _ENOUGH of a pack's rows is not merged: copying it would gain little.
 _ENOUGH = 2
-# Segments of about the same length are merged if there are this many of them, or if they fill a pack.
+# This many segments of about the same length are merged; fewer only if they fill a pack.
 _MANY = 64
-# Seconds after which a call of `run_due` begins no more packs: other stores wait for their turn.
+# A call of `run_due` begins no more packs after this many seconds, as other stores wait for their turn.
 _TURN_S = 30.0
 
 
 def _at_once() -> None:
-    """Do nothing. This ``pace`` is for a compaction that need not leave processor time to other processes."""
+    """Do nothing: the ``pace`` of a compaction that need not leave processor time to other processes."""
 
 
 class Compacted(NamedTuple):
@@ -45,7 +45,7 @@ class Compacted(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """A pack that was made, and the numbers of the segments and packs that it replaces."""
+    """A new pack, and the numbers of the segments and packs that it replaces."""
 
     pack: SegmentInfo
     numbers: list[int]
@@ -77,7 +77,7 @@ class Compaction:
     ) -> None:
         """Prepare compaction with a compression level (None: no compression).
 
-        With ``only_compress``, only segments and packs with fields that are still to be compressed are copied.
+        With ``only_compress``, only segments and packs with fields that are not compressed yet are copied.
         """
         self._root, self._counters, self._retention, self._level = root, counters, retention, level
         self._only_compress = only_compress
@@ -98,17 +98,17 @@ class Compaction:
         return Compacted(*map(sum, zip(*made, strict=True)))
 
     def plan(self) -> Compacted:
-        """Return the result that `run` would have now; its ``bytes_after`` is unknown, and 0."""
+        """Return the result that `run` would return now, except ``bytes_after``, which is 0."""
         every = [one.info for group in self.groups(self.candidates()) for one in group]
         steps = sum(info.steps or 0 for info in every)
         return Compacted(len(every), steps, sum(disk_usage(info.path)[0] for info in every), 0)
 
     def run_due(self, pace: Callable[[], None]) -> bool:
-        """Merge many segments of about the same length, or compress many bytes; return whether any were merged.
+        """Merge segments if many have about the same length, or many bytes can be compressed; return whether any were.
 
-        Only segments of about the same length are merged with each other. A step in a pack is therefore copied again
-        only into a pack that is about `_MANY` times as long. ``pace`` is called often during the work: it can pause the
-        work, or end it by raising.
+        Only segments of about the same length are merged with each other. So when the steps of a pack are copied again,
+        the new pack is about `_MANY` times as long. ``pace`` is called often during the work: it can pause the work, or
+        end it by raising.
         """
         kinds: dict[tuple[int, bool], list[Candidate]] = {}
         for one in self.candidates(pace):
@@ -120,7 +120,7 @@ class Compaction:
             for group in self.groups(candidates)
             if self._pays(group, is_new=is_new)
         ]
-        # One call makes several packs, as finding the candidates among many segments takes long.
+        # One call makes several packs, as it takes long to find the candidates among many segments.
         until, has_merged = time.monotonic() + _TURN_S, False
         for group in due:
             has_merged = self.merge(group, pace) is not None or has_merged
@@ -143,13 +143,13 @@ class Compaction:
             try:
                 info = read_segment(self._root, number)
             except DAMAGE:
-                continue  # the segment is gone, or it is damaged and `diskreplay repair` handles it
+                continue  # the segment is gone, or damaged and left to `diskreplay repair`
             if info.sealed and not info.claimed and not info.came_before(int(words[layout.HORIZON])):
                 infos.append(info)
         current = {*current_numbers(self._root)} if infos else set[int]()
         found = []
         for info in infos:
-            # Without a compression level, packs that an earlier call has compressed are not decompressed.
+            # Without a compression level, packs that an earlier call has compressed are left as they are.
             is_wanted = self._compresses(info) or not (self._only_compress or (info.compressed and self._level is None))
             if info.number in current and is_wanted:
                 try:
@@ -161,10 +161,10 @@ class Compaction:
         return sorted(found, key=lambda one: (one.info.bounds[1], one.info.number))
 
     def groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """Return a list of segments for each pack to make; all lists are in the order of ``candidates``.
+        """Return the packs to make, each as the list of its segments; all lists are in the order of ``candidates``.
 
-        A pack has at least two segments, or one segment that has to be compressed. Segments of this boot are not mixed
-        with older ones: new segments take the clock of the boot from the segments of this boot.
+        A pack has at least two segments, or one segment that has to be compressed. Segments of this boot are not merged
+        with segments of older boots: from segments of this boot, new segments take their clock.
         """
         most, most_values = self._most_rows(), self._most_values()
         groups: list[list[Candidate]] = []
@@ -185,7 +185,7 @@ class Compaction:
         return [group for group in groups if len(group) > 1 or any(self._compresses(one.info) for one in group)]
 
     def _compresses(self, info: SegmentInfo) -> bool:
-        """Return whether a segment has uncompressed fields that a pack would compress."""
+        """Return whether a segment has fields that are not compressed and that a pack would compress."""
         wide = {leaf for leaf, array in info.arrays.items() if is_compressed(array)}
         return self._level is not None and bool(wide - info.compressed.keys())
 
@@ -206,7 +206,7 @@ class Compaction:
     def merge(self, group: Sequence[Candidate], pace: Callable[[], None] = _at_once) -> Merged | None:
         """Make a pack of these segments and return it; segments that are gone or damaged are skipped.
 
-        Returns None if fewer than two segments are left, and none of them has to be compressed.
+        Returns None if no segment is left, or only one that need not be compressed.
         """
         left = list(group)
         while len(left) > 1 or any(self._compresses(one.info) for one in left):

@@ -19,24 +19,24 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.writing.merging.background import MERGED
 from diskreplay.writing.merging.compaction import Compaction
 
-# Seconds of processor time after which the process rests, the least rest in multiples of the processor time used, and
-# the maximum rest in seconds.
+# The process rests after this many seconds of processor time. A rest takes at least this many times the processor time
+# used, and at most this many seconds.
 _WORK_S, _REST, _MOST_S = 0.01, 3.0, 1.0
-# Seconds between two checks during a rest whether the process has to stop.
+# During a rest, the process checks every so many seconds whether it has to stop.
 _SLICE_S = 0.05
-# The more segments were begun since the last check, the shorter the rest. After this many segments, there is no rest.
+# The more segments were begun since the last check, the shorter the rest. From this many segments on, there is no rest.
 _BEHIND = 1024
 
 
 class Stopped(Exception):
-    """The parent process is gone, or has stopped the merge."""
+    """Raised in this process when the parent process is gone, or has stopped the merge."""
 
 
 class Pace:
     """The pace of the process: a call sleeps if a rest is due, and raises Stopped if the process has to stop.
 
     The process has to stop after a call of `stop`, or when the process with the id ``parent`` is gone. ``since`` is the
-    counter of begun segments at the parent's last check.
+    value of the counter `layout.NEXT_SEGMENT` at the parent's last check.
     """
 
     def __init__(self, counters: StoreCounters, parent: int, since: int) -> None:
@@ -83,7 +83,7 @@ def main(uuid: str, parent: str, since: str) -> bool:
     counters = root.counters(writable=True)
     pace = Pace(counters, int(parent), int(since))
     signal.signal(signal.SIGTERM, pace.stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the parent may have blocked it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the parent may have blocked the signal
     retention = Retention(root, counters)
     retention.look(pace)
     return Compaction(root, counters, retention, root.compression).run_due(pace)
