@@ -363,7 +363,7 @@ class EpisodeWriter:
         self._cut_listener = listener
 
     def _note_discontinuity(self, lane: Lane) -> None:
-        """Call the function of `report_cuts_to` with a lane's number; without such a function, warn once."""
+        """Call the function that `report_cuts_to` registered, with the lane's number; if there is none, warn once."""
         if (listener := self._cut_listener()) is not None:
             listener(lane.number)
         elif not self._warned:

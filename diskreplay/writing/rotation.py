@@ -1,6 +1,6 @@
-"""The segments of a writer: to which segment each lane writes, and when the lanes move to the next segment.
+"""The open segments of a writer: to which segment each lane writes, and when the lane moves to the next segment.
 
-Background threads make the next segment and its chunks, so that no append waits for files.
+Background threads make the next segment and reserve rows, so that no append waits for files.
 """
 
 import os
@@ -29,14 +29,14 @@ class Preallocator:
     """Makes the writer's next segment, with disk blocks for its first chunks, before it is needed.
 
     Before `acquire`, this segment has no number and is not in the folder of segments, so readers do not see it. If the
-    process dies, the segment's folder stays, and its lock is free; the next process that opens the store with mode "a"
-    removes the folder.
+    process dies, the folder of the segment stays on disk, and its lock is free: the next process that opens the store
+    with mode "a" removes the folder.
 
-    One thread makes segments. A second thread reserves the next rows of lanes (see `SegmentWriter.reserve_ahead`), and
-    unmaps the segments to which the writer appends no more.
+    One thread makes the segment. A second thread reserves the next rows of lanes (see `SegmentWriter.reserve_ahead`),
+    and unmaps segments to which the writer appends no more.
 
-    Concurrency: used by the thread that uses the writer. The first thread runs while a segment is being made, the
-    second from its first task until `close`.
+    Concurrency: used by the thread that uses the writer. The thread that makes a segment runs only while it makes one;
+    the other thread runs from its first task until `close`.
     """
 
     def __init__(self, root: Root, retention: Retention) -> None:
@@ -81,12 +81,12 @@ class Preallocator:
         return made
 
     def acquire(self) -> SegmentWriter | None:
-        """Return the segment that was made in advance, now with a number, in the store; None if there is none.
+        """Give the segment that was made in advance a number and a place in the store, and return it; None without one.
 
         If the segment is still being made, the call waits for it.
 
-        Raises StoreLocked if the store lock stayed taken for a minute, StoreNotFound if the store was deleted or
-        replaced since it was opened.
+        Raises StoreLocked if another process has held the store lock for a minute, and StoreNotFound if the store was
+        deleted or replaced since it was opened.
         """
         segment = self._wait()
         if segment is None:
@@ -103,7 +103,7 @@ class Preallocator:
     def discard(self) -> bool:
         """Delete the segment that was made or is being made in advance; return whether there was one.
 
-        The result is also True if a segment could not be completed for lack of room: its disk blocks are free now.
+        The result is also True if a segment was begun, but the disk had no room for it: its disk blocks are free now.
         """
         if os.getpid() != self._pid:
             return False  # a forked child's copy: the segment belongs to the parent
@@ -119,20 +119,20 @@ class Preallocator:
             self._made.release()
 
     def reserve_ahead(self, segment: SegmentWriter, lanes: Ints) -> None:
-        """Start to reserve rows that these lanes of a segment will soon need, and return at once."""
+        """Start to reserve, in the background, rows that these lanes of a segment will soon need."""
         segment.begin_reserving()
         self._reserver.begin(Job(lambda: segment.reserve_ahead(lanes)))
 
     def unmap_later(self, held: list[Mapping]) -> None:
         """Unmap, in the background, the chunks ``held`` of a segment to which the writer appends no more.
 
-        Unmapping takes milliseconds per chunk. No other references to these mappings may exist. If no thread can be
-        started, they are unmapped at once.
+        To unmap a chunk takes milliseconds. The list ``held`` must have the only references to the mappings. If no
+        thread can be started, the chunks are unmapped at once.
         """
         self._reserver.begin(Job(held.clear))
 
     def close(self) -> None:
-        """Delete the segment that was made in advance, if any, and end the threads."""
+        """Delete the segment that was made in advance, if there is one, and end the threads."""
         self.discard()
         self._reserver.close()
 
@@ -144,22 +144,22 @@ class Preallocator:
 # --- the segment of each lane ----------------------------------------------------------------------------------------
 
 # A lane that does not append keeps an older segment open. The lane's episode is cut when the newest segment has
-# _MOST_TARGETS times the number of rows at which a segment is full.
+# _MOST_TARGETS times the rows of a full segment.
 _MOST_TARGETS = 16
 
 # The size of a segment for one episode whose length is not known yet.
 _UNKNOWN = Size(256)
-# The minimum bytes of a chunk, for segments of which a quarter has at least this many rows: {rows: bytes}. Creating,
-# sealing and deleting a file takes as long as thousands of steps. The shortest segments have no minimum: with one, all
-# rows of such a segment would be in one page, and damage to this page would cost all rows.
+# The minimum number of bytes of a chunk, by the number of rows of a chunk: {at least this many rows: bytes}. To create,
+# seal and delete a file takes as long as thousands of steps. For the fewest rows there is no minimum: with a minimum,
+# all rows of such a segment would be in one page, and damage to this page would cost all rows.
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
-# No segment is made in the background if the newest one was a quarter full in less than this many seconds: the newest
-# segment would be full before the next segment is ready.
+# If the newest segment was a quarter full after less than this many seconds, the next segment is not made in the
+# background: the newest segment would be full before it is ready.
 LEAST_QUARTER_S = 0.05
 
 
-# A forked child unmaps the segments of its parent's writers: otherwise deleted segments would keep their disk space.
+# A forked child unmaps the segments of its parent's writers: otherwise, deleted segments would still take disk space.
 _alive = fork_listeners(lambda rotation: rotation.unmap())
 
 
@@ -192,10 +192,10 @@ class Rotation:
         self._first_number: int | None = None
         self.newest: SegmentWriter | None = None
         self.preallocator = Preallocator(root, retention)
-        self._has_preallocated = False  # whether `preallocate` has dealt with the segment after the newest one
+        self._has_preallocated = False  # whether `preallocate` has done all for the present `newest`
         self._newest_since = 0.0
         self.by_number: dict[int, SegmentWriter] = {}
-        self._members: dict[int, set[Lane]] = {}  # by segment number: the lanes that write to it
+        self._members: dict[int, set[Lane]] = {}  # the lanes that write to each segment, by number
         _alive.add(self)
         self.changes = 0  # how many times a segment was opened or released
         self.waits_for_sealing = False  # whether segments were submitted for sealing since the last flush
@@ -229,14 +229,14 @@ class Rotation:
     # --- the end of a segment ----------------------------------------------------------------------------------------
 
     def has_to_end(self, segment: SegmentWriter) -> bool:
-        """Return whether open episodes in a segment must be cut before their next step, so that it can be sealed."""
+        """Return whether open episodes in a segment must be cut before their next step, to let it be sealed."""
         newest = self.newest
         if newest is not None and segment is not newest:
             return self._holds(newest, 1)
         return self._holds(segment, 2) and (self._holds(segment, _MOST_TARGETS) or not self._older_lanes())
 
     def _holds(self, segment: SegmentWriter, targets: int) -> bool:
-        """Return whether a segment has at least ``targets`` times the number of rows at which it is full."""
+        """Return whether a segment has at least ``targets`` times the rows of a full segment."""
         return segment.total_rows >= targets * self._target or segment.most_rows >= targets * self._most_lane_rows
 
     def has_room_for_episode(self) -> bool:
@@ -251,15 +251,15 @@ class Rotation:
         return total > 0 and (total + rows > 2 * self._target or most + rows > 2 * self._most_lane_rows)
 
     def _older_lanes(self) -> list[Lane]:
-        """Return the lanes that write to an older segment than the newest; [] if each episode has its own segment."""
+        """Return the lanes that do not write to the newest segment; [] if each episode has its own segment."""
         newest = self.newest
         return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
 
     def row_limits(self) -> tuple[int, int]:
-        """Return ``limit`` and ``begin_limit`` of an `AppendCursor`, for the only lane of a writer.
+        """Return the arguments ``limit`` and ``begin_limit`` of an `AppendCursor`, for a writer with one lane.
 
-        At row ``limit``, `preallocate` and `has_to_end` have to be called before the next step. At row ``begin_limit``,
-        `assign_segment` has to be called before a step that begins an episode.
+        When the next row is ``limit`` or later, call `preallocate` and `has_to_end` before each step. When it is
+        ``begin_limit`` or later, call `assign_segment` before a step that begins an episode.
         """
         if self.segment_per_episode:
             return 2 * self._target, 1
@@ -267,7 +267,7 @@ class Rotation:
         return limit, min(limit, self._target)
 
     def begin_priorities(self) -> None:
-        """Add the array of priorities to open segments, and to all later ones. Raises as `Retention.add_priority`."""
+        """Add the array of priorities to open and later segments. Raises the errors of `Retention.add_priority`."""
         for segment in self.open:
             self._add_priority(segment)
         self.has_priority = True
@@ -279,7 +279,7 @@ class Rotation:
     # --- moving ------------------------------------------------------------------------------------------------------
 
     def assign_segment(self, lane: Lane, rows: int) -> None:
-        """Set the segment of a lane that has no open episode: it gets a segment with room for ``rows`` rows."""
+        """Move a lane without an open episode to a segment with room for ``rows`` rows, if needed."""
         segment = lane.segment
         if self.segment_per_episode:
             if segment is None or segment.rows[0]:
@@ -292,8 +292,8 @@ class Rotation:
         if newest is None or self._is_full(newest, rows):
             older = self._older_lanes()
             if newest is not None and older and not self._holds(newest, _MOST_TARGETS):
-                # The lane moves to the newest segment although this is full, so that at most two segments are open.
-                # Open episodes in the older segment are cut when their lanes append the next time.
+                # The lane moves to the newest segment although this segment is full, so that at most two segments are
+                # open. Open episodes in the older segment are cut when their lanes append the next time.
                 self._move(lane, newest)
                 return
             for straggler in [other for other in older if other.open]:
@@ -308,7 +308,7 @@ class Rotation:
         self._move(lane, newest)
 
     def preallocate(self) -> None:
-        """Start to make the next segment in the background if the newest one is a quarter full."""
+        """Start to make the next segment in the background if the newest segment is a quarter full."""
         newest = self.newest
         if self._has_preallocated or newest is None or 4 * newest.total_rows < self._target:
             return
@@ -332,7 +332,7 @@ class Rotation:
             segment = SegmentWriter(info, lock, in_blocks=size.rows is not None)
         elif self.has_priority:
             try:
-                self._add_priority(segment)  # the segment may have been requested before priorities were used
+                self._add_priority(segment)  # as `request` may have been called before `begin_priorities`
             except BaseException:
                 segment.close()
                 self._hand_over(segment)
@@ -358,8 +358,8 @@ class Rotation:
     def _leave(self, segment: SegmentWriter, *, seal: bool = True, ends: bool = False) -> None:
         """Close a segment that no lane writes to; submit it to the `Sealer`, or release its lock if ``seal`` is False.
 
-        If the segment has several lanes, its chunks are unmapped in the background. With ``ends``, the writer is being
-        closed, and they are unmapped at once.
+        The chunks of a segment with several lanes are unmapped in the background, or at once if ``ends`` is True
+        because the writer is being closed.
 
         The call may be repeated after an interrupt.
         """
@@ -380,11 +380,11 @@ class Rotation:
         self.by_number.pop(segment.number, None)
 
     def _hand_over(self, segment: SegmentWriter) -> None:
-        """Submit a closed segment to the `Sealer`, which first publishes rows that a full disk kept unpublished."""
+        """Submit a closed segment to the `Sealer`; rows that a full disk kept unpublished are published first."""
         self._sealer.submit(segment.info, segment.lock, publish_delayed=segment.publish_delayed)
 
     def unmap(self) -> None:
-        """Unmap all segments, in a forked child; the child's copies of their locks are already released."""
+        """Unmap all segments, in a forked child, which has already released its copies of the locks."""
         self._marker = None  # the marker belongs to the parent
         for lane in self._lanes:
             lane.cursor = None
@@ -393,10 +393,10 @@ class Rotation:
         self.preallocator.unmap()
 
     def abandon(self, *, seal: bool = True) -> None:
-        """Close every segment as it is, also with open episodes, and submit it to the `Sealer`.
+        """Close every segment as it is, even with open episodes, and submit it to the `Sealer`.
 
-        With ``seal=False``, only the locks of the segments are released, and the next process seals them. The call may
-        be repeated after an interrupt. After a call with ``seal=False``, later calls do not seal either.
+        With ``seal=False``, the segments are not submitted: their locks are released, and the next process seals them.
+        The call may be repeated after an interrupt. After a call with ``seal=False``, later calls do not submit either.
         """
         seal = self._seals = self._seals and seal
         if self._marker is not None and not seal:

@@ -19,16 +19,16 @@ _MOST_WAITING = 128
 # _FULL_BATCH segments, or after _BATCH_WAIT_S seconds.
 _FULL_BATCH = 64
 _BATCH_WAIT_S = 0.5
-# Seconds between checks whether another process, which holds a segment's lock, has sealed the segment. A sync takes at
-# least as long.
+# While another process holds a segment's lock, check after every so many seconds whether it has sealed the segment. To
+# seal takes at least as long.
 _POLL_S = 0.01
 
 
 class Sealer:
     """Seals segments in the order in which they were submitted.
 
-    ``after`` is called after each batch of sealed segments. ``marker`` marks the segments to which writers of this
-    process append no more, until they are sealed.
+    ``after`` is called each time a batch of segments was sealed. ``marker`` marks segments that the writers of this
+    process have left, until the segments are sealed.
 
     Concurrency: any thread of the process that made it. The sealing thread runs while there is work.
     """
@@ -41,12 +41,12 @@ class Sealer:
         self._seals_at_once = False
         self._runner: int | None = None  # the thread that is sealing
         self._error: BaseException | None = None
-        # Segments that could not be sealed on a full disk, by number: attributes, lock, error. Locks of segments that
-        # are still marked are held until `drain` raises the error. A released lock is replaced by None.
+        # {segment number: (attributes, lock, error)} of segments that could not be sealed, as the disk was full. If a
+        # segment is still marked, its lock is held until `drain` raises the error. The lock is None if it was released.
         self._postponed: dict[int, tuple[SegmentInfo, Lock | None, StorageFull]] = {}
         self._is_behind = False  # whether the last call of ``after`` found no room on the disk
         self._of_dead_writers: set[int] = set()
-        self._delayed: dict[int, Callable[[], None]] = {}  # ``publish_delayed`` of segments, by number
+        self._delayed: dict[int, Callable[[], None]] = {}  # the ``publish_delayed`` of each segment, by segment number
 
     def submit(
         self,
@@ -56,12 +56,12 @@ class Sealer:
         of_dead_writer: bool = False,
         publish_delayed: Callable[[], None] | None = None,
     ) -> None:
-        """Add an unsealed segment and its lock to the queue; if the queue is full, wait first.
+        """Add an unsealed segment and its lock to the queue; if the queue is full, first wait for room in it.
 
-        ``publish_delayed`` is called before the segment is sealed. It publishes rows that were not published because
-        the disk was full, or raises StorageFull if there is still no room.
+        ``publish_delayed`` is called before the segment is sealed. This function publishes rows that were not published
+        because the disk was full, or raises StorageFull if the disk still has no room.
 
-        A segment that was already submitted is not sealed again: after an interrupt, the caller may submit it twice.
+        The caller may submit a segment twice, for example after an interrupt: it is sealed once.
 
         A damaged segment of a dead writer stays unsealed: readers warn of it, and ``diskreplay repair`` mends it.
         If a segment that this process wrote cannot be sealed, `drain` raises the error.
@@ -79,21 +79,22 @@ class Sealer:
                 self._begin()
 
     def _begin(self) -> None:
-        """Start a thread that seals the segments; it ends at once if another thread seals them already."""
+        """Start a thread that seals the segments in the queue, and ends at once if another thread is sealing."""
         try:
             # A daemon thread: if the interpreter ends without close(), the next process seals the segment.
             threading.Thread(target=self._run, name="diskreplay-sealer", daemon=True).start()
         except RuntimeError:
-            # The interpreter is ending: from Python 3.12 on, it then starts no threads. Seal in this thread.
+            # The interpreter is ending and, from Python 3.12 on, starts no more threads: seal in this thread.
             self._seals_at_once = True
             self._run()
 
     def drain(self) -> None:
         """Wait until all submitted segments are sealed.
 
-        Raises StorageFull if there is no room to seal a segment. Its rows are intact and readable, and the next call
-        tries again, as does the next open with mode "a". If another error kept a segment from being sealed, raises
-        this error. The next process with write access, or the next open with mode "a", then seals the segment.
+        Raises StorageFull if the disk has no room to seal a segment. The rows of the segment are intact and readable.
+        The next call, or the next process that opens the store with mode "a", tries to seal it again. If a segment was
+        not sealed because of another error, raises this error. The next process that opens the store with mode "a" then
+        seals the segment.
         """
         self._resubmit_postponed()
         with self._condition:
@@ -134,7 +135,7 @@ class Sealer:
                 self.submit(info, lock)
 
     def _resubmit(self, info: SegmentInfo) -> None:
-        """Submit a segment again whose lock was released; if another process is sealing it, wait until it is sealed."""
+        """Submit again a segment whose lock was released, or wait until another process has sealed the segment."""
         try:
             while not read_segment(self._root, info.number).sealed:
                 if (lock := try_lock(info.lock_path)) is None:
@@ -145,10 +146,10 @@ class Sealer:
                     self.submit(info, lock)
                     return
         except FileNotFoundError:
-            pass  # it was sealed and evicted
+            pass  # the segment was sealed and evicted
 
     def _seal(self, batch: list[tuple[SegmentInfo, Lock]], held: set[int]) -> None:
-        """Seal the segments of a batch, and add to ``held`` the numbers of unsealed segments that keep their locks."""
+        """Seal a batch of segments; add to ``held`` the number of each segment that stays unsealed and locked."""
         infos = [info for info, _ in batch]
         self._marker.wait()
         try:
@@ -166,8 +167,8 @@ class Sealer:
                         continue
                     reason = self._root.reason(error)
                     if isinstance(reason, StorageFull):
-                        # Only segments that are still marked keep their locks. Segments of dead writers are not marked,
-                        # and there may be more of them than the process may have open files.
+                        # Only segments that are still marked keep their locks, each of which is an open file. Segments
+                        # of dead writers are not marked, and may be more than the files that the process may have open.
                         is_held = self._marker.has_left(info.number)
                         held |= {info.number} if is_held else set()
                         with self._condition:
@@ -189,7 +190,7 @@ class Sealer:
             lock.release()
 
     def _run(self) -> None:
-        """Seal segments until the queue is empty; return at once if another thread seals them already."""
+        """Seal segments until the queue is empty; return at once if another thread is doing so."""
         with self._condition:
             if self._runner is not None:
                 return
@@ -217,7 +218,7 @@ class Sealer:
             try:
                 self._seal(list({lock: (info, lock) for info, lock in batch if not lock.is_released}.values()), held)
             finally:
-                # Except the locks in `held`: `drain` may have submitted such a segment again during `_seal`.
+                # Not the locks of segments in `held`: `drain` may have submitted these segments again during `_seal`.
                 self._release([(info, lock) for info, lock in batch if info.number not in held])
             try:
                 self._after()

@@ -1,6 +1,6 @@
-"""The writer of a vector of environments: one lane per environment, one call per step.
+"""The writer for a vector of environments, with a lane for each environment: one call appends a step to all lanes.
 
-A step of all lanes is written as a few arrays. A Python loop runs only over lanes that need more than this, such as
+A step of all lanes is written as a few arrays. Python loops only over the lanes that need more than this, such as
 another segment.
 """
 
@@ -27,22 +27,23 @@ from diskreplay.writing.writer import BaseWriter
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# Two numbers that no segment has. _NOWHERE is the `LaneArrays.home` of a lane without a segment. _NONE differs from the
-# `home` of every lane.
+# Two numbers that no segment has. _NOWHERE is the `home` in `LaneArrays` of a lane without a segment. _NONE is the
+# `home` of no lane.
 _NOWHERE = -1
 _NONE = -2
 
-# The kernel that writes a step of many lanes. It is only compiled if the same process also samples, so that a process
-# that only writes does not have to wait for the compiler.
+# The kernel that writes a step of many lanes. It is only compiled if the same process also samples: a process that only
+# writes should not wait for the compiler.
 STEP_KERNEL = "write_lanes"
 
 
 class Step(NamedTuple):
     """One step of the lanes ``lanes``, or of all lanes (None). The arrays have a row for each lane of the vector.
 
-    Rows of lanes that are not in ``lanes`` are ignored. Three masks tell what the step did to the lane's episode:
-    ``ends``, terminated it; ``cuts``, truncated it; ``ended``, did one or both. ``some_end`` is True if any element of
-    ``ended`` is True. ``episode`` has the values of episode fields for the ended episodes.
+    Rows of lanes that are not in ``lanes`` are ignored. Three masks tell how the step ended each lane's episode: it is
+    terminated where ``ends`` is True, truncated where ``cuts`` is True, and one or both where ``ended`` is True.
+    ``some_end`` is True if any element of ``ended`` is True. ``episode`` has the values of episode fields for the ended
+    episodes.
     """
 
     lanes: Ints | None
@@ -68,8 +69,8 @@ class LaneArrays:
         self.continues = np.zeros(count, np.bool_)
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
         self.known = np.zeros(count, np.bool_)  # whether the observation of a lane's next row is already written
-        # If True, every lane is `open` and `known`, and no lane `continues`, as before most steps. If False, this is
-        # unknown: the arrays have to be read.
+        # If True, every lane is `open` and `known`, and no lane `continues`, as before most steps. If False, the arrays
+        # have to be read to know this.
         self.steady = False
         self._next_obs: list[Array] = []
         self._words: list[Array] = []  # views of `_next_obs` as integers: see `_word_of`
@@ -79,7 +80,7 @@ class LaneArrays:
         return [kept[lane].tobytes() for kept in self._next_obs]
 
     def keep_next_obs(self, lanes: Ints | None, next_obs: list[Array]) -> None:
-        """Copy the next observations of some lanes (None: all), as the caller may reuse its arrays."""
+        """Copy the next observations of some lanes (None: all): the caller may use its arrays for other values."""
         if not self._next_obs:
             self._next_obs = [np.zeros_like(value, order="C") for value in next_obs]
             self._words = [np.frombuffer(value, _word_of(value)) for value in self._next_obs]
@@ -90,7 +91,7 @@ class LaneArrays:
                 kept[lanes] = value[lanes]
 
     def discontinuous(self, values: list[Array]) -> Bools | None:
-        """Return a mask of the lanes whose observation in ``values`` differs from the one already written to their row.
+        """Return a mask of lanes: where ``values`` differs from the observation already written to the lane's next row.
 
         Returns None if no observation differs. The bytes are compared first, and the values only if the bytes differ.
         """
@@ -107,7 +108,7 @@ class LaneArrays:
 
 
 def _word_of(values: Array) -> np.dtype[Any]:
-    """Return the widest unsigned integer dtype whose size divides the number of bytes of a row of ``values``.
+    """Return the widest unsigned integer dtype of which a whole number fills a row of ``values``.
 
     Rows are compared as integers of this dtype: as floats, NaN would differ from itself.
     """
@@ -116,7 +117,7 @@ def _word_of(values: Array) -> np.dtype[Any]:
 
 
 class _ArrayLane(Lane):
-    """A lane whose attributes are in the `LaneArrays` of its `VectorWriter`."""
+    """A lane whose attributes are stored in the `LaneArrays` of all lanes of its writer."""
 
     __slots__ = ("_arrays", "_segment")
 
@@ -157,7 +158,7 @@ class _ArrayLane(Lane):
 
     @pending.setter
     def pending(self, value: list[bytes] | None) -> None:
-        # Only None is ever set: `LaneArrays.keep_next_obs` sets observations, for all lanes at once.
+        # This is only set to None: `LaneArrays.keep_next_obs` sets observations, for many lanes at once.
         assert value is None
         self._arrays.known[self.number] = self._arrays.steady = False
 
@@ -196,8 +197,8 @@ class VectorSteps:
             lanes = self._every if step.lanes is None else step.lanes
             home = self._state.home[lanes]
             homes = [(x, here) for x in segments if len(here := lanes[home == x.number])]
-            # Rows are written to all segments before any row is published, so that a full disk refuses the step of all
-            # lanes.
+            # Rows are written to all segments before any row is published: if the disk is full, the step of no lane is
+            # published.
             rows = [self._write(segment, here, step) for segment, here in homes]
             for i, (segment, here) in enumerate(homes):
                 segment.publish(self._places(here), *rows[i], late=i > 0)
@@ -215,9 +216,9 @@ class VectorSteps:
         return found
 
     def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
-        """Return the newest step's id of each of these lanes of a segment (None: all lanes), or -1 without a step."""
+        """Return the id of each lane's newest step in a segment, or -1; with None for ``lanes``, of all lanes."""
         at = self._places(lanes)
-        ids, count = segment.rows_of(at), len(segment.info.lanes)  # `ids` first has the rows after the newest steps
+        ids, count = segment.rows_of(at), len(segment.info.lanes)  # not ids yet: the rows after the newest steps
         nowhere = None
         if not self._state.steady:
             is_open = self._state.open if lanes is None else self._state.open[lanes]
@@ -231,7 +232,7 @@ class VectorSteps:
         return ids
 
     def _places(self, lanes: Ints | None) -> Ints | None:
-        """Return the indices of some lanes (None: all) in their segment."""
+        """Return the indices that some lanes (None: all) have in their segment."""
         return self._only if self._segment_per_episode else lanes
 
     # --- making room -------------------------------------------------------------------------------------------------
@@ -239,8 +240,8 @@ class VectorSteps:
     def _make_room(self, step: Step) -> None:
         """Reserve the rows for a step, and move lanes to another segment if needed.
 
-        Lanes that need more than reserved rows are treated one by one: for one lane, a segment may be opened to which
-        other lanes then move.
+        Lanes that need more than reserved rows are treated one by one: a segment that is opened for one lane may also
+        be the next segment of other lanes.
         """
         writer = self._episode_writer
         if not self._segment_per_episode:
@@ -262,7 +263,7 @@ class VectorSteps:
                 writer.make_room(writer.lanes[i], self._items(step.values, i), rows, values=values)
 
     def _reserve_ahead(self) -> None:
-        """Start to reserve in the background the rows that the lanes will soon need."""
+        """Start to reserve, in the background, rows that the lanes will soon need."""
         rotation = self._episode_writer.rotation
         segments = rotation.open
         for segment in segments:
@@ -271,9 +272,9 @@ class VectorSteps:
                 rotation.preallocator.reserve_ahead(segment, lanes)
 
     def _reserve_next(self, step: Step) -> None:
-        """Reserve the rows for the step in each lane with an open episode, except in segments that have to end.
+        """Reserve the rows for the step in all lanes with open episodes, except in segments that have to end.
 
-        For these segments see `Rotation.has_to_end`.
+        `Rotation.has_to_end` tells which segments have to end.
         """
         state, rotation = self._state, self._episode_writer.rotation
         lanes = self._every if step.lanes is None else step.lanes
@@ -286,8 +287,8 @@ class VectorSteps:
     def _in_turn(self, step: Step) -> Iterator[int]:
         """Yield the lanes whose step needs more than a write, in ascending order.
 
-        The caller makes room for each yielded lane. After that, other lanes may need more than a write, too: when the
-        last lane leaves an older segment, the newest segment may have to end.
+        The caller makes room for each yielded lane, before it asks for the next lane. Other lanes may then need more
+        than a write, too: when the last lane leaves an older segment, the newest segment may have to end.
         """
         rotation, last = self._episode_writer.rotation, -1
         changes = -1
@@ -301,9 +302,9 @@ class VectorSteps:
                     break
 
     def _needs_only_writing(self, newest: SegmentWriter, step: Step) -> bool:
-        """Return whether the step only has to be written to the newest segment, once rows are reserved there.
+        """Return whether the step can be written to the newest segment as soon as rows are reserved there.
 
-        The result may be False although this is so.
+        The result may be False even if it can.
         """
         state, rotation = self._state, self._episode_writer.rotation
         if len(rotation.by_number) > 1 or rotation.has_to_end(newest):
@@ -395,7 +396,7 @@ class VectorSteps:
         return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
 
     def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
-        """Write the observations of the step, except those already written as ``next_obs`` of the step before."""
+        """Write the observations of the step, except those that are already there as ``next_obs`` of the last step."""
         if self._state.steady:
             return
         known = self._state.known if lanes is None else self._state.known[lanes]
@@ -424,12 +425,12 @@ class VectorSteps:
 
 
 def _of(lanes: Ints | None, values: Sequence[Array]) -> Sequence[Array]:
-    """Return the rows of some lanes (None: all) of each array in ``values``, which have a row per lane."""
+    """Return the rows of some lanes (None: all) of each array in ``values``; each array has a row per lane."""
     return values if lanes is None else [value[lanes] for value in values]
 
 
 def as_item(leaf: str, value: Any) -> Any:
-    """Return one lane's value as an item: bytes for an observation or an array, a number for another scalar."""
+    """Return one lane's value of a leaf: bytes for an observation or an array, a number for any other scalar."""
     return value.tobytes() if is_bytes(leaf, value.shape) else value
 
 
@@ -479,22 +480,22 @@ class VectorWriter(BaseWriter):
         """Append one step of every lane; all arrays have a leading axis of ``num_envs``.
 
         Tensors on a CUDA device are copied to pinned memory after the operations of the current stream, and the call
-        waits once, for all copies. It cannot return earlier: it checks the values before it writes, and the step can
-        be sampled when it returns. The caller may change the tensors after that.
+        waits once, for all copies. It cannot return earlier, since it checks the values before it writes them. After
+        the call, the step can be sampled, and the caller may change the tensors.
 
         Parameters
         ----------
         obs, action, reward, next_obs, **extra
-            As in `Writer.append`. ``next_obs`` has the true next observations. For a lane whose episode ends, it is the
-            final observation, not the first one after the reset.
+            As in `Writer.append`. ``next_obs`` has the true next observations. For a lane whose episode ends, it has
+            the final observation, not the first observation after the reset.
         terminated, truncated : (num_envs,) bool
             Whether the step ended each lane's episode, and how. 0 and 1 are accepted, other numbers are refused.
         mask : (num_envs,) bool, optional
             Lanes with False are skipped; their values in the arrays are ignored.
         episode : dict, optional
-            Values of whole episodes, ``(num_envs, ...)``; stored for the lanes whose episodes end with this step.
+            The values of episode fields, ``(num_envs, ...)``: used for the lanes whose episodes end with this step.
         priority : (num_envs,) float, optional
-            As in `Writer.append`; NaN for lanes whose step has no priority.
+            As in `Writer.append`. NaN means that the step of this lane has no priority.
 
         Raises
         ------
@@ -527,7 +528,7 @@ class VectorWriter(BaseWriter):
             chosen = slice(None) if lanes is None else lanes
             values.append(self._with_priorities(as_priorities(priority, count, chosen)))
         ended = ends | cuts
-        some_end = bool(np.count_nonzero(ended))  # also True for skipped lanes
+        some_end = bool(np.count_nonzero(ended))  # also True if only skipped lanes have ended
         with self._recording():
             self._steps.append(Step(lanes, values, next_values, ends, cuts, finals, ended, some_end))
         if self._flushes_episodes and some_end:

@@ -41,11 +41,11 @@ _alive = fork_listeners(lambda writer: writer.refuse_calls())
 
 
 class BaseWriter:
-    """The common part of `Writer` and `VectorWriter`: casting by the schema, syncing, closing.
+    """The common part of `Writer` and `VectorWriter`: casts values by the schema, syncs and closes.
 
-    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. At first, ``_lock`` is ``_own_lock``. When the writer
-    is closed, or has to refuse calls for another reason, ``_lock`` is replaced by a lock that is never free, and
-    `_refusal` returns the error that a call then raises. So an append needs only one check.
+    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. At first, ``_lock`` is ``_own_lock``. To refuse calls,
+    for example after `close`, the writer replaces ``_lock`` by a lock that is never free. A call that cannot acquire
+    ``_lock`` raises the error that `_refusal` returns. So an append needs only one check.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BaseWriter:
         self._lock = self._own_lock
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # whether the present call has to close the writer: a signal handler called `close`
-        # This comes before the finalizer is made, as it fails if the system allows no more threads.
+        # Marking begins before the finalizer is made, as it fails if the system allows no more threads.
         episode_writer.rotation.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
         self._dropped = seal_when_dropped(self, episode_writer, self._own_lock)
         _alive.add(self)
@@ -99,7 +99,7 @@ class BaseWriter:
         return WriterClosed("this writer is closed; make a new one: store.writer()")
 
     def _background_failure(self) -> Exception | None:
-        """Return the error of a background thread, if there is one; close the writer if it is not StorageFull."""
+        """Return the error of a background thread, if there is one; unless it is StorageFull, close the writer."""
         rotation = self._episode_writer.rotation
         if rotation.failure is None or not self._own_lock.acquire():
             return None
@@ -132,8 +132,8 @@ class BaseWriter:
     ) -> list[NDArray[Any]]:
         """Cast ``value``, the values of ``part`` ("obs", "action", ...) for several steps, to one array per leaf.
 
-        ``leading`` is the shape of the leading axes, one element per step. The checks of the store's ``validate`` are
-        made for all steps, or only for the steps at ``rows`` if these are given.
+        ``leading`` is the shape of the first axes, which count the steps. The checks of the store's ``validate`` are
+        made for all steps, or only for the steps ``rows`` if these indices are given.
         """
         leaves = self._schema.cast(part, value, leading)
         if self._checks:
@@ -159,7 +159,7 @@ class BaseWriter:
         return values
 
     def _with_priorities(self, cast: Priorities) -> Priorities:
-        """Return ``cast`` unchanged; before that, the first call adds the array of priorities to the segments."""
+        """Return ``cast`` unchanged; the first call also adds the array of priorities to the segments."""
         if not self._gives_priorities:
             with self._on_error:
                 self._episode_writer.begin_priorities()
@@ -218,7 +218,7 @@ class BaseWriter:
             self._flush()
 
     def _end_episodes(self, lanes: Iterable[int], end: Callable[[Lane], None]) -> None:
-        """Call ``end`` for each of these lanes, to end its open episode without a step."""
+        """Call ``end``, which ends a lane's open episode without a step, for each of these lanes."""
         with self._recording(inserts=False):
             self._episode_writer.read_clock()
             for number in lanes:
@@ -226,7 +226,7 @@ class BaseWriter:
         self._after_episode()
 
     def _recording(self, inserts: bool = True) -> AbstractContextManager[None]:
-        """Return a context for writing. It waits for the limiter, and `_abandon_after` gets an error of its block.
+        """Return a context manager for writing: it waits for the limiter, and calls `_abandon_after` after an error.
 
         With ``inserts=False`` no step is appended, and there is no wait.
         """
@@ -242,7 +242,7 @@ class BaseWriter:
 
         Raises StoreNotFound if the store is gone.
         """
-        if not isinstance(error, (StorageFull, StoreLocked)):  # raised before anything was written
+        if not isinstance(error, (StorageFull, StoreLocked)):  # these are raised before anything was written
             self._abandon()
             self._episode_writer.explain(error)
 
@@ -262,7 +262,7 @@ class BaseWriter:
         WriterClosed
             The writer is closed.
         StorageFull
-            The disk has no room to mark durable steps, or to seal. All steps are intact; flush again later.
+            The disk has no room for marks or seals. All steps are intact; flush again later.
         StoreNotFound
             The store was deleted or replaced since it was opened; the writer closes.
         StoreLocked
@@ -278,7 +278,7 @@ class BaseWriter:
         except StorageFull:
             raise
         except OSError as error:
-            self._abandon(seal=False)  # after a failed sync, a later successful one proves nothing
+            self._abandon(seal=False)  # after a failed sync, a later successful sync proves nothing
             self._episode_writer.drain()
             self._episode_writer.explain(error)
             raise
@@ -287,9 +287,9 @@ class BaseWriter:
     def close(self) -> None:
         """Cut open episodes, seal the writer's segments, and wait until they are sealed. Closing twice is allowed.
 
-        If `close` is interrupted, call it again, or `Store.close`, to complete it. Any thread may close the writer.
-        `close` waits for a call in progress in another thread; later calls raise WriterClosed. If a signal handler
-        closes the writer during a call in the same thread, the writer closes at the end of that call.
+        If `close` is interrupted, call `close` again, or `Store.close`, to complete it. Any thread may close the
+        writer. `close` waits for a call in progress in another thread; later calls raise WriterClosed. If a signal
+        handler closes the writer during a call in the same thread, the writer closes at the end of that call.
 
         Raises
         ------
@@ -316,7 +316,7 @@ class BaseWriter:
                 if not self._closed:
                     wait_for_calls(self._own_lock)
                 if not self._dropped.alive:
-                    return  # another thread has closed the writer, or the call that was in progress has
+                    return  # another thread, or the call that was in progress, has closed the writer
                 self._closed = True
                 try:
                     self._finish()
@@ -341,15 +341,15 @@ class BaseWriter:
             self._episode_writer.drain()
 
     def report_cuts_to(self, listener: Callable[[int], None]) -> None:
-        """Register a method that is called with a lane's number when an observation does not continue its episode.
+        """Register a method to call, with a lane's number, when an observation does not continue the lane's episode.
 
-        The episode is cut there. The method is called before the step is written, instead of a warning. Its object is
-        referenced weakly.
+        The episode is cut before this observation. The method is called before the step is written, and no warning is
+        issued. The reference to the method is weak.
         """
         self._episode_writer.report_cuts_to(weakref.WeakMethod(listener))
 
     def leave_at_exit(self) -> None:
-        """Do not seal this writer's segments when the interpreter ends: the owner of the writer closes it then."""
+        """Do not seal this writer's segments when the interpreter ends: the owner of the writer then closes it."""
         self._dropped.atexit = False
 
     def __reduce__(self) -> Any:
@@ -371,11 +371,11 @@ class Writer(BaseWriter):
     """Appends the steps of one environment. Made by `Store.writer`.
 
     Concurrency: one thread at a time, in the process that made it. A call during another thread's call raises
-    StoreLocked; only `close` waits for that call to end. A forked child gets WriterClosed. Any number of writers, in
-    any processes, can write to one store at the same time without waiting for each other.
+    StoreLocked, except `close`, which waits for the other call to end. A forked child gets WriterClosed. Any number of
+    writers, in any processes, can write to one store at the same time without waiting for each other.
 
-    A writer that is garbage collected without `close`, or is open when the interpreter ends, is sealed with the steps
-    that it has then, and a ResourceWarning is issued.
+    If a writer is garbage collected without `close`, or is open when the interpreter ends, its segments are sealed with
+    the steps appended so far, and a ResourceWarning is issued.
 
     Examples
     --------
@@ -425,16 +425,17 @@ class Writer(BaseWriter):
         terminated, truncated : bool
             Whether the step ended the episode, and how. 0 and 1 are accepted, other numbers are refused.
         next_obs : optional
-            The observation that the step led to; the final one if it ended the episode. If it is given, the step can be
-            sampled at once. The next ``obs`` must then have the same values; otherwise the episode is cut, with a
-            warning.
+            The observation after the step; the final observation if the step ended the episode. If it is given, the
+            step can be sampled at once. The next ``obs`` must then have the same values; otherwise the episode is cut,
+            with a warning.
         episode : dict, optional
-            The values of the whole episode; given with the step that ends it.
+            The values of the episode fields; give them with the step that ends the episode.
         priority : float, optional
-            The TD error of this step by the collector's own network, of either sign, as its initial priority in
-            `Prioritized` (Horgan et al. 2018, section 3). None: the largest priority given so far.
+            The TD error of this step by the collector's own network, of either sign: the initial priority of the step
+            in `Prioritized` (Horgan et al. 2018, section 3). With None, the step begins with the largest priority given
+            so far.
         **extra
-            All further fields of a step in the schema.
+            The values of the schema's extra fields.
 
         Raises
         ------
@@ -513,18 +514,19 @@ class Writer(BaseWriter):
     ) -> None:
         """Append an episode of T steps at once; readers see all of it or nothing.
 
-        ``obs`` has T + 1 rows with the final observation, or T without it. All other values have T rows; ``priority``
-        is NaN for steps without a priority. An episode that is neither terminated nor truncated is recorded as cut. An
-        episode that `append` left open is cut first. Raises as `append`.
+        ``obs`` has T + 1 rows if the last row is the final observation, else T rows. All other arguments with a value
+        per step have T rows; ``priority`` is NaN for steps without a priority. An episode that is neither terminated
+        nor truncated is recorded as cut. An episode that `append` left open is cut first. Raises the errors of
+        `append`.
         """
         given = {"terminated": terminated, "truncated": truncated, "episode": episode, "priority": priority}
         self._append_episode(self._lane, obs, action, reward, **given, **extra)
 
     @one_call_at_a_time
     def end_episode(self, final_obs: Any = None, episode: dict[str, Any] | None = None) -> None:
-        """Cut the open episode: it is recorded as truncated, with ``final_obs`` as its last observation if given.
+        """Cut the open episode: it is recorded as truncated, with ``final_obs``, if given, as its final observation.
 
-        Nothing happens if no episode is open. Raises as `append`.
+        Nothing happens if no episode is open. Raises the errors of `append`.
         """
         final = None if final_obs is None else self._obs.items(final_obs)
         values = self._cast_episode(episode)
@@ -538,10 +540,10 @@ class Writer(BaseWriter):
         because a segment was full. The next append begins a new episode.
 
         The steps stay on disk until their segments are deleted, and count towards the store's capacity until then.
-        ``Store.info`` counts them as discarded, a limiter as inserted. `Sampler.update_priorities` skips them. Batches
-        that were already drawn ahead may still contain them.
+        ``Store.info`` counts them as discarded, and a rate limiter counts them as inserted. `Sampler.update_priorities`
+        skips them. Batches that were already drawn ahead may still contain them.
 
-        Nothing happens if no episode is open. Raises as `append`.
+        Nothing happens if no episode is open. Raises the errors of `append`.
         """
         self._end_episodes([0], self._episode_writer.discard)
 
