@@ -29,8 +29,8 @@ class Lane:
         self.at = 0  # the lane's index in the segment
         self.cursor: AppendCursor | None = None
         self.open = False  # whether the lane has an open episode
-        self.continues = False  # whether the next episode continues the last, cut as its segment had to end
-        self.resumes_at: list[bytes] | None = None  # the first observation of the episode that continues it, if known
+        self.continues = False  # whether the next episode continues one that was cut as its segment had to end
+        self.resumes_at: list[bytes] | None = None  # then the next episode's first observation, if known
         self.pending: list[bytes] | None = None  # the observation that is already written to the next row, if any
 
     @property

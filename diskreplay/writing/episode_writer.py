@@ -380,7 +380,7 @@ class EpisodeWriter:
             lane.continues, lane.resumes_at = True, list(obs)
 
     def _continues(self, items: list[Any], known: list[bytes] | None) -> bool:
-        """Return whether the first of ``items``, the observation, equal ``known``; True if ``known`` is None.
+        """Return whether the observation, the first of ``items``, equals ``known``; True if ``known`` is None.
 
         The bytes are compared first, and the values only if the bytes differ, which is rare.
         """

@@ -189,7 +189,7 @@ class Marker:
                 if writers:
                     self._root.check_still_there()
                     self._fail(writers, self._mark_each(list(writers)))
-            except Exception as error:  # of any class: the writer must learn that its rows are not marked
+            except Exception as error:  # whatever its class: the writer must learn that its rows are not marked
                 self._fail(writers, dict.fromkeys(writers, error))
 
     def _mark_each(self, segments: Sequence[SegmentWriter]) -> dict[SegmentWriter, Exception]:

@@ -91,7 +91,7 @@ class LaneArrays:
                 kept[lanes] = value[lanes]
 
     def discontinuous(self, values: list[Array]) -> Bools | None:
-        """Return a mask of lanes: where ``values`` differs from the observation already written to the lane's next row.
+        """Return a mask of the lanes for which ``values`` and the observation already written to their next row differ.
 
         Returns None if no observation differs. The bytes are compared first, and the values only if the bytes differ.
         """

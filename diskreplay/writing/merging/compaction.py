@@ -164,7 +164,7 @@ class Compaction:
         """Return the packs to make, each as the list of its segments; all lists are in the order of ``candidates``.
 
         A pack has at least two segments, or one segment that has to be compressed. Segments of this boot are not merged
-        with segments of older boots: from segments of this boot, new segments take their clock.
+        with segments of older boots, as new segments take their clock from a segment of this boot.
         """
         most, most_values = self._most_rows(), self._most_values()
         groups: list[list[Candidate]] = []
