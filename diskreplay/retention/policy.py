@@ -109,7 +109,7 @@ class RetentionPolicy:
     - ``capacity``: the segment whose last step is oldest is due while the others hold `capacity` newer, visible steps.
     - ``capacity_bytes``: the segment whose last step is oldest is due while all segments, and the pack that is being
       made, take more than `capacity_bytes` on disk.
-    - ``max_age_s``: a segment is due when it was sealed that long ago (`Ages`).
+    - ``max_age_s``: a segment is due `max_age_s` seconds after it was sealed; `Ages` says by which clock.
     - eviction by hand: a segment is due when all its steps were evicted.
 
     The first two rules move the retention horizon, a time: readers hide all steps that are older.
@@ -128,7 +128,7 @@ class RetentionPolicy:
         self._unsealed: set[int] = set()
         self._by_last: list[tuple[int, int]] = []  # a heap: (time of the last step, number) of each sealed segment
         self._by_first: list[tuple[int, int]] = []  # sorted: (time of the first step, number) of the same segments
-        self._short = -1, 0  # a segment that `capacity` keeps until `_kept` has reached the second value
+        self._short = -1, 0  # (segment, steps): `capacity` keeps it until `_kept` has reached ``steps``
         self._below: dict[int, None] = {}  # segments that are older than the horizon and still exist
         self._kept = 0  # steps that were neither evicted by hand nor lost, in all segments that are not in `_below`
         self._nbytes = 0  # bytes of all segments that are not in `_below`
@@ -199,7 +199,7 @@ class RetentionPolicy:
         self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
 
     def _look(self, words: NDArray[np.int64], *, again: bool, pace: Callable[[], None] = lambda: None) -> int:
-        """Read new segments, and with ``again`` all unsealed ones; return the number that the next one will get."""
+        """Read new segments, and with ``again`` all unsealed ones; return the number of the next segment to be made."""
         if words[layout.CHANGES] != self._changes:  # a segment was quarantined, brought back or replaced
             self._changes = int(words[layout.CHANGES])
             self._begin()  # a segment may have been replaced by its readable part
@@ -232,7 +232,7 @@ class RetentionPolicy:
             return
         before = horizon
         if self._root.limits.capacity_bytes is not None:
-            # The folder is measured too, as another process may be making the pack.
+            # The folder of an unfinished pack is measured too, as another process may be making that pack.
             self._draft_nbytes = max(self.pack_nbytes, disk_usage(Path(pack_draft(self._root)))[0])
         while (oldest := self._oldest()) is not None:
             last, number = oldest
@@ -393,7 +393,7 @@ class RetentionPolicy:
 
 
 def _discards_earlier_parts(info: SegmentInfo) -> bool:
-    """Return whether a row of a sealed segment has the flags `DISCARD_BEFORE`: it hides earlier parts of an episode."""
+    """Return whether a sealed segment has the flags `DISCARD_BEFORE`, which hide earlier parts of an episode."""
     try:
         return bool((read_sealed(info)[1].flags == DISCARD_BEFORE).any())
     except (FormatError, OSError):

@@ -64,8 +64,8 @@ _NEIGHBOURS = 16
 # The maximum number of segments that one call seals or removes. The lock of each segment that waits to be sealed takes
 # a descriptor, and each rename delays other processes that wait for the store lock.
 _AT_ONCE = 64
-# The same maximum for merged segments. It is smaller, because a process that needs room also deletes the folders that
-# other processes are deleting.
+# The maximum number of merged segments that are removed at once. It is smaller than `_AT_ONCE`, because a process that
+# needs room also deletes the folders that other processes are deleting.
 _MERGED_AT_ONCE = 8
 # At most this many segments exist that no counter includes: the processes that made them died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
@@ -92,8 +92,8 @@ class Retention:
     def _locked(self) -> Iterator[list[str]]:
         """Hold the store lock and make the counters consistent; StoreNotFound if the store was deleted or replaced.
 
-        The block adds folders to the yielded list. They are deleted after the lock is released, even if the block
-        raises.
+        The `with` block adds the paths of folders to the yielded list. These folders are deleted after the lock is
+        released, even if the block raises.
         """
         gone: list[str] = []
         try:
@@ -108,8 +108,8 @@ class Retention:
     ) -> tuple[SegmentInfo, Lock]:
         """Make the next segment and return it with its held lock, after removing segments that are due.
 
-        ``writer`` is the number of the writer's first segment; None: this is the first. See `draft_segment` for the
-        other arguments.
+        ``writer`` is the number of the writer's first segment; None: the new segment is its first. See `draft_segment`
+        for the other arguments.
 
         Raises StorageFull if the disk has no room, StoreNotFound if the store was deleted or replaced since it was
         opened, StoreLocked if the store lock stayed taken for a minute.
@@ -203,8 +203,8 @@ class Retention:
             yield building
         finally:
             self._policy.pack_nbytes = 0
-            # If the pack was placed, another process may already be making the next one here. No other folder can have
-            # the inode of this one while it is open.
+            # If the pack was moved into the store, another process may already be making its pack at this path. While
+            # this process has its own folder open, no other folder can have the inode of that folder.
             if own.is_at(building):
                 shutil.rmtree(building, ignore_errors=True)
             lock.release()
@@ -212,7 +212,7 @@ class Retention:
     def place_pack(
         self, draft: SegmentInfo, sources: Sequence[SegmentInfo], pace: Callable[[], None] = lambda: None
     ) -> SegmentInfo:
-        """Make a complete, durable pack the next segment, and delete the segments whose rows it has.
+        """Move a complete, durable pack into the store as the next segment, and delete the segments whose rows it has.
 
         Readers ignore those segments as soon as the pack is visible; if this process dies, the next process that opens
         the store deletes them. ``pace`` is called after every few deletions. Raises SegmentGone if one of ``sources``
@@ -249,7 +249,7 @@ class Retention:
             pace()
 
     def add_priority(self, add: Callable[[], None]) -> None:
-        """Call ``add``, which adds the array of priorities to a segment, and notify readers before any row has one.
+        """Call ``add``, which adds the array of priorities to a segment, and notify readers before it has a priority.
 
         Raises StorageFull if the disk has no room; StoreLocked and StoreNotFound as in `new_segment`.
         """
@@ -288,10 +288,11 @@ class Retention:
             left = self._remove_some(again=True)
 
     def evict(self, episodes: Sequence[tuple[int, int]], find_hidden: Callable[[], int]) -> list[int]:
-        """Hide episodes of sealed segments and return their first ids; after an error, all episodes stay visible.
+        """Hide episodes of sealed segments, and return the ids of their first steps.
 
-        Each of ``episodes`` is (first id, steps). Episodes that were evicted meanwhile are not returned.
-        ``find_hidden`` returns the time before which the capacity hides every step; it is called under the lock.
+        After an error, all episodes stay visible. Each of ``episodes`` is (id of the first step, number of steps).
+        Episodes that were evicted meanwhile are not returned. ``find_hidden`` returns the time before which the
+        capacity hides every step; it is called under the lock.
         """
         with self._locked():
             entries = EvictionEntries(self._root).new(int(self._counters.read()[layout.EVICTION_ENTRIES]))
@@ -386,7 +387,7 @@ class Retention:
             return False
 
     def _copy_aside(self, info: SegmentInfo) -> bool:
-        """Copy a segment that lacks files into quarantine, before sealing drops rows; False if the disk has no room."""
+        """Copy a segment that lacks files into quarantine before it is sealed; return False if the disk has no room."""
         where = layout.segment_folder(info.number)
         known = claimed_steps(info.path)
         proven = count_steps_in(info, proven_rows(info))

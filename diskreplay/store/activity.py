@@ -184,7 +184,10 @@ class Activity:
         return look
 
     def _compile(self, growing: Sequence[SegmentInfo]) -> None:
-        """Find new rows with compiled code from now on, if ``growing`` has many lanes and numba is installed."""
+        """From now on, find new rows with compiled code, if the unsealed segments ``growing`` have many lanes.
+
+        Without numba, nothing changes.
+        """
         if not (self._is_first or self._is_compiled) and sum(len(info.lanes) for info in growing) >= _MANY_LANES:
             self._is_compiled = True
             with suppress(MissingExtra):
@@ -251,7 +254,7 @@ class Activity:
     def _limit(
         self, steps: int, nbytes: int, steps_per_s: float | None, bytes_per_s: float | None
     ) -> tuple[float | None, float | None]:
-        """Return the larger used part of the two capacities, and the seconds until one is reached; None if unknown."""
+        """Return the larger used part of the two capacities, and the seconds until one is reached, or None."""
         limits, shares, seconds = self._root.limits, [], []
         for used, most, rate in (
             (steps, limits.capacity, steps_per_s),
@@ -418,7 +421,8 @@ def count_ended(snapshot: Snapshot) -> int:
 def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
     """Return episodes of ``ended`` among which the newest ``most`` are likely to be, without reading times.
 
-    They are the episodes of the newest segments. Of more than `_CANDIDATES` episodes, those in the last rows remain.
+    These are the episodes of the newest segments. If there are more than `_CANDIDATES`, only those in the last rows are
+    returned.
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())

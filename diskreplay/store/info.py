@@ -96,8 +96,9 @@ def _sum_lane(
 ) -> Iterator[NDArray[np.int64]]:
     """Sum the rewards of successive episodes of a lane, and write the sums to ``total_rewards``.
 
-    ``group`` has the indices of these episodes in ``snapshot.episodes``, and ``start`` the first row of every episode.
-    Rows are read in parts of about `_ROWS_AT_ONCE`. After each part, the indices of its episodes are yielded.
+    ``group`` has the indices of these episodes in ``snapshot.episodes``, and ``start`` the first row of every episode
+    of the snapshot. Rows are read in parts of about `_ROWS_AT_ONCE`. After each part, the indices of its episodes are
+    yielded.
     """
     episodes = snapshot.episodes
     stop = start[group] + episodes.steps[group]
@@ -113,7 +114,7 @@ def _sum_lane(
 
 
 def statistics(values: NDArray[Any]) -> dict[str, float] | None:
-    """Return the count, mean, standard deviation, extremes and median of the values; None for an empty array."""
+    """Return the count, mean, standard deviation, minimum, median and maximum; None for an empty array."""
     if not len(values):
         return None
     values = values.astype(np.float64)
@@ -202,7 +203,7 @@ def _segments(
 
 
 def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any], list[list[int]]]:
-    """Return the description of a segment or pack, and the line of `read_members` for each segment merged into it.
+    """Return the description of a segment or pack, and for each segment merged into it, its line from `read_members`.
 
     A damaged segment is described as far as possible. Raises FileNotFoundError if the segment is gone.
     """

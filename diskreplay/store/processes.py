@@ -98,7 +98,7 @@ class Writers:
         return sorted(found, key=lambda one: (_STATES.index(one.state), one.writer))
 
     def _count(self, steps: Mapping[int, int], writers: Mapping[int, int]) -> None:
-        """Update each writer's steps on disk, and add its new steps since the last look.
+        """Update each writer's number of steps on disk, and its number of steps since the first look.
 
         ``steps`` has the number of steps of each segment, and ``writers`` the writer of each segment.
         """
@@ -116,7 +116,7 @@ class Writers:
         # A segment may have been sealed since the steps were counted.
         unsealed = {info.number: state for info in own if (state := _state(info)) != "sealed"}
         states = set(unsealed.values())
-        # If the segments of a writer have several states, one that is "writing" decides.
+        # If the segments of a writer have different states, the writer is "writing" as soon as one of them is.
         state = "writing" if "writing" in states else min(states, key=_STATES.index, default=CLOSED)
         behind: list[int] = []
         for info in own:
@@ -225,7 +225,7 @@ class SavedSamplers:
             max(0.0, now - saved.time),
             batches,
             _count(saved.plain, "steps"),
-            rate if rate is None or rate >= 0 else None,  # negative: another sampler saved its state under this name
+            rate if rate is None or rate >= 0 else None,  # negative if another sampler saved under this name
             *(str(sampler[key]) if key in sampler else None for key in ("view", "distribution")),
         )
 

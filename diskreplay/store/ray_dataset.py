@@ -234,7 +234,7 @@ class ReadSteps:
 
 
 def _block(columns: tuple[Column, ...], pieces: list[list[NDArray[Any]]]) -> Any:
-    """Return a block of Ray with the concatenated rows of ``pieces``; each piece is an array for each column."""
+    """Return a block of Ray with the concatenated rows of ``pieces``; each piece has an array for each column."""
     rows = sum(len(piece[0]) for piece in pieces)
     found = zip(columns, zip(*pieces, strict=True), strict=True)
     return BlockAccessor.batch_to_block(

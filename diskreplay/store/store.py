@@ -215,7 +215,7 @@ class Store:
 
     def newest_snapshot(self) -> Snapshot:
         """Take a new snapshot and return it."""
-        # As in `snapshot`: samplers call this for every batch.
+        # The attribute is read first, as in `snapshot`, because samplers call this for every batch.
         return (self._follower or self._open_follower()).refresh()[0]
 
     def follow_compiled(self, also: Sequence[str] = ()) -> None:
@@ -312,8 +312,8 @@ class Store:
     def verify(self, deep: bool = False, progress: Callable[[int, int], None] | None = None) -> "list[Problem]":
         """Check the store on disk, and return a list of problems.
 
-        It checks structure and file sizes, and compares metadata with the schema and flags with counters. With
-        ``deep``, it also compares every sealed chunk with its checksum. Writers may append meanwhile. See
+        It checks the structure and file sizes. It compares the metadata to the schema, and the flags to the counters.
+        With ``deep``, it also compares every sealed chunk with its checksum. Writers may append meanwhile. See
         docs/repair.md.
         """
         from diskreplay.integrity.verify.verify import verify  # few processes need it
@@ -502,7 +502,10 @@ class Store:
 
     @shown_paths()
     def save_sampler_state(self, name: str, tree: Any) -> None:
-        """Save nested dicts and lists of numbers, texts and arrays under a name. Raises as `Sampler.save`."""
+        """Save nested dicts and lists of numbers, texts and arrays under a name.
+
+        Raises the errors of `Sampler.save`.
+        """
         self._check_writable("save a sampler's state")
         write_state(self._root, name, tree)
 

@@ -84,7 +84,7 @@ def to_xarray(snapshot: Snapshot) -> "xarray.Dataset":
 
 
 def step_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Return two dicts: properties of all steps by name, (steps,), and their fields by path, (steps, *shape).
+    """Return two dicts: {name: property of all steps, (steps,)}, and {path: field of all steps, (steps, *shape)}.
 
     Steps are in the order of their episodes, oldest episode first.
     """
@@ -128,7 +128,7 @@ def joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]
 
 
 def episode_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Column]]:
-    """Return two dicts: properties of all episodes by name, (episodes,), and values by path, (episodes, *shape).
+    """Return two dicts: {name: property of all episodes, (episodes,)}, and {path: values, (episodes, *shape)}.
 
     The values are the leaves of final observations, and the episode fields. They are masked arrays: a value that an
     episode lacks is masked.

@@ -1,11 +1,13 @@
 """The damage of a sealed segment: bad parts of its chunk files, and the rows and episodes that are lost with them.
 
 Chunk files are checked in blocks. If a block does not match its checksum, all rows with bytes in it are damaged, and
-the episodes of these rows are lost. In a compressed array, each inner chunk has its own checksum instead. A step with a
-damaged initial priority is not lost: the priority becomes 0, which means "not given".
+the episodes of these rows are lost. A compressed array has a checksum for each inner chunk (zarr's part of a shard)
+instead of for each block. A step with a damaged initial priority is not lost: the priority becomes 0, which means "not
+given".
 
-Damaged flags hide where episodes begin. The lost rows then begin with the first row of the episode at the first damaged
-flag. They end before the next row that is known to begin an episode.
+Damaged flags hide where episodes begin. Each range of damaged flags makes a range of rows lost. This range of rows
+begins with the first row of the episode that reaches the first damaged flag. It ends before the next row that is known
+to begin an episode.
 """
 
 import os
@@ -44,7 +46,7 @@ class Damage:
     (lane, row) to the new flag of this row; the flags of all other lost rows become 0.
 
     ``steps_kept`` and ``steps_lost`` add up to all steps that the segment ever had; steps evicted by hand count as
-    kept. ``episodes`` is the number of newly lost episodes, or a lower bound of it if flags are damaged.
+    kept. ``episodes`` is the number of newly lost episodes, or a lower bound of this number if flags are damaged.
     ``flags_damaged`` tells whether some flags are unknown, ``resized`` whether a chunk file is too long.
     """
 
@@ -68,8 +70,8 @@ def find_damage(
 ) -> Damage:
     """Return the damage of a sealed segment, without changing any file.
 
-    ``rows`` has the number of rows of each lane. ``evicted`` has (position of the first step, steps) of each episode
-    that was evicted by hand. A position is ``row * lanes + lane``; in a pack, which has one lane, it is a row.
+    ``rows`` has the number of rows of each lane. ``evicted`` has (position of the first step, number of steps) of each
+    episode that was evicted by hand. A position is ``row * lanes + lane``; in a pack, which has one lane, it is a row.
 
     ``marked`` is given only for a copied segment that may lack some rows. Marks prove the first ``marked[lane]`` rows
     of each lane. These rows are intact, even inside a bad block. Any later row is lost even if only its priority is
@@ -136,7 +138,7 @@ class _Search:
         return damage
 
     def _damaged_rows(self, damage: Damage) -> tuple[RangesByLane, RangesByLane, RangesByLane]:
-        """Return three dicts {lane: ranges}: of rows with a damaged field, rows with damaged flags, damaged values."""
+        """Return {lane: ranges} of damaged rows, of rows with damaged flags, and of damaged episode values."""
         damaged: RangesByLane = {}
         unknown: RangesByLane = {}
         damaged_values: RangesByLane = {}
@@ -169,7 +171,7 @@ class _Search:
             damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
 
     def _split(self, tables: PackTables, first: int, stop: int) -> Iterator[Range]:
-        """Split rows of a pack where a lane of a merged segment begins or ends, and yield the parts."""
+        """Yield the parts of a range of a pack's rows, split where a lane of a merged segment begins or ends."""
         edges = np.union1d(tables.first_rows, tables.first_rows + tables.rows)
         inside = edges[(edges > first) & (edges < stop)].tolist()
         yield from pairwise([first, *inside, stop])
@@ -219,7 +221,7 @@ class _Search:
         return found
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
-        """Yield (lane, range of rows) for the damaged ranges of bytes ``parts`` of a chunk file.
+        """Yield (lane, range of rows) for ``parts``, the damaged ranges of bytes of a chunk file.
 
         In the chunk of an episode field, a row is one episode's value.
         """
@@ -391,11 +393,12 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return the range of values of each range ``lost``, and the row after each rewritten episode that has values.
+        """Return the values' range for each range of rows in ``lost``, and the rows after rewritten episodes with
+        values.
 
-        ``rewritten`` has the ranges of rows of the evicted and discarded episodes whose flags are replaced. If it is
-        unknown to which rows some values belong, they count for the first lost range with damaged flags. If there is
-        no such range, rewritten episodes get them. A rewritten episode whose flag `EPISODE_VALUES` is intact keeps it.
+        ``rewritten`` has the ranges of rows of the evicted and discarded episodes whose flags are replaced. Values that
+        belong to unknown rows count for the first lost range with damaged flags. If there is no such range, rewritten
+        episodes get these values. A rewritten episode keeps its flag `EPISODE_VALUES` if this flag is intact.
         """
         known = [self._rows[(self._rows >= first) & (self._rows < stop)] for first, stop in lost]
         counts = [
@@ -459,8 +462,8 @@ def _byte_changes() -> NDArray[np.uint32]:
 def single_error(data: bytes, crc: int) -> tuple[int, int] | None:
     """Return (position, right value) of the one wrong byte of ``data``; ``crc`` is the checksum of the right data.
 
-    None if no change of one byte gives this checksum, or several do. If more than one byte of a block of 512 is wrong,
-    a byte is returned nevertheless, by chance, once in 30,000 times.
+    Returns None if no change of one byte gives this checksum, or if several changes do. If several bytes of a block of
+    512 bytes are wrong, the function returns a wrong result, instead of None, in one of 30,000 cases.
     """
     table = _byte_changes()
     wanted = np.uint32(crc32c(data) ^ crc)

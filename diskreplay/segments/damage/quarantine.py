@@ -1,8 +1,8 @@
 """Quarantine: files and folders of a store that are neither used nor deleted, each with a record of its origin.
 
-`counters/quarantine/` repeats the folders of the store: an entry has the same path below it as it had in the store. The
-quarantine is inside the folder of the array `counters`, where no zarr reader looks. A record is durable before its
-entry is moved. If a record is missing or damaged, its values are derived from the entry.
+An entry has the same path below `counters/quarantine/` as it had below the store's folder. The quarantine is inside the
+folder of the array `counters`, where no zarr reader looks. A record is durable before its entry is moved. If a record
+is missing or damaged, its values are derived from the entry.
 """
 
 import json
@@ -84,8 +84,8 @@ def move_aside(
     """Move a file or folder of a store into quarantine; return its new path. The caller holds the store lock.
 
     ``where`` is the path to move, relative to the store. ``steps`` is the number of steps in it that are nowhere else
-    in the store; None: if it is a segment, they are counted from its files. ``rebuilt`` tells whether a new segment,
-    rebuilt from the intact rows, takes the place of the moved one.
+    in the store; with None, the steps of a segment are counted from its files, and anything else has no steps.
+    ``rebuilt`` tells whether a new segment, rebuilt from the intact rows, takes the place of the moved one.
     """
     if where == QUARANTINE:  # a link or a file has the name of the quarantine's folder
         there = _free((root / where).with_name(".quarantine"))
@@ -99,8 +99,8 @@ def move_aside(
 def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
     """Copy a segment into quarantine, unless it has a copy with this reason there already; return the copy's path.
 
-    ``steps`` is the number of steps that the segment itself is about to lose; None: unknown. The caller holds the store
-    lock.
+    ``steps`` is the number of steps that the original segment is about to lose; None: unknown. The caller holds the
+    store lock.
     """
     for entry in read_quarantine(root):
         if entry.path == where and entry.reason == reason and entry.segment is not None:
@@ -249,8 +249,8 @@ def _is_segment(path: Path) -> bool:
 def remove_stale_records(root: Path) -> dict[int, int]:
     """Remove the records of segments that have left the quarantine; return {segment: `Quarantined.inserted`}.
 
-    A user moved these segments back or deleted them by hand, or a process died after it moved one back. The caller
-    holds the store lock.
+    A user moved these segments back or deleted them by hand, or a process died after it moved one of them back. The
+    caller holds the store lock.
     """
     folder, gone = root / QUARANTINE / layout.SEGMENTS, dict[int, int]()
     for name in _segment_names(root):

@@ -57,7 +57,7 @@ def fate_of(info: SegmentInfo) -> Fate:
 def _lacks_marked_files(info: SegmentInfo) -> bool:
     """Return whether files of marked rows are missing or short.
 
-    Only an incomplete copy can lack them: a power loss does not take files of marked rows.
+    Only an incomplete copy can lack such files: a power loss does not take files of marked rows.
     """
     marks = read_marks(str(info.path), len(info.lanes))
     return bool(marks) and int(marks[-1].rows.max()) > rows_with_files(info)
@@ -68,10 +68,10 @@ def _has_folders(info: SegmentInfo) -> bool:
 
 
 def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, Ints]:
-    """Set a segment's counters to its proven rows; return how many rows of each lane are kept, and how many claimed.
+    """Set a segment's counters to its proven rows; return each lane's numbers of kept and of claimed rows.
 
-    ``salvaged`` has the number of rows of each lane to keep even if fewer are proven. For claimed rows see
-    `claimed_rows`. The call may be repeated after a crash at any point.
+    ``salvaged`` has the number of rows of each lane to keep even if fewer are proven. `claimed_rows` says which rows
+    are claimed. The call may be repeated after a crash at any point.
     """
     proven = proven_rows(info)
     rows = proven if salvaged is None else np.maximum(proven, salvaged)
@@ -106,7 +106,7 @@ def _restore_counter(folder: str, rows: Ints) -> None:
 
 
 def claimed_rows(info: SegmentInfo, least: Ints) -> Ints:
-    """Return, for each lane, how many rows may hold steps and have files: at least ``least``.
+    """Return, for each lane, the number of rows that may hold steps and have files, or ``least[lane]`` if that is more.
 
     Counters claim rows, and so do nonzero flags: a power loss may leave a counter that is older than the rows.
     """
@@ -140,7 +140,8 @@ def rows_with_files(info: SegmentInfo) -> int:
                 chunk += 1
         (values if array.is_of_episodes else rows).append(chunk * info.chunk_rows[leaf])
     least = min(rows)
-    # Flags tell which rows have values. Most have none, so flags are read only if there are fewer values than rows.
+    # Flags tell which rows have values. Most rows have no values, so flags are read only if the files have room for
+    # fewer values than rows.
     return rows_with_values(info, least, min(values)) if min(values, default=least) < least else least
 
 

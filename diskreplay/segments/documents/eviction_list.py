@@ -3,8 +3,8 @@
 An entry is the id of an episode's first step and the episode's number of steps. An entry is durable before the store's
 counter includes it. So if a process or machine dies, the episode is either visible or hidden, never partially hidden.
 
-Evictions by hand must work on a full disk, which they may be meant to free. So chunks for the next entries are always
-written ahead, as zeros.
+Evictions by hand must work on a full disk: a user may evict episodes to free it. So the chunks for the next entries are
+always written in advance, as zeros.
 
 Segments that retention evicts are moved next to the counters, so that no process sees a half-deleted one. The folder is
 renamed first, and the counter of evicted steps is set next. The new name contains the new value of the counter. If the
@@ -47,8 +47,8 @@ class EvictionEntries:
     def new(self, count: int) -> NDArray[np.int64]:
         """Return those of the first ``count`` entries that were not returned before, ``(n, 2)`` int64.
 
-        An entry is the id of an episode's first step, and the number of its steps. Raises FormatError if one of
-        their files is missing or damaged.
+        An entry is the id of an episode's first step, and the number of its steps. Raises FormatError if a chunk file
+        with one of these entries is missing or damaged.
         """
         parts = [np.zeros((0, 2), np.int64)]
         for chunk, inside, rows in layout.split_range(self.count, count, ROWS):

@@ -57,10 +57,11 @@ PACK_COLUMNS = MEMBER_COLUMNS, RUN_COLUMNS
 # The table of the episodes of a sealed segment: a group of arrays, with their dtypes by name.
 EPISODES = "episodes"
 EPISODE_COLUMNS = {"position": "<i8", "steps": "<i4", "end": "|u1", "time": "<i8", "total_reward": "<f8"}
-# A segment with fewer rows has no table: reading its rows is as fast, and the table would be a large part of its bytes.
+# A segment with fewer rows than this has no table: reading its rows is as fast, and the table would be a large part of
+# the segment's bytes.
 LEAST_TABLE_ROWS = 1 << 14
-# A segment with more rows has no table either: its files could be mostly holes, and a check of the table, which derives
-# it again, would take unbounded time.
+# A segment with more rows than this has no table either. The files of such a segment may be mostly holes, and checking
+# its table, for which all rows are read, would take unbounded time.
 MOST_TABLE_ROWS = 1 << 25
 EPISODE_FOLDERS = EPISODES, *(f"{EPISODES}/{name}" for name in EPISODE_COLUMNS)
 COMPACTIONS = AUTO, MANUAL = "auto", "manual"  # whether writers merge segments in the background
@@ -125,7 +126,7 @@ BLOCK_ROWS = 512
 
 
 def chunk_key(chunk: int, ndim: int) -> str:
-    """Return the file name of a chunk, by its number along the row axis; ``ndim`` axes follow that axis."""
+    """Return the file name of the chunk with this number along the row axis; ``ndim`` axes follow the row axis."""
     return f"c.0.{chunk}" + ".0" * ndim
 
 
@@ -188,7 +189,7 @@ def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[in
 
 
 def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
-    """Split a range at the multiples of ``length``, such as rows of a lane where a chunk begins.
+    """Split a range at the multiples of ``length``, as the rows of a lane are split into chunks of ``length`` rows.
 
     Yields parts as (block, start, count): the number of the block of ``length`` items, the start inside this block, and
     the number of items, at most ``most``.
@@ -245,6 +246,7 @@ def target_rows(
 def most_lane_rows(lanes: int) -> int:
     """Return the number of rows of one lane at which a segment is full, even if its other lanes have fewer rows.
 
-    It is a 64th of the largest number whose positions fit into ids: the lane may get many more rows than this.
+    The result is a 64th of the number of rows whose positions fit into ids, because a full segment may get many more
+    rows.
     """
     return max(1, (POSITION_MASK // lanes) // 64)

@@ -1,4 +1,4 @@
-"""The counts of rate limiters: steps drawn are the sum of an array (its slots), steps inserted come from segments."""
+"""The counts of rate limiters: an array has the number of drawn steps; inserted steps are counted in the segments."""
 
 import os
 import re
@@ -98,7 +98,8 @@ def _create(root: Root, name: str) -> None:
             (building / layout.METADATA).write_bytes(dump(document))
             (building / "c.0").write_bytes(bytes(SLOTS * 8))
             make_lock(building / layout.LOCK)
-            # Synced, once per limiter: after a power loss an empty file would be damage.
+            # The files are synced once per limiter: a power loss could leave an empty file otherwise, which counts as
+            # damage.
             sync_tree(building)
             os.rename(building, target)
             sync_folder(target.parent)
@@ -169,7 +170,8 @@ class StepCounter:
             rows_of = self._rows_of = look()
             words = self._counters.read()
             if raw != self._raw:
-                # Read before the segments: a segment deleted between the two reads must not be counted twice.
+                # This counter is read before the segments: a segment deleted between the two reads must not be counted
+                # twice.
                 counted = int(words[layout.STEPS_EVICTED])
                 self._evicted = max(counted, evicted_by_removals(self._root))
                 is_rearranged = bool(words[layout.CHANGES] != self._changes)
@@ -253,7 +255,7 @@ class StepCounter:
                     self._growing[number] = _Growing(info)
             except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self._growing.pop(number, None)
-                if self._root.segment_path(number).exists():  # damaged, but its steps were inserted
+                if self._root.segment_path(number).exists():  # damaged; its steps still count as inserted
                     self._sealed[number] = claimed_steps(self._root.segment_path(number)) or 0
         self._forget_merged()
         there = {*self._sealed, *self._growing}

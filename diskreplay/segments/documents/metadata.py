@@ -34,7 +34,8 @@ _CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
 _BLANK = "00000000"
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-# Arrays of one number per row that are not in the schema. Every segment has the first two; some have priorities.
+# Arrays of one number per row that are not in the schema. Every segment has ``done`` and ``time``; some segments have
+# ``priority``.
 _OWN_ARRAYS = {layout.DONE: Field((), "uint8"), layout.TIME: Field((), "int64")}
 _PRIORITY = {layout.PRIORITY: Field((), "float64")}
 
@@ -99,10 +100,10 @@ def _documents(stored: dict[str, Any]) -> dict[str, Document]:
 
 @dataclass(frozen=True)
 class RowArray:
-    """An array with rows that the segments of a store have: a field of the schema, ``done``, ``time`` or ``priority``.
+    """An array with one entry per row of a segment: a field of the schema, ``done``, ``time`` or ``priority``.
 
-    ``is_of_episodes`` tells whether the array belongs to an episode field. It then has one row for each row of the
-    segment that has the flag `EPISODE_VALUES`.
+    ``is_of_episodes`` tells whether the array belongs to an episode field. Such an array has an entry only for the
+    segment's rows with the flag `EPISODE_VALUES`.
     """
 
     path: str
@@ -178,14 +179,15 @@ class Blueprint:
         return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
 
     def of(self, chunk_rows: Container[str]) -> "Blueprint":
-        """Return `with_priority` if the array ``priority`` is one of a segment's arrays, ``chunk_rows``; else self."""
+        """Return `with_priority` if ``chunk_rows``, a segment's arrays, has ``priority``; else this blueprint."""
         return self.with_priority if layout.PRIORITY in chunk_rows else self
 
     def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
         """Return the blueprint of a pack.
 
-        ``members`` is the number of merged segments, and ``runs`` the number of all their lanes: a pack has a table
-        with a line for each. ``codecs`` has the codecs of compressed arrays, by path.
+        ``members`` is the number of merged segments, and ``runs`` the number of all their lanes. A pack has a table
+        with a line for each merged segment, and one with a line for each of their lanes. ``codecs`` has the codecs of
+        compressed arrays, by path.
         """
         documents = {path: {**self._templates[path], "codecs": codec} for path, codec in codecs.items()}
         tables = {}
@@ -271,7 +273,7 @@ def _is_safe(path: object) -> bool:
 
 
 def dump(document: Document) -> bytes:
-    """Return a document as compact JSON."""
+    """Return the content of a metadata file as compact JSON."""
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -373,15 +375,16 @@ Check = Callable[[Any], bool]
 """Returns whether a value from JSON is valid for an attribute."""
 
 REQUIRED: Any = object()
-"""The default of an attribute that may not be missing."""
+"""Used as the default of an attribute that must not be missing."""
 
 
 class Attribute(NamedTuple):
     """How an attribute in a zarr.json is written and read. A table of these defines all attributes of a file.
 
-    ``check`` is the type of valid values, or returns whether a value from JSON is valid. ``field`` is the name of the
-    attribute in memory; if empty, it is ``name``. ``make`` converts a value from JSON to the value in memory; ``write``
-    is its inverse. A missing attribute has its ``default``. With ``may_lack``, a default value is not written.
+    ``check`` is the type of valid values, or a function that returns whether a value from JSON is valid. ``field`` is
+    the name of the attribute in memory; if empty, it is ``name``. ``make`` converts a value from JSON to the value in
+    memory; ``write`` is its inverse. A missing attribute has its ``default``. With ``may_lack``, an attribute whose
+    value is the default is not written.
     """
 
     name: str
@@ -469,7 +472,7 @@ def is_uuid(value: object) -> TypeGuard[str]:
 # --- features --------------------------------------------------------------------------------------------------------
 
 FEATURES = (layout.PACKS, layout.ZSTD, layout.EPISODE_TABLES)
-"""The features in ``requires`` that this release knows."""
+"""The features that this release knows; the attribute ``requires`` lists those that a store or segment needs."""
 
 
 class UnknownFeature(FormatError):
@@ -485,6 +488,6 @@ def check_requires(attributes: Document, path: Path | str) -> None:
 
 
 def check_release(attributes: Document, path: Path | str) -> None:
-    """Raise UnknownFeature if a store was made before the format was released; ``attributes`` are its root's."""
+    """Raise UnknownFeature if a store was made before the format was released; ``attributes`` are those of its root."""
     if attributes.get("requires") in (None, [], [layout.DISCARDS]):
         raise UnknownFeature(f"{path} {layout.BEFORE_RELEASE}")

@@ -150,7 +150,8 @@ class Root:
         data = metadata.seal_document(metadata.read_object(path), attributes)
         write_atomic(path, data, synced=True)
         sync_folder(self.folder)
-        # A process that dies here leaves an outdated copy, which verify reports and repair renews.
+        # A process that dies here leaves an outdated copy of the root's zarr.json. Verify reports it, and repair renews
+        # it.
         write_atomic(self.folder / layout.ROOT_COPY, data, synced=True)
         self.follow_limits()
 
@@ -313,7 +314,8 @@ def create_root(
         make_lock(building / layout.COUNTERS / layout.LOCK)
         (building / layout.ROOT_COPY).write_bytes(own)
         sync_tree(building)
-        # The path may have an empty folder (of mkdtemp). A rename replaces an empty folder, but nothing else.
+        # An empty folder, such as one made by `mkdtemp`, may be at the path. A rename replaces an empty folder, but
+        # nothing else.
         os.rename(building, path)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
@@ -357,7 +359,7 @@ def _not_found(path: Path) -> StoreNotFound:
 
 
 def _advice(path: Path) -> str:
-    """Return advice for a path without a store, which may be a store that has lost its zarr.json."""
+    """Return advice for a path at which no store was found: a store there may have lost its zarr.json."""
     if (path / layout.ROOT_COPY).is_file():
         return f"it has a copy of a store's zarr.json: `diskreplay repair {path} --dry-run` tells what can be restored"
     return "diskreplay.create makes a store"

@@ -52,7 +52,7 @@ _T = TypeVar("_T")
 Tree = Any  # None, bool, int, float, str, an array, a list of trees or a dict of trees
 
 ARRAY, CRC = "@array", "crc32c"
-"""The keys that stand for an array in the tree: {"@array": its name, "crc32c": the checksum of its zarr.json}."""
+"""The keys of the dict that replaces an array in the tree: {"@array": its name, "crc32c": its zarr.json's checksum}."""
 
 _DTYPES = {"bool": "|b1", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
 _CRC_BYTES = 4

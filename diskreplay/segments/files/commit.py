@@ -1,9 +1,9 @@
-"""The counters that publish data: those of the store (its words), and three numbers per lane in every segment.
+"""The counters that publish data: those of the store, which are called words, and three per lane in every segment.
 
 Data first, commit second: a row is written in full before the counter that shows it. One aligned write of 8 bytes is
 atomic, and x86-64 keeps the order of writes, so a reader that sees the counter sees the row. The counter is written
-through mapped memory. On a file system that does not keep reserved blocks, it is written by position, into the same
-page of the page cache.
+through mapped memory. On a file system that does not keep reserved blocks, `pwrite` writes the counter instead, into
+the same page of the page cache.
 """
 
 import os
@@ -25,9 +25,9 @@ _RETRIES = 200
 class CountersByPosition:
     """Counters that are read through a mapping and written by `pwrite`; otherwise like an array, ``(count,)`` int64.
 
-    A write may find the disk full. If the counters span several pages, it may fail after the first pages. The remaining
-    counters are then owed: the next call of `store` writes them too, because the rows that they publish are already
-    written. With ``late``, counters are also owed if none of them was written, and StorageFull is not raised.
+    A write may find the disk full. If the counters span several pages, the write may fail after the first pages. The
+    remaining counters are then owed: the next call of `store` writes them too, because the rows that they publish are
+    already written. With ``late``, counters are also owed if none of them was written, and StorageFull is not raised.
 
     Concurrency: one process writes. The file is opened for each write, so this object need not be closed.
     """
@@ -62,8 +62,8 @@ class CountersByPosition:
     def store(self, key: Any, value: Any, *, late: bool) -> None:
         """Set the counters at ``key`` to ``value``, and write them together with owed counters.
 
-        Raises StorageFull if the disk has no room for any of them and ``late`` is False; the counters are then as
-        before.
+        Raises StorageFull if ``late`` is False and the disk is so full that not one counter was written; the counters
+        are then as before.
         """
         wanted = self._shown.copy() if self._owed is None else self._owed.copy()
         wanted[key] = value
@@ -176,7 +176,7 @@ class StoreCounters:
         if value < self._words[word]:
             raise ValueError(f"counter {word} would go back from {int(self._words[word])} to {value}")
         if isinstance(self._words, CountersByPosition):
-            self._words[[word, layout.COUNTER_WORDS + word]] = value, ~value  # both or neither
+            self._words[[word, layout.COUNTER_WORDS + word]] = value, ~value  # one write: both change, or neither
             return
         self._words[word] = value
         self._words[layout.COUNTER_WORDS + word] = ~value

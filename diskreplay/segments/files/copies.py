@@ -75,7 +75,7 @@ def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]
             unprotected.append((name, status))
     if not unprotected:
         return not missing or not _has_marks(folder)
-    # The counter of rows may have been copied before its final value was stored.
+    # The counter of rows may have been copied before its final value was written.
     counter = f"{layout.COMMITTED}/c.0"
     try:
         unprotected.append((counter, os.stat(f"{folder}/{counter}", follow_symlinks=False)))
@@ -131,7 +131,7 @@ class Unreadable(OSError):
 class FileCopier:
     """Copies files, with their permissions and modification times. Not thread-safe.
 
-    ``share``: files that do not change may share their blocks with the copy, or be the same file.
+    ``share``: the copy of a file that no longer changes may share disk blocks with it, or be a hard link to it.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class FileCopier:
 
         ``may_clone``: the file is final, so the copy may share its blocks. A file that still changes must not share
         them: a write to shared blocks needs new blocks, which a full disk does not have. ``may_link``: the copy will
-        not be written to either, so it may be the same file. A file with write permission is never linked.
+        not be written to either, so it may be a hard link to the source. A file with write permission is never linked.
 
         Raises FormatError if the source is a link or not a regular file, FileNotFoundError if it is missing, Unreadable
         if it cannot be read, and OSError if the target cannot be written.
@@ -204,7 +204,7 @@ def _opened(source: str) -> opened:
 
 
 def _may_succeed_later(error: OSError) -> bool:
-    """Return whether cloning or linking may succeed for other files; if the disk has no space, raise the error."""
+    """Return whether other files may be cloned or linked after this error; raise the error if it means "no space"."""
     if error.errno in _NO_SPACE:
         raise error
     return error.errno not in _NEVER

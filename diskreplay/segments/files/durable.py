@@ -350,7 +350,7 @@ def keeps_reservations(path: os.PathLike[str] | str) -> bool:
 
 
 def is_shared(file_system: str) -> bool:
-    """Return whether several machines may have such a file system mounted; an unknown one counts as shared."""
+    """Return whether several machines may have a file system of this name mounted; True for an unknown name."""
     return file_system not in _LOCAL.values()
 
 

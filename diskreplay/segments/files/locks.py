@@ -1,11 +1,11 @@
 """The locks of a store, based on the system's flock: they tell which process writes, and whether it is alive.
 
-The library filelock is used for the cache of compiled kernels, but not here, for four reasons. Its `FileLock` creates a
-file that other users may be able to read, and any of them could then hold the lock forever. It opens the file for
-reading and writing, which a process that only checks for a living writer may not be allowed to do. Its
-`lock_descriptor` takes exclusive locks only. A check for a living writer needs a shared lock, so that two simultaneous
-checks do not take each other for the writer. And importing filelock takes 5 MB; a process that only writes should stay
-below 40 MB.
+The library filelock is used for the cache of compiled kernels, but not here, for four reasons. Its class `FileLock`
+creates a file that other users may be able to read, and any of them could then hold the lock forever. `FileLock` also
+opens the file for reading and writing, and a process that only checks for a living writer may lack the permission. Its
+function `lock_descriptor` takes exclusive locks only. A check for a living writer needs a shared lock, so that two
+simultaneous checks do not take each other for the writer. And importing filelock takes 5 MB of memory; a process that
+only writes should stay below 40 MB.
 """
 
 import errno
@@ -60,7 +60,7 @@ _taking = threading.RLock()
 
 def _unlock(fd: int, owner: int) -> None:
     if os.getpid() == owner:
-        # Closing alone would leave the lock to a forked child that has not closed its copy yet.
+        # If the descriptor were only closed, a forked child that has not closed its copy yet would still hold the lock.
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 

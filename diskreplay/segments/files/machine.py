@@ -139,7 +139,7 @@ def volume_of(path: str) -> Volume:
 
 
 def _disk(path: str, device: int) -> int:
-    # Read each time: meanwhile the disk may have been detached, and another one attached under its device number.
+    # The disk's number is not cached: the disk may be detached, and another one attached under its device number.
     try:
         if os.major(device):
             return _sequence_number(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")

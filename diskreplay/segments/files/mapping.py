@@ -134,7 +134,7 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup
     """
     try:
         fd = lookup.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except IsADirectoryError as error:  # only raised if it is opened for writing
+    except IsADirectoryError as error:  # raised only if a folder is opened for writing
         raise _unfit(path, "not a regular file", nbytes) from error
     except OSError as error:
         if os.path.islink(path):
@@ -190,7 +190,7 @@ def read_part(fd: int, start: int, out: NDArray[np.uint8]) -> bool:
 
 
 def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a file between two offsets that are not holes, each as its first byte and the byte after it.
+    """Yield the offsets (first, stop) of each part of a file that is no hole, from ``start`` to ``stop``.
 
     Holes read as zeros, and may be larger than any memory.
     """
@@ -215,7 +215,7 @@ def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
 
 
 def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:
-    """Raise FormatError if a file or folder of a segment, one of ``names``, is a symbolic link."""
+    """Raise FormatError if one of a segment's files and folders ``names`` is a symbolic link."""
     for name in names:
         if lookup.is_link(f"{segment}/{name}"):
             raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore the file or folder")

@@ -115,7 +115,7 @@ def count_until(info: SegmentInfo, time: int) -> int:
 
 
 def _count_in_pack(info: SegmentInfo, rows: int, time: int) -> int:
-    """Count the rows of a pack at or before ``time`` by reading all: times may decrease where a merged lane begins."""
+    """Count a pack's rows at or before ``time``, from all times: they may decrease where a merged lane begins."""
     tables, found = read_tables(info), 0
     begins = np.zeros(rows + 1, np.int8)  # +1 where a lane begins, -1 after its end: rows between lanes do not count
     np.add.at(begins, tables.first_rows, 1)
@@ -151,7 +151,7 @@ def repeat_times(
                 if first >= last:
                     continue
                 row, data = chunk * per_chunk + first, np.full(last - first, least, "<i8")
-                begin = begins[np.searchsorted(begins, row) :]  # lanes that begin later
+                begin = begins[np.searchsorted(begins, row) :]  # first rows of later lanes
                 own = last - first if not len(begin) else min(last - first, int(begin[0]) - row)
                 if own:
                     with _Column(folder, per_chunk, lanes) as column:
