@@ -192,7 +192,7 @@ class RetentionPolicy:
             steps = self._accounts[number].steps
             if os.path.exists(self._root.segment_path(number)):
                 yield number, steps
-            self._forget(number)  # also if another process or the user has removed it already
+            self._forget(number)  # even if it was already gone, removed by another process or a user
         first = min([next(iter(self._accounts), end), *(numbers[0] for numbers in self._packs.values())])
         if first > words[layout.FIRST_LIVE]:
             self._counters.set(layout.FIRST_LIVE, first)
@@ -299,7 +299,7 @@ class RetentionPolicy:
             self._by_hand[number] = self._by_hand.get(number, 0) + steps
             holder = in_pack.get(number, number)
             account = self._accounts.get(holder)
-            if account is not None:  # else the segment was removed
+            if account is not None:  # if it is None, the segment was removed
                 with self._changing(holder, account):
                     account.evicted += steps
 
@@ -316,7 +316,7 @@ class RetentionPolicy:
                 self._packs[number] = members
         except FileNotFoundError:
             if not os.path.lexists(path):
-                self._forget(number)  # quarantined; if it is brought back, all segments are read again
+                self._forget(number)  # quarantined; all segments are read again if it is brought back
             return
         except (FormatError, NotADirectoryError, IsADirectoryError):
             # Damaged: the bytes of the segment count, but it is not removed before it is repaired.

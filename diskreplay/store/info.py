@@ -186,7 +186,7 @@ def _segments(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[int]]:
     """Return descriptions of the segments and packs, lowest number first, and of all segments merged into packs.
 
-    The third result has the numbers of segments that were deleted after ``account`` was read.
+    The third result has the numbers of segments that were deleted after their steps were counted for ``account``.
     """
     found, members, gone = list[dict[str, Any]](), list[dict[str, Any]](), list[int]()
     for number, steps in sorted(account.segments.items()):

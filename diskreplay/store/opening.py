@@ -131,7 +131,7 @@ def _difference(found: Schema, wanted: Schema) -> str:
 
 
 def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
-    """Open the store at ``target``; StoreExists if its schema differs, or a limit that is not None in ``limits``."""
+    """Open the store at ``target``; StoreExists if its schema differs, or one of ``limits`` that is not None."""
     try:
         root = read_root(target)
     except StoreNotFound:

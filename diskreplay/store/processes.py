@@ -57,9 +57,9 @@ class WriterActivity:
     seals the segments of a dead writer. A foreign writer belongs to another machine, so this machine cannot find out
     whether it is alive. A closed writer was closed after the first look.
 
-    `segments` has the numbers of the writer's unsealed segments. `lanes` is the number of its environments. `steps`
-    counts all its steps on disk. A power loss now would lose the steps that the writer appended in the last
-    `durable_behind_s` seconds; None means that this time is unknown.
+    `segments` has the numbers of the writer's unsealed segments. `lanes` is the number of the writer's environments.
+    `steps` is the number of all its steps on disk. A power loss now would lose the steps that the writer appended in
+    the last `durable_behind_s` seconds; None means that this time is unknown.
     """
 
     writer: int

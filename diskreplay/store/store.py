@@ -187,7 +187,7 @@ class Store:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The current frozen state of the store; all methods that read use it."""
+        """The store's state at the last refresh: every method that reads steps reads them from this snapshot."""
         # The attribute is read first, as this is called often and a call of `_open_follower` takes time.
         return (self._follower or self._open_follower()).snapshot
 

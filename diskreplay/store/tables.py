@@ -40,7 +40,7 @@ def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _free_names(part: str, fields: dict[str, Any], taken: set[str]) -> dict[str, Any]:
-    """Return ``fields`` with each name that is in ``taken`` replaced by the field's path, such as "extra/id"."""
+    """Return ``fields``, but with a field's path, such as "extra/id", in place of a name that is in ``taken``."""
     return {f"{part}/{name}" if name in taken else name: column for name, column in fields.items()}
 
 
@@ -176,7 +176,7 @@ def _below(tree: Any, keys: list[str]) -> Any:
 
 
 def _missing(column: Column) -> NDArray[np.bool_]:
-    """Return whether each value of a masked array is masked, (n,) bool."""
+    """Return, for each item along the first axis of a masked array, whether it is masked, (n,) bool."""
     return np.asarray(np.ma.getmaskarray(column).any(axis=tuple(range(1, column.ndim))))
 
 

@@ -70,7 +70,7 @@ def find_damage(
 ) -> Damage:
     """Return the damage of a sealed segment, without changing any file.
 
-    ``rows`` has the number of rows of each lane. ``evicted`` has (position of the first step, number of steps) of each
+    ``rows`` has the number of rows of each lane. ``evicted`` has (position of the first step, number of steps) for each
     episode that was evicted by hand. A position is ``row * lanes + lane``; in a pack, which has one lane, it is a row.
 
     ``marked`` is given only for a copied segment that may lack some rows. Marks prove the first ``marked[lane]`` rows
@@ -306,7 +306,7 @@ class _Search:
         return steps
 
     def _proven(self, lane: int, unknown: list[Range]) -> Iterator[int]:
-        """Yield the first row of each range ``unknown`` of rows with damaged flags, if it surely begins an episode."""
+        """Yield the first row of each range ``unknown`` of damaged flags, if this row surely begins an episode."""
         for first, _ in unknown:
             if first == 0:
                 continue
@@ -318,10 +318,10 @@ class _Search:
                 yield first
 
     def _likely(self, lane: int, row: int) -> int | None:
-        """Return the original value of a damaged flag if just one byte of its block was changed, else None.
+        """Return a row's original flag, in a damaged block, if only one byte of the block was changed; else None.
 
-        The value only decides whether the intact episode before this row ends with the previous row. Readers never get
-        the value.
+        The result is used for one decision only: whether the intact episode before this row ends with the previous row.
+        Readers never get the result.
         """
         chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
         block, nbytes = layout.BLOCK_ROWS, len(self._info.lanes) * self._per_chunk
@@ -341,8 +341,8 @@ class _Search:
         """Take an evicted or discarded episode out of the lost rows, because readers hide its rows in any case.
 
         Returns the remaining ranges of lost rows. If some flags of the episode are damaged (``unknown`` has the ranges
-        of such rows), its flags are replaced. The second result is then a list with the episode's range, else an empty
-        list.
+        of such rows), its flags are replaced, and the second result is a list with the episode's range. Otherwise this
+        list is empty.
         """
         first, stop = episode
         if not any(a <= first and stop <= b for a, b in lost):
@@ -358,7 +358,7 @@ class _Search:
 
 
 class _Values:
-    """The rows of a lane that have episode values, and the position of each row's values among the lane's values.
+    """Knows which rows of a lane have episode values, and where each row's values are among the lane's values.
 
     ``rows`` has the rows with intact flags. ``gone`` has (first row, number of values) of each range of rows that was
     lost before. ``holes`` has the ranges of rows with damaged flags. The lane has ``total`` values; those that belong
@@ -371,7 +371,7 @@ class _Values:
         self._unknown = max(0, total - len(rows) - sum(count for _, count in gone)) if holes else 0
 
     def damaged_rows(self, places: Sequence[Range]) -> list[Range]:
-        """Return the range (row, row + 1) of each row with intact flags whose values are damaged or unknown.
+        """Return the range (row, row + 1) of each row that has intact flags, but damaged or unknown values.
 
         ``places`` has the ranges of damaged values.
         """
@@ -384,7 +384,7 @@ class _Values:
         return [(row, row + 1) for row in self._rows[bad].tolist()]
 
     def _places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return, for each of ``rows``, the number of episode values that are before its values in the lane."""
+        """Return, for each of ``rows``, the number of episode values that the lane's earlier rows have."""
         found = np.searchsorted(self._rows, rows)
         for first, count in self._gone:
             found[rows > first] += count
@@ -393,8 +393,7 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return the values' range for each range of rows in ``lost``, and the rows after rewritten episodes with
-        values.
+        """Return the range of values of each range in ``lost``, and the rows after rewritten episodes with values.
 
         ``rewritten`` has the ranges of rows of the evicted and discarded episodes whose flags are replaced. Values that
         belong to unknown rows count for the first lost range with damaged flags. If there is no such range, rewritten

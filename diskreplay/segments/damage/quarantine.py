@@ -97,7 +97,7 @@ def move_aside(
 
 
 def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
-    """Copy a segment into quarantine, unless it has a copy with this reason there already; return the copy's path.
+    """Copy a segment into quarantine, unless a copy with this reason is there already; return the copy's path.
 
     ``steps`` is the number of steps that the original segment is about to lose; None: unknown. The caller holds the
     store lock.
@@ -138,7 +138,7 @@ def _counters(root: Path) -> StoreCounters:
 
 
 def _free_place(root: Path, where: str) -> Path:
-    """Make the folders in quarantine for an entry from the path ``where``, and return a free path in them."""
+    """Make the quarantine's folders for an entry from the path ``where``; return a free path for the entry there."""
     top = root / QUARANTINE
     if os.path.lexists(top) and not is_folder(top):
         move_aside(root, QUARANTINE)
@@ -323,8 +323,8 @@ def take_out(root: Path, entry: Quarantined) -> str:
 
     The caller holds the store lock, and deletes the folder after releasing the lock.
 
-    The steps of the segment then count as evicted, because the counts of limiters must not decrease. As with other
-    evictions, the new name of the folder contains the new count of evicted steps.
+    The steps of the segment count as evicted from then on, because the counts of limiters must not decrease. As with
+    other evictions, the new name of the folder contains the new count of evicted steps.
     """
     path = root / entry.where
     counters = _counters(root)

@@ -120,16 +120,16 @@ def keep_hidden(counters: StoreCounters, before: int) -> None:
 
 
 def has_reserve(root: Root, entries: int) -> bool:
-    """Return whether the disk already has the chunks for the next `ROWS` entries after the first ``entries``."""
+    """Return whether the disk has the chunks for `ROWS` more entries; ``entries`` is the number of existing entries."""
     count = entries + ROWS
     return _rows(root)[0] >= count and os.path.exists(root.folder / layout.EVICTIONS / f"c.{-(-count // ROWS) - 1}.0")
 
 
 def reserve(root: Root, entries: int) -> None:
-    """Write chunks for at least the next `ROWS` entries after the first ``entries``. The caller holds the store lock.
+    """Write chunks for at least `ROWS` more entries. The caller holds the store lock.
 
-    Raises StorageFull if the disk has no room. Raises FormatError if the chunk of the last existing entry is missing:
-    the count is damaged, or the file is lost.
+    ``entries`` is the number of existing entries. Raises StorageFull if the disk has no room. Raises FormatError if the
+    chunk of the last existing entry is missing: the count is damaged, or the file is lost.
     """
     folder = str(root.folder / layout.EVICTIONS)
     with storage_errors(folder):
@@ -192,7 +192,7 @@ def removed_path(counters_folder: Path, number: int, evicted: int) -> str:
 
 
 def discarded_path(path: str) -> str:
-    """Return a new path in the same parent folder, for a folder to be deleted without counting steps as evicted."""
+    """Return a new path next to ``path``, for a folder to be deleted whose steps do not count as evicted."""
     folder, name = os.path.split(path)
     return f"{folder}/{PREFIX}{name}-{os.getpid()}-{time.monotonic_ns()}"
 

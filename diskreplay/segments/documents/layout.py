@@ -93,7 +93,8 @@ COUNTER_WORDS = 16
 RESERVED_AT_ONCE = 64
 MOST_COUNTED = 1 << 62
 
-# In an array's zarr.json, spaces before the number of rows fill this width, so that it can be overwritten in place.
+# In an array's zarr.json, the number of rows is padded with spaces to this width, so that a new number can overwrite it
+# in place.
 ROWS_WIDTH = 12
 
 # --- ids -------------------------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ MAX_SEGMENTS = 1 << (63 - POSITION_BITS)
 
 SEGMENT_BYTES = 4 << 30
 MIN_CHUNK_BYTES = 64
-VALUE_CHUNK_BYTES = 256 << 10  # the maximum for a chunk of an episode field
+VALUE_CHUNK_BYTES = 256 << 10  # the maximum size of a chunk of an episode field
 MAX_CHUNK_BYTES = 1 << 31
 # To begin, seal and delete a segment takes as long as writing this many bytes.
 SMALL_SEGMENT_BYTES = 1 << 20

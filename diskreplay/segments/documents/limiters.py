@@ -145,7 +145,7 @@ class StepCounter:
         self._raw = b""
         self._ever = self._evicted = self._aside = 0
         self._rows_of: RowsOf = _all_rows
-        self._changes = -1  # the first call then counts all segments
+        self._changes = -1  # no valid value: the first call of `read` counts all segments
 
     def _begin(self) -> None:
         """Start counting from zero, because segments were quarantined, brought back or replaced."""

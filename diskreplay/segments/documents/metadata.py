@@ -465,7 +465,7 @@ def optional(check: Check) -> Check:
 
 
 def is_uuid(value: object) -> TypeGuard[str]:
-    """Return whether a value from JSON is the identity of a store or segment, as text."""
+    """Return whether a value from JSON is a uuid as text, as stores and segments have."""
     return isinstance(value, str) and _UUID.fullmatch(value) is not None
 
 

@@ -75,7 +75,7 @@ class _Column:
         return int.from_bytes(os.pread(fd, _ITEM, (lane * self._per_chunk + inside) * _ITEM), "little", signed=True)
 
     def rows_until(self, lane: int, count: int, time: int, guess: int) -> int:
-        """Return how many of a lane's first ``count`` rows came at or before ``time``; a good ``guess`` saves reads."""
+        """Return how many of a lane's first ``count`` rows have at most this ``time``; a good ``guess`` saves reads."""
         low, high = 0, count
         for row in (guess - 1, guess):
             if low <= row < high:
@@ -98,7 +98,7 @@ def last_time(info: SegmentInfo) -> int:
 
 
 def count_until(info: SegmentInfo, time: int) -> int:
-    """Return the number of rows of a segment that came at or before ``time``, in ns by the clock of its boot.
+    """Return the number of rows of a segment with at most this ``time``, in ns since the writer's machine booted.
 
     Raises FormatError or OSError if one of its files is damaged or gone.
     """
