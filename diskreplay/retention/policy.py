@@ -106,7 +106,8 @@ class RetentionPolicy:
 
     Only sealed, readable segments are removed, by any of these rules:
 
-    - ``capacity``: the segment whose last step is oldest is due while the others hold `capacity` newer, visible steps.
+    - ``capacity``: the segment whose last step is oldest is due while the other segments hold `capacity` newer, visible
+      steps.
     - ``capacity_bytes``: the segment whose last step is oldest is due while all segments, and the pack that is being
       made, take more than `capacity_bytes` on disk.
     - ``max_age_s``: a segment is due `max_age_s` seconds after it was sealed; `Ages` says by which clock.
@@ -227,7 +228,7 @@ class RetentionPolicy:
     # --- the horizon -------------------------------------------------------------------------------------------------
 
     def _move_horizon(self, horizon: int) -> None:
-        """Move the retention horizon past each segment that exceeds a capacity, oldest segment first."""
+        """Move the retention horizon past each segment that is due by a capacity, oldest segment first."""
         if not self._root.has_horizon:
             return
         before = horizon
@@ -319,7 +320,7 @@ class RetentionPolicy:
                 self._forget(number)  # quarantined; all segments are read again if it is brought back
             return
         except (FormatError, NotADirectoryError, IsADirectoryError):
-            # Damaged: the bytes of the segment count, but it is not removed before it is repaired.
+            # A damaged segment's bytes count, but the segment is not removed before it is repaired.
             with self._changing(number, account):
                 account.nbytes = nbytes
             return

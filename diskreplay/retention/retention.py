@@ -263,7 +263,7 @@ class Retention:
         self.enforce()
 
     def count_sealed(self) -> None:
-        """Tell readers that segments were sealed, unless the lock stays taken: readers then find out by themselves."""
+        """Tell readers that segments were sealed, unless the lock stays taken: readers then notice it themselves."""
         lock_path = self._root.lock_path
         with suppress(StoreLocked), self._root.still_there(), held_lock(lock_path, timeout_s=_HINT_TIMEOUT_S):
             self._counters.restore_complements()
@@ -357,7 +357,7 @@ class Retention:
         return None
 
     def has_to_be_sealed(self, info: SegmentInfo, gone: list[str]) -> bool:
-        """Return whether a segment needs sealing; remove it if it is empty, quarantine it if it lacks files.
+        """Return whether a segment needs sealing; an empty segment is removed, and one that lacks files is quarantined.
 
         The caller holds the store lock, and the segment's lock. After releasing the store lock, the caller deletes the
         folders that this call adds to ``gone``.
@@ -411,11 +411,11 @@ class Retention:
         gone += state_files.take_stale(self._root)
 
     def _find_returned(self, gone: list[str]) -> bool:
-        """Make the counters include all existing segments; return whether an older segment is back in the store.
+        """Include all existing segments in the counters; return whether an older segment is back in the store.
 
-        Counters leave out a segment that a user moved back by hand, whose maker died before counting it, or whose
-        removal a power loss undid. Segments that retention had removed are removed again: the same limits still hold.
-        The caller holds the store lock.
+        The counters may lack a segment for three reasons: a user moved it back by hand, its maker died before counting
+        it, or a power loss undid its removal. Segments that retention had removed are removed again: the same limits
+        still hold. The caller holds the store lock.
         """
         from_quarantine = remove_stale_records(self._root.folder)
         for number, steps in from_quarantine.items():

@@ -90,7 +90,7 @@ class RetentionActivity:
 
 @dataclass(frozen=True)
 class Look:
-    """The result of one look at a store; rates are None at the first look.
+    """The result of one look at a store; rates, such as `steps_per_second`, are None at the first look.
 
     Every inserted step is in one class: `inserted` is the sum of `steps` (visible steps), `steps_hidden`,
     `steps_evicted`, `steps_discarded`, `steps_lost` and `steps_in_quarantine`. `mean_total_reward` is the mean over the

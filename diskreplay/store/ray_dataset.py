@@ -145,9 +145,10 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
 
 
 def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
-    """Return indices that divide episodes, sorted by segment, into about ``parts`` parts of about equally many steps.
+    """Return indices that divide episodes, which are sorted by segment, into about ``parts`` parts of similar size.
 
-    A part ends where a segment ends, unless the segment is larger than a part: it is then divided.
+    The size of a part is its number of steps. A part ends where a segment ends, but a segment that is larger than a
+    part is divided.
     """
     count, ends = len(steps), np.cumsum(steps)
     if not count:
@@ -171,8 +172,8 @@ def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
 class ReadSteps:
     """A task of Ray Data: when it is called, it reads the steps of some episodes.
 
-    ``number`` is the index of the first of these episodes among all episodes of the dataset. ``steps`` has the number
-    of steps to read of each episode, and ``hidden`` the number of its steps that were hidden when the dataset was made.
+    ``number`` is the index of the first of these episodes among all episodes of the dataset. ``steps`` has, for each
+    episode, the number of steps to read, and ``hidden`` the number of steps that were hidden when the dataset was made.
     """
 
     path: str

@@ -764,8 +764,8 @@ class Store:
             self._compaction.stop_soon()
             background = [self._sealer.drain, self._compaction.stop]
         errors = self._finish([writer.close for writer in list(self._writers)])
-        # If a writer closes later, a signal handler has called this method during a call of that writer, which may hold
-        # locks. The writer closes when that call ends, and the next `close` of the store completes the closing.
+        # A signal handler may call this method during a call of a writer that holds locks. This writer then closes when
+        # its call ends (``closes_later``), and the next `close` of the store completes the closing.
         if not any(writer.closes_later for writer in self._writers):
             errors += self._finish([seal_dropped, *background])
             self._counters.close()

@@ -106,7 +106,10 @@ def _create(root: Root, name: str) -> None:
 
 
 class Inserted(NamedTuple):
-    """`ever`: the steps committed to a store so far. `held`: those not deleted, evicted, lost or quarantined."""
+    """`ever`: the steps committed to a store so far.
+
+    `held`: those of them that were not deleted, evicted, lost or quarantined.
+    """
 
     ever: int
     held: int
@@ -148,7 +151,7 @@ class StepCounter:
         self._changes = -1  # no valid value: the first call of `read` counts all segments
 
     def _begin(self) -> None:
-        """Start counting from zero, because segments were quarantined, brought back or replaced."""
+        """Count everything anew, because segments were quarantined, brought back or replaced."""
         self._next = -1
         self._sealed: dict[int, int] = {}
         self._growing: dict[int, _Growing] = {}
@@ -292,7 +295,7 @@ class _Growing:
         self._flags: dict[int, NDArray[np.uint8]] = {}
 
     def count(self, rows: NDArray[np.int64] | None) -> int:
-        """Read the flags of new rows, and return the segment's number of steps; stop at a missing or damaged file.
+        """Read the flags of new rows, up to a missing or damaged file, and return the segment's number of steps.
 
         ``rows`` has the maximum number of rows of each lane to count; None: all committed rows.
         """

@@ -138,9 +138,9 @@ class StoreCounters:
             # The word of the boot may differ from its complement: a wrong boot only leaves some segment numbers unused.
             before[layout.BOOT] = values[layout.BOOT]
             changed = np.flatnonzero(values != before)
-            # If one word differs, a process is between its two writes, or died there. The word then counts, and not the
-            # complement. FIRST_LIVE is always taken from its complement: a number that is too low does no harm, and a
-            # flipped bit in the word must not hide segments.
+            # If only one word differs from its complement, a process is between its two writes, or died there. In this
+            # case the word counts, not the complement. FIRST_LIVE is always taken from its complement: a number that is
+            # too low does no harm, and a flipped bit in the word must not hide segments.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)
@@ -206,9 +206,9 @@ class StoreCounters:
         self._words = self._words.copy()
 
     def restore_complements(self) -> None:
-        """Make complements agree again after a process died between two writes. The caller holds the store lock.
+        """Make each complement agree with its word again, after a process died between its two writes.
 
-        Raises FormatError if words and complements disagree for another reason.
+        The caller holds the store lock. Raises FormatError if words and complements disagree for another reason.
         """
         values = self.read()
         self._words[: layout.COUNTER_WORDS] = values

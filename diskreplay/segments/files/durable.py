@@ -221,7 +221,7 @@ class FileSystemSync:
     """Syncs a file system repeatedly, and raises every write-back error that occurs after this object was made.
 
     The system reports an error once to each open file. A file that is opened for each sync would miss errors that were
-    reported to another process before. This object keeps one file open until it is garbage collected.
+    reported to another process before. So this object keeps one file open, for as long as the object exists.
     """
 
     def __init__(self, path: str) -> None:
@@ -246,7 +246,7 @@ def _syncfs(fd: int, path: os.PathLike[str] | str) -> None:
 
 
 def check_written(path: os.PathLike[str] | str) -> None:
-    """Raise the write-back error of a file, if it has one; `sync_file_system` raises it in only one of its callers."""
+    """Raise a file's write-back error, if it has one: of all callers of `sync_file_system`, only one gets it."""
     with descriptor(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         if _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WAIT_BEFORE) != 0:
             code = ctypes.get_errno()
@@ -316,8 +316,9 @@ _NETWORK = {
     0x786F4256: "vboxsf",
     0xBACBACBC: "vmhgfs",
 }
-# These file systems write a reserved block in place. All others may need a new block for each write: to copy on write,
-# after a snapshot, to compress, or because another machine or an underlying file system decides.
+# These file systems write a reserved block in place. All others may need a new block for each write: because they copy
+# on write, make snapshots or compress, or because another machine or an underlying file system decides where data are
+# written.
 _WRITE_IN_PLACE = {"ext4", "xfs", "tmpfs", "ramfs"}
 # On these file systems, the inode number of a file may differ from call to call.
 _UNSTABLE_INODES = {"fuse", "9p", "smb", "cifs", "smb2", "vboxsf", "vmhgfs", "overlay"}
