@@ -275,8 +275,8 @@ class RetentionPolicy:
             newer -= self._older_steps(other, last)
             if newer < capacity:
                 break
-        # Counting is slow. Each new step adds at most one newer step, so the segment is not counted again before
-        # `_kept` has grown by the missing steps.
+        # The count is slow. Its result cannot reach ``capacity`` before `_kept` has grown by the missing steps, so it
+        # is not repeated for this segment before that.
         self._short = number, self._kept + capacity - newer
         return newer >= capacity
 
@@ -367,9 +367,9 @@ class RetentionPolicy:
         info = account.info
         if info is None or not info.sealed or account.kept or not account.evicted + account.lost:
             return
-        # All steps of the segment are gone. It is nevertheless kept if it has unproven rows, which were not evicted. It
-        # is also kept if it has a row that discards earlier parts of an episode: without this row, readers would show
-        # those parts again.
+        # All steps of the segment are gone. The segment is nevertheless kept if it has unproven rows, which were not
+        # evicted. It is also kept if it has a row that discards earlier parts of an episode: without this row, readers
+        # would show those parts again.
         if info.claimed is None and not _discards_earlier_parts(info):
             self._doomed.add(number)
 

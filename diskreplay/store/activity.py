@@ -39,14 +39,15 @@ from diskreplay.writing.limiter import RateLimiter
 Progress = Callable[[int, int], None]
 
 NEWEST = 100
-"""How many of the newest episodes are averaged for the mean total reward."""
+"""The mean total reward is the mean over this many of the newest episodes."""
 
 # If unsealed segments have this many lanes, compiled code finds their new rows: plain Python takes 70 us per lane. The
 # first look uses plain Python, because loading or compiling the code takes longer.
 _MANY_LANES = 256
 
 # In seconds: the period over which the growth in steps is measured, the period for bytes, and the minimum period for
-# bytes. A store grows by whole reserved blocks, so its growth in less than a minute does not predict that in an hour.
+# bytes. A store grows by whole reserved blocks, so its growth in less than a minute does not predict its growth in an
+# hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
 # A store that takes at least this part of `capacity_bytes` counts as full. It is rarely completely full, since each

@@ -68,7 +68,8 @@ def create(
     Raises
     ------
     StoreExists
-        Something exists at ``path``. With ``exist_ok``: it is not a store, or has another schema or another limit.
+        Something exists at ``path``. With ``exist_ok``: what exists is not a store, or a store with another schema or
+        limit.
     StorageFull
         The disk has no room for the store.
     SchemaError

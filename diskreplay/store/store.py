@@ -75,8 +75,9 @@ class Store:
     """A replay store on disk. Made by `create` and `open`.
 
     Concurrency: any number of processes and threads may have one store open, and write to it through their own writers.
-    A store object shows a snapshot. `refresh` updates it, and so do the methods that say so; any thread may call them.
-    A forked child may use the store, but not the writers that its parent made. A Store pickles as its path and mode.
+    A store object shows a snapshot. `refresh` takes a new snapshot, and so do the methods that say so; any thread may
+    call them. A forked child may use the store, but not the writers that its parent made. A Store pickles as its path
+    and mode.
 
     Examples
     --------
@@ -471,8 +472,9 @@ class Store:
     ) -> None:
         """Change the limits of the store, for every process that has it open.
 
-        Steps beyond a smaller limit are hidden at the next refresh, and deleted with whole segments. A larger limit
-        does not bring hidden steps back. Open writers keep the segment size that they started with.
+        Steps that exceed a smaller limit are hidden at the next refresh. They are deleted when their whole segment is
+        deleted. A larger limit does not bring hidden steps back. Open writers keep the segment size that they started
+        with.
 
         Parameters
         ----------

@@ -397,7 +397,7 @@ class Attribute(NamedTuple):
 
 
 def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {field: value} of the attributes in a table.
+    """Return {field: value} for the attributes that a table defines.
 
     Raises KeyError if a required attribute is missing, ValueError if a value is invalid.
     """
@@ -416,7 +416,7 @@ def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[s
 
 
 def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document:
-    """Return the attributes in a table, in its order; ``read`` returns the value of a field by its name."""
+    """Return the attributes that a table defines, in its order; ``read`` returns the value of a field by its name."""
     found = {}
     for name, _, default, stored, _, write, may_lack in table:
         value = read(stored or name)

@@ -72,7 +72,7 @@ _Arrays = dict[str, tuple[bytes, NDArray[Any]]]  # by name: the zarr.json of an 
 
 
 def write_state(root: Root, name: str, tree: Tree) -> None:
-    """Save a state under a name; concurrent readers, and readers after a crash, get the old or the new one.
+    """Save a state under a name; concurrent readers, and readers after a crash, get the old or the new state.
 
     The state is durable when this returns. Raises ValueError if the name is invalid or a value of the tree cannot be
     saved. Raises StorageFull if the disk has no room; the old state is untouched. Raises StoreNotFound if the store was
@@ -162,7 +162,7 @@ def _place(root: Root, building: Path, target: Path) -> None:
     os.replace(pointer, target / layout.METADATA)
     sync_folder(target)
     for other in old:
-        os.rename(target / str(other), building / str(other))  # removed for every reader at once
+        os.rename(target / str(other), building / str(other))  # one rename hides it from all readers
 
 
 def take_stale(root: Root) -> list[str]:
@@ -178,7 +178,7 @@ def take_stale(root: Root) -> list[str]:
             for number in _numbers(folder):
                 if number != current:
                     gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}-{number}")
-                    os.rename(folder / str(number), gone)  # removed for every reader at once
+                    os.rename(folder / str(number), gone)  # one rename hides it from all readers
                     taken.append(gone)
         except (OSError, FormatError):
             continue  # the current state is unknown: `read_state` will raise the error
@@ -200,8 +200,8 @@ def _numbers(folder: Path) -> list[int]:
 def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, arrays: _Arrays) -> Tree:
     """Return a tree with references in place of arrays, and add the arrays to ``arrays`` by name.
 
-    ``path`` has the keys above this tree in the state, for names and messages. ``template`` is the metadata of any
-    array.
+    ``path`` has the keys above this tree in the state, for names and messages. ``template`` is the metadata of some
+    array, from which the metadata of the tree's arrays is made.
     """
     where = "/".join(path) or "the top"
     if isinstance(tree, np.ndarray):

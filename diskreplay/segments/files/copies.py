@@ -1,7 +1,7 @@
 """Copies of segments: support for copying tools, and detection of files that were copied before the sealing.
 
 Tools that update an earlier copy, such as rsync, skip files with unchanged size and modification time. Writing through
-mapped memory may leave that time unchanged, so marking and sealing set it.
+mapped memory may leave the modification time unchanged, so marking and sealing set it.
 
 Sealing removes the write permission of every chunk file, and copying tools keep permissions. So a writable chunk was
 copied before the sealing, or by a tool that does not keep permissions; its checksum shows which. Without this check, a

@@ -69,7 +69,10 @@ def clock_ns() -> int:
 
 
 class Clock(NamedTuple):
-    """Converts times since a boot to wall time: ``boot`` is the boot's id, ``wall`` its time in ns since the epoch."""
+    """Converts times since a boot to wall time.
+
+    ``boot`` is the id of the boot, and ``wall`` its time in nanoseconds since the epoch.
+    """
 
     boot: str
     wall: int

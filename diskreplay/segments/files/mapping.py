@@ -112,9 +112,10 @@ class Mapping:
         """Make these bytes of the file, which are whole pages, writable without a page fault.
 
         Raises OSError ENOSPC if a write to them would find the disk full. On Linux before 5.14, which lacks the system
-        call, this does nothing: those versions have no large pages in the page cache, which make the call necessary.
+        call, this does nothing: the call is needed only for large pages in the page cache, which those versions do not
+        have.
         """
-        # In parts, because no thread can map or unmap memory, as malloc does, during the call.
+        # The range is divided, because no thread can map or unmap memory, as malloc does, during a call.
         for first in range(start, stop, _POPULATED_AT_ONCE):
             part = min(stop - first, _POPULATED_AT_ONCE)
             failed = _libc.madvise(self.address + first, part, _MADV_POPULATE_WRITE) != 0
