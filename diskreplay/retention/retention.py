@@ -249,7 +249,7 @@ class Retention:
             pace()
 
     def add_priority(self, add: Callable[[], None]) -> None:
-        """Call ``add``, which adds the array of priorities to a segment, and notify readers before it has a priority.
+        """Call ``add``, which adds a segment's array of priorities, and notify readers before any priority is written.
 
         Raises StorageFull if the disk has no room; StoreLocked and StoreNotFound as in `new_segment`.
         """
@@ -465,12 +465,12 @@ class Retention:
         """Update `_sealed` and `_packs` without the store lock: reading files of thousands of segments takes long."""
         words = self._counters.read()
         self._sealed = {number for number in self._sealed if number >= words[layout.FIRST_LIVE]}
-        # Also packs that no counter includes: `_find_returned` counts them.
+        # Packs that no counter includes are read too: `_find_returned` will include them in the counters.
         end = int(words[layout.NEXT_SEGMENT])
         uncounted = [number for number in listed_numbers(self._root) if end <= number < end + _UNCOUNTED]
         for number in [*live_numbers(self._root, words), *uncounted]:
             if number not in self._sealed:
-                with suppress(OSError, FormatError):  # it is read again under the lock
+                with suppress(OSError, FormatError):  # the segment is read again under the lock
                     info = read_segment(self._root, number)
                     self._packs.note(info)
                     if info.sealed:
@@ -490,7 +490,7 @@ class Retention:
                 if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
                     self._set_aside(number, "nothing of it was on the disk when the power failed")
             except (FormatError, FileNotFoundError, NotADirectoryError):
-                continue  # evicted, or damaged: readers warn of it, and the user runs repair
+                continue  # evicted, or damaged: readers warn of damage, and the user runs repair
         return found
 
     def _remove_some(self, *, again: bool) -> bool:

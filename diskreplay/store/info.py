@@ -245,8 +245,8 @@ def _unproven(info: SegmentInfo, state: str) -> int:
 def segment_state(info: SegmentInfo) -> str:
     """Return the state of a segment: "sealed", "writing", "dead", "foreign" or "unknown".
 
-    "foreign": another machine wrote it to a shared file system, so the writer may be alive. "unknown": this process
-    cannot test the segment's lock.
+    "foreign": another machine wrote the segment to a shared file system, so the writer may be alive. "unknown": this
+    process cannot test the segment's lock.
     """
     if info.sealed:
         return "sealed"

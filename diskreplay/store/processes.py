@@ -240,9 +240,9 @@ class LimiterCounts:
     """The counts of a rate limiter.
 
     `samples_until_held` is the number of steps that can be drawn before samplers have to wait. `inserts_until_held` is
-    the number of steps that can be inserted before writers have to wait. `held` names the side that has to wait now,
-    "samplers" or "writers", or is None. All three are None if the limiter was not passed to `Activity`, as its
-    arguments are not on disk.
+    the number of steps that can be inserted before writers have to wait. `held` names who has to wait now: "samplers",
+    "writers", "samplers and writers", or None. These three values are None if the limiter was not passed to `Activity`,
+    as its arguments are not on disk.
     """
 
     name: str
@@ -265,7 +265,7 @@ class Limiters:
     known : iterable of RateLimiter
         Limiters with the arguments that the writers and samplers use.
     window_s : float
-        The seconds over which rates are taken.
+        The length in seconds of the window over which rates are measured.
     """
 
     def __init__(self, root: Root, known: Iterable[RateLimiter], window_s: float) -> None:

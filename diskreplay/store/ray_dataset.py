@@ -30,7 +30,7 @@ Where = Callable[[Episode], bool]
 BLOCK_BYTES = 32 << 20
 NEXT_OBS = "next_obs"
 _EVERY = "..."
-# The columns with properties of a step, instead of fields of the schema.
+# The columns that have properties of a step; all other columns have fields of the schema.
 _PROPERTIES: dict[str, Any] = {
     "episode": np.dtype(np.int64),
     "step": np.dtype(np.int64),

@@ -282,7 +282,7 @@ class _Search:
                     yield first, stop
 
     def _values_of(self, lane: int, holes: list[Range]) -> "_Values":
-        """Return the rows of a lane with episode values; ``holes`` has the ranges of rows whose flags are damaged."""
+        """Return the `_Values` of a lane; ``holes`` has the ranges of rows whose flags are damaged."""
         parts = [
             np.flatnonzero(flags & layout.EPISODE_VALUES) + row for row, flags in self._pieces(lane, self._rows[lane])
         ]
@@ -360,10 +360,10 @@ class _Search:
 class _Values:
     """Knows which rows of a lane have episode values, and where each row's values are among the lane's values.
 
-    ``rows`` has the rows with intact flags. ``gone`` has (first row, number of values) of each range of rows that was
-    lost before. ``holes`` has the ranges of rows with damaged flags. The lane has ``total`` values; those that belong
-    neither to ``rows`` nor to ``gone`` belong to rows in holes. With several holes, it is unknown to which rows the
-    values between the first and the last hole belong.
+    ``rows`` has the rows with values whose flags are intact. ``gone`` has (first row, number of values) of each range
+    of rows that was lost before. ``holes`` has the ranges of rows with damaged flags. The lane has ``total`` values;
+    those that belong neither to ``rows`` nor to ``gone`` belong to rows in holes. With several holes, it is unknown to
+    which rows the values between the first and the last hole belong.
     """
 
     def __init__(self, rows: NDArray[np.int64], gone: Sequence[Range], total: int, holes: Sequence[Range]) -> None:

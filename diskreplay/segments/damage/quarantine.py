@@ -57,8 +57,8 @@ class Quarantined:
     path : str
         The entry's original path, relative to the store.
     rebuilt : bool
-        Whether a new segment, rebuilt from the intact rows, has taken the place of this segment. All steps of the
-        original then count as inserted in the new segment, and not in this entry.
+        Whether a new segment, rebuilt from the intact rows, has taken the place of this segment. In that case, all
+        steps of the original count as inserted in the new segment, and not in this entry.
     """
 
     segment: int | None

@@ -76,7 +76,10 @@ class EvictionEntries:
 
 
 def evicted_in(root: Root, number: int) -> list[tuple[int, int]]:
-    """Return (position, steps) of each episode of a segment that was evicted by hand. See `EvictionEntries.new`."""
+    """Return (position of the first step, number of steps) of each of a segment's episodes that were evicted by hand.
+
+    Raises the errors of `EvictionEntries.new`.
+    """
     entries = EvictionEntries(root).new(int(root.counters().read()[layout.EVICTION_ENTRIES]))
     own = entries[entries[:, 0] >> layout.POSITION_BITS == number]
     return [(first & layout.POSITION_MASK, steps) for first, steps in own.tolist()]
@@ -101,7 +104,8 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
                 os.fdatasync(fd)
             entries = entries[count:]
         sync_folder(folder)
-    # This comes first: once the entries are published, the capacity counts fewer steps, and would show hidden ones.
+    # Hidden steps are kept hidden first: once the entries are published, the capacity counts fewer steps, and would
+    # show hidden ones.
     keep_hidden(counters, hidden_before)
     counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()

@@ -117,7 +117,7 @@ CLOSE_LANES, CLOSE_ROWS, LEAST_CLOSE_ROWS = 512, 1 << 17, 16
 # times as much. Narrower rows are written through mappings.
 WIDE_ROW_BYTES = 4096
 
-# Smaller initial priorities, such as 0, are stored as this value: in the array, 0 means "not given".
+# An initial priority below this value, such as 0, is written as this value: in the array, 0 means "not given".
 LEAST_PRIORITY = sys.float_info.min
 
 # The maximum size of a block, which is a part of a chunk file with its own checksum. Its number of rows is a power of

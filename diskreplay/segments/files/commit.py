@@ -23,7 +23,7 @@ _RETRIES = 200
 
 
 class CountersByPosition:
-    """Counters that are read through a mapping and written by `pwrite`; otherwise like an array, ``(count,)`` int64.
+    """Counters that are read through a mapping and written by `pwrite`; indexed like an array, ``(count,)`` int64.
 
     A write may find the disk full. If the counters span several pages, the write may fail after the first pages. The
     remaining counters are then owed: the next call of `store` writes them too, because the rows that they publish are

@@ -37,7 +37,8 @@ def next_number(root: Root, counters: StoreCounters) -> int:
     if words[layout.BOOT] != here:
         number = max(number, reserved)
         counters.set(layout.NEXT_SEGMENT, number)
-    # The number may belong to an empty segment, whose writer died after renaming it and before setting the counter.
+    # The number may belong to an empty segment, whose writer died after moving it into the store and before setting the
+    # counter.
     while os.path.lexists(root.segment_path(number)):
         number += 1
     if number >= layout.MAX_SEGMENTS:
@@ -58,7 +59,7 @@ def _hashed(text: str) -> int:
 
 
 def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
-    """Return the numbers from ``start`` up to, not including, ``end`` that may have a segment.
+    """Return those numbers from ``start`` up to, not including, ``end`` to which a segment may belong.
 
     These are all numbers of a short range, but only the numbers of existing segments in a long range. So time and
     memory are bounded by the number of existing segments, whatever the store's counters say.
@@ -69,7 +70,7 @@ def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
 
 
 def live_numbers(root: Root, words: NDArray[np.int64]) -> Sequence[int]:
-    """Return the numbers in the range given by the store's counters that may have a segment; see `segment_numbers`."""
+    """Return the result of `segment_numbers` for the range of numbers that the store's counters ``words`` give."""
     return segment_numbers(root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
 
 

@@ -44,7 +44,7 @@ def time_bounds(
     with _Column(folder, per_chunk, len(rows)) as column:
         least = min(column.at(lane, first) for lane, first, _ in parts)
         greatest = max(column.at(lane, stop - 1) for lane, _, stop in parts)
-    # Clipped: readers refuse a zarr.json with larger numbers, although the segment's rows may be intact.
+    # The times are clipped: readers refuse a zarr.json with larger numbers, although the segment's rows may be intact.
     return min(max(least, 0), MOST_NS), min(max(greatest, 0), MOST_NS)
 
 
