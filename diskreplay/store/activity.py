@@ -57,7 +57,7 @@ _FULL = 7 / 8
 
 @dataclass(frozen=True)
 class Disk:
-    """The bytes of a store, and the free bytes of its file system.
+    """The number of bytes of a store, and the number of free bytes of its file system.
 
     `bytes_per_hour` is the growth of the store. It is None in the first minute, and for a store at its limit, which no
     longer grows. `full_in_s` is the time in seconds until the disk is full at this rate, or None if it will not fill.
@@ -124,7 +124,7 @@ class Look:
 class Activity:
     """Looks at a store repeatedly. It writes nothing and takes no lock.
 
-    The time that a look takes depends on the changes since the last one, not on the size of the store.
+    The time that a look takes depends on the changes since the last look, not on the size of the store.
 
     Concurrency: one thread.
 

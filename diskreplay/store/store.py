@@ -241,9 +241,9 @@ class Store:
         """Refresh, and describe the store as ``diskreplay inspect --json`` prints it.
 
         Every step that was ever inserted is in one class. `steps_inserted` is the sum of `steps` (visible),
-        `steps_hidden`, `steps_evicted`, `steps_discarded`, `steps_lost` and the `steps` of `quarantine`. The entries of
-        `segments` have the same keys, for each segment. Episodes whose segment was evicted during the call are not
-        counted.
+        `steps_hidden`, `steps_evicted`, `steps_discarded`, `steps_lost` and the `steps` of `quarantine`. Each entry of
+        `segments` has these numbers for its segment, under the same keys. Episodes whose segment was evicted during the
+        call are not counted.
 
         Parameters
         ----------
@@ -269,7 +269,9 @@ class Store:
         restore: int | None = None,
         max_lost_steps: int | None = None,
     ) -> "list[Action]":
-        """Repair the store on disk, and return the actions. This object shows their effect after the next `refresh`.
+        """Repair the store on disk, and return the actions.
+
+        This object shows the result of the repair after the next `refresh`.
 
         Parameters
         ----------
@@ -436,10 +438,10 @@ class Store:
         The predicate is called for every episode with a visible step in a sealed segment: a segment that is complete.
         An episode is evicted as a whole, and the result counts all its steps, hidden ones included.
 
-        The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or its
-        process dies, either all of them are evicted or none. Bytes are deleted when all steps of a segment are evicted
-        or hidden. If a sampler has already drawn the ids of a batch, it still delivers the batch. The priorities of
-        evicted steps are deleted, and later updates of these priorities are skipped.
+        The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or the
+        calling process dies, either all of these episodes are evicted or none. Bytes are deleted when all steps of a
+        segment are evicted or hidden. If a sampler has already drawn the ids of a batch, it still delivers the batch.
+        The priorities of evicted steps are deleted, and later updates of these priorities are skipped.
 
         Parameters
         ----------
@@ -563,10 +565,11 @@ class Store:
 
     @property
     def texts(self) -> dict[str, list[str]]:
-        """The texts of imported fields, as a list for each field. The field's integers are indices into its list.
+        """The texts of imported fields, as a list for each field.
 
-        For example, ``store.texts["split"][store.episodes[0]["split"]]`` is the split of an episode. LeRobot's
-        ``task_index`` is an index into ``texts["task"]``.
+        The integers of a field are indices into the field's list. For example,
+        ``store.texts["split"][store.episodes[0]["split"]]`` is the split of an episode. LeRobot's ``task_index`` is an
+        index into ``texts["task"]``.
         """
         found: dict[str, list[str]] = self.read_note("texts") or {}
         return found
@@ -604,13 +607,13 @@ class Store:
             - `hidden`, (N,) bool, whether the capacity or the age limit hides the step from samplers. The column is
               called `is_hidden` if an extra field is called `hidden`.
 
-            A field with the name of another column is under its path, such as `extra/id` or `episode/length`. The
-            observation that a step led to is the next step's observation, or the final observation after an episode's
-            last step.
+            A field that has the same name as another column is under its path instead, such as `extra/id` or
+            `episode/length`. The observation that a step led to is the next step's observation, or the final
+            observation after an episode's last step.
 
             Under `episodes`, the columns of E episodes: `id`, `length`, `hidden_steps`, `total_reward`, `ended`, (E,);
-            `final_obs`, nested (E, ...); and the episode fields. `final_obs` and the fields are masked arrays, as an
-            episode may lack their values.
+            `final_obs`, nested (E, ...); and the episode fields. `final_obs` and the episode fields are masked arrays,
+            as an episode may lack a value.
 
         Raises
         ------
@@ -642,8 +645,8 @@ class Store:
         """Return everything in the current snapshot as a data set with the dimensions `step` and `episode`.
 
         Further dimensions are named as in the arrays on disk, such as `obs_0`. An episode may lack its final
-        observation or the value of an episode field. For a variable such as `final_obs`, a second one, `has_final_obs`,
-        tells which episodes have the value. See `to_numpy`.
+        observation or the value of an episode field. For a variable such as `final_obs`, a second variable,
+        `has_final_obs`, tells which episodes have the value. See `to_numpy`.
 
         Raises
         ------
@@ -668,12 +671,12 @@ class Store:
         Parameters
         ----------
         where : callable, optional
-            A function of an episode: the dataset has the steps of episodes for which it returns True. It is pickled, as
-            Ray's tasks call it.
+            A function of an episode: the dataset has the steps of episodes for which it returns True. The function is
+            pickled, as Ray's tasks call it.
         fields : sequence of str, optional
             The columns: "obs" stands for all leaves of the observation, "obs.image" for one leaf, "..." for all
-            columns. "next_obs", the observation that a step led to, is included only if it is named. Then, the last
-            step of an episode without a final observation is left out.
+            columns. "next_obs", the observation that a step led to, is included only if it is named. With "next_obs",
+            the last step of an episode without a final observation is left out.
 
         Raises
         ------

@@ -281,7 +281,7 @@ def seal_document(document: Document, attributes: Document) -> bytes:
     """Return a group's zarr.json with these attributes; a checksum of the file is added as the last attribute.
 
     The checksum is the CRC-32C of the file with zeros for the checksum's eight hexadecimal digits. So other tools can
-    check it without a canonical form of JSON.
+    check the file without a canonical form of JSON.
     """
     data = dump({**document, "attributes": {**attributes, "diskreplay_crc32c": _BLANK}})
     crc = crc32c(data)

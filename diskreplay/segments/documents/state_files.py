@@ -1,8 +1,8 @@
 """Saved states of samplers: trees of numbers, texts and arrays, each saved under a name and replaced as a whole.
 
 A state is a folder that never changes, `samplers/<name>/<number>/`: a group whose attributes hold the tree, with an
-array for each array of the tree. `samplers/<name>/zarr.json` names the current number. Replacing that file replaces the
-state.
+array for each array of the tree. `samplers/<name>/zarr.json` names the current number. A new state replaces the old one
+when this zarr.json is replaced.
 
 Notes are JSON documents that a store keeps for its users: `counters/notes/<name>.json`, where no zarr reader looks.
 """

@@ -77,8 +77,9 @@ os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, aft
 def _open_lock(path: os.PathLike[str] | str) -> int:
     """Open a lock's file for writing, and create it if it is missing; only users who may write it may read it.
 
-    Any user who can read the file could hold its lock, because any descriptor suffices for that. So the file is never
-    readable for a class of users (owner, group, others) that may not write it, not even just after its creation.
+    Any user who can read the file could hold its lock, because any descriptor of the file suffices to take it. So the
+    file is never readable for a class of users (owner, group, others) that may not write it, not even just after its
+    creation.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o622)
     try:
