@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 MOST_DEPTH = 200
-"""The maximum nesting depth of objects and arrays. The parser is recursive: any thread's stack has room for this."""
+"""The maximum nesting depth of objects and arrays. The parser is recursive: the stack of any thread has room for this
+depth."""
 
 _TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _STEPS = np.zeros(256, np.int8)

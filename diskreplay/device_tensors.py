@@ -20,7 +20,7 @@ def fetched(*values: Any) -> tuple[Any, ...]:
     """
     if not _are_on_device(values):
         return values
-    import torch  # already loaded if there are tensors; a process that writes only arrays never loads it
+    import torch  # torch is already loaded if there are tensors; a process that writes only arrays never loads torch
 
     devices = set()
 

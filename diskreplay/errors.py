@@ -27,7 +27,7 @@ from contextlib import contextmanager
 
 from diskreplay.folders import shown
 
-# `warn_caller` skips frames of these modules: of this package, and of the decorators and imports that it runs through.
+# `warn_caller` skips frames of these modules: this package, and the modules that run decorators and imports.
 _INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib", "importlib")
 
 

@@ -168,7 +168,8 @@ _open: weakref.WeakValueDictionary[int, OpenFolder] = weakref.WeakValueDictionar
 def hidden_sibling(path: Path, suffix: str) -> Path:
     """Return the path ``.NAMEsuffix`` next to ``path``, where NAME is the last part of ``path``.
 
-    A NAME that is too long is shortened, and ends in a hash of the full NAME, so that names with one beginning differ.
+    A NAME that is too long is shortened, and ends in a hash of the full NAME, so that long names with the same
+    beginning give different paths.
     """
     name = os.fsencode(path.name)
     if len(name) + len(suffix) + 1 > _NAME_BYTES:

@@ -27,8 +27,9 @@ EPISODE_VALUES = 64
 DISCARDED = 128
 NO_STEP = OBSERVATION_ONLY | END_MARKER
 # Only two kinds of rows have the flag DISCARDED. DISCARD: the end marker of an episode that its writer discarded.
-# DISCARD_BEFORE: the only row of an episode without steps. It continues an episode that was cut for its length (because
-# its segment was full), and says that this earlier episode, and those that it continues, are discarded.
+# DISCARD_BEFORE: the only row of an episode without steps. Such an episode continues one that was cut for its length
+# (because its segment was full). The flag says that the cut episode, and the earlier ones which that one continues, are
+# discarded.
 DISCARD = END_MARKER | DISCARDED
 DISCARD_BEFORE = FIRST | CUT | DISCARD
 
@@ -57,9 +58,9 @@ class EpisodeTable:
     """A table with one episode per line: (n, 6) int64.
 
     ``first`` is the id of the first step, and ``stride`` the difference between the ids of successive steps. ``steps``
-    and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has the bits of the episode's end,
-    which this module defines. ``time`` is the publishing time of the first step, in nanoseconds since the epoch; it is
-    0 in a store without limits. All six are views of the columns of ``lines``.
+    and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has bits that tell how the episode
+    ended; this module defines the bits. ``time`` is the publishing time of the first step, in nanoseconds since the
+    epoch; it is 0 in a store without limits. All six are views of the columns of ``lines``.
     """
 
     __slots__ = ("lines",)

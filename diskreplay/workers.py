@@ -9,7 +9,7 @@ caller is a single operation, or may be repeated:
   waits under a lock, which an interrupted caller would leave held. A thread starts only once, so the start may be
   repeated.
 - The only lock of a job is held from the beginning until a thread of `Workers` has finished the job. The caller only
-  waits for it.
+  waits for this lock.
 
 Until a call is over, its job references the call, and with it the memory that the call writes to. So this memory is not
 reused too early.
@@ -187,7 +187,7 @@ def _start_all(threads: list[threading.Thread], line: _Line) -> None:
     """Start the threads that have not started yet; runs in a helper thread, or in two if a caller was interrupted."""
     with line.starting:
         for thread in threads:
-            with suppress(RuntimeError):  # it was already started, or the system has no room for it
+            with suppress(RuntimeError):  # the thread was already started, or the system has no room for it
                 if not line.is_closed:
                     thread.start()
         if all(thread.ident is None for thread in threads):

@@ -24,11 +24,11 @@ import diskreplay as dr
 
 GAMMA, N_STEP, BATCH_SIZE, LEARNING_RATE, TARGET_RATE = 0.99, 5, 128, 1e-3, 0.005
 COLLECTORS, UPDATES, UPDATES_PER_ROUND, UPDATES_PER_EVALUATION = 4, 15_000, 25, 250
-STEPS_FIRST, STEPS_PER_ROUND = 1_000, 100  # of all collectors together
+STEPS_FIRST, STEPS_PER_ROUND = 1_000, 100  # numbers of steps of all collectors together
 EPSILON, BETA = dr.Linear(1.0, 0.05, 10_000), dr.Linear(0.4, 1.0, 5_000)  # functions of a count: of steps, of batches
 EVALUATION_EPISODES, ENOUGH_RETURN = 20, 475.0
 CHECKPOINTED = "online", "target", "optimizer", "sampler"
-SCALE = torch.tensor([2.0, 1.0, 10.0, 1.0])  # brings observations to one range
+SCALE = torch.tensor([2.0, 1.0, 10.0, 1.0])  # the factors of the four elements of an observation
 SCHEMA = dr.Schema.from_env(gym.make("CartPole-v1"))
 
 
@@ -52,13 +52,13 @@ class Learner:
         self.optimizer = torch.optim.Adam(self.online.parameters(), LEARNING_RATE)
         view, distribution = dr.Transitions(n_step=N_STEP, gamma=GAMMA), dr.Prioritized(alpha=0.6, beta=BETA)
         self.sampler = dr.Sampler(store, view, distribution, batch_size=BATCH_SIZE, seed=seed)
-        self.updates, self.mean_return = 0, float("nan")  # of the latest evaluation
+        self.updates, self.mean_return = 0, float("nan")  # the mean return of the latest evaluation
 
     def update(self) -> float:
         """Take one gradient step, say the errors to the sampler, and return the loss."""
         batch = self.sampler.sample()  # of all steps that collectors have appended by now
         with torch.no_grad():
-            best = self.online(batch.next_obs).argmax(1, keepdim=True)  # chosen by one network, valued by the other
+            best = self.online(batch.next_obs).argmax(1, keepdim=True)  # one network chooses, the other values
             goal = batch.reward + batch.discount * self.target(batch.next_obs).gather(1, best)[:, 0]
         td_error = self.online(batch.obs).gather(1, batch.action[:, None])[:, 0] - goal
         loss = (batch.weight * td_error.square()).mean()
@@ -101,21 +101,21 @@ def collect(path: Path, seed: Sequence[int], trainer: connection.Connection) -> 
                 nn.utils.vector_to_parameters(torch.from_numpy(parameters), network.parameters())
                 for _ in range(steps):
                     action = rng.integers(2) if rng.random() < epsilon else network(torch.from_numpy(obs)).argmax()
-                    obs, _, terminated, truncated, _ = env.step(int(action))  # which appends it to the store
+                    obs, _, terminated, truncated, _ = env.step(int(action))  # also appends the step to the store
                     if terminated or truncated:
                         obs, _ = env.reset()
                 trainer.send(None)
     except (EOFError, ConnectionError):
-        pass  # the trainer has closed its end, or is no more
+        pass  # the trainer has closed its end of the pipe, or has died
     except Exception as error:
         trainer.send(f"a collector died: {type(error).__name__}: {error}")
 
 
 @contextmanager
 def collectors(path: Path, seed: Sequence[int]) -> Iterator[list[connection.Connection]]:
-    """Start the collectors, which end with the block; give the trainer's ends of the pipes to them."""
+    """Start the collectors, which end with the block; yield the trainer's ends of their pipes."""
     context, started = get_context("spawn"), []
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the trainer, which ends them
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: collectors ignore Ctrl-C
     try:
         for number in range(COLLECTORS):
             ours, theirs = context.Pipe()
@@ -132,7 +132,7 @@ def collectors(path: Path, seed: Sequence[int]) -> Iterator[list[connection.Conn
             pipe.close()
         for process, _ in started:
             process.join(max(0, deadline - time.monotonic()))
-            process.kill()  # if it is still there
+            process.kill()  # if the process is still running
     raise ChildProcessError(f"a collector died: the exit codes are {[process.exitcode for process, _ in started]}")
 
 
@@ -163,7 +163,7 @@ def train(store: dr.Store, seed: int, checkpoint: Path) -> Generator[Learner, No
                 learner.mean_return = evaluate(learner.online, 1_000_000 * (seed + 1) + learner.updates)
                 states = {name: getattr(learner, name).state_dict() for name in CHECKPOINTED}
                 torch.save((learner.updates, learner.mean_return, states), f"{checkpoint}.new")
-                Path(f"{checkpoint}.new").replace(checkpoint)  # the old one or the new one, never half of it
+                Path(f"{checkpoint}.new").replace(checkpoint)  # a complete checkpoint is there at any moment
                 now = f"step {len(store)}, update {learner.updates}, epsilon {epsilon:.2f}, loss {losses[-1]:.4f}"
                 print(f"{now}, mean return {learner.mean_return:.1f} of {ENOUGH_RETURN:.0f}", flush=True)
             yield learner

@@ -77,7 +77,7 @@ def save(path: Path, data: bytes) -> None:
 
 
 def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, problems: object = None) -> None:
-    """Print ``record`` as JSON with ``json``, else ``shown``: lines or tables. Exit with code 1 if ``problems``."""
+    """Print ``record`` as JSON if ``json``, else print ``shown``: lines or tables. Exit with code 1 if ``problems``."""
     if json:
         emit(to_json(record))
     elif isinstance(shown, (Group, Table)):

@@ -53,7 +53,7 @@ def demo(
         TemporaryDirectory(prefix="diskreplay-demo-", ignore_cleanup_errors=True) as folder,
     ):
         with MissingExtra.raised_for("the demo", "torch,gym"):
-            if find_spec("numba") is None:  # the first sampler loads it
+            if find_spec("numba") is None:  # the first sampler loads numba
                 raise ImportError("No module named 'numba'")
             # Imported here: torch and gymnasium would slow down the start of every other command.
             from diskreplay.cli import dqn_per

@@ -37,7 +37,7 @@ SCHEMES: Mapping[str, str] = {
     "d4rl": "an HDF5 file of D4RL",
     "robomimic": "an HDF5 file of demonstrations of robosuite, robomimic or Isaac Lab",
 }
-"""The formats: {SCHEME, which is also the name of a module of `diskreplay.interop`: what WHERE is}."""
+"""The formats, as {SCHEME: what WHERE is}. Each SCHEME is also the name of a module of `diskreplay.interop`."""
 
 
 def _complete(incomplete: str) -> list[str]:

@@ -95,7 +95,7 @@ def moment(value: object) -> str:
         if isinstance(seconds, (int, float)):
             return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
-        pass  # the value is shown unchanged
+        pass  # not a time: the value is shown unchanged
     return NOTHING if value is None else clean(value)
 
 

@@ -58,7 +58,7 @@ RIGHT_NAMES: Mapping[str, str] = {
 }
 """Names that users may try instead of the names of properties, and the end of the error message for each."""
 
-FIELDS = "episode"  # episode["length"] is the episode field called "length", and length the property
+FIELDS = "episode"  # episode["length"] is the episode field called "length"; length is the property
 
 _COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt,
@@ -80,7 +80,7 @@ _KINDS = {float: "a number", str: "a text"}
 def compile_where(
     expression: str, schema: Schema, properties: Mapping[str, tuple[type, Read]] = PROPERTIES
 ) -> Predicate:
-    """Return a function that tells whether an episode meets an expression; it can be any ``where`` argument.
+    """Return a function that tells whether an episode meets an expression; it can be used as any ``where`` argument.
 
     A comparison with a missing value is false, and the result of a calculation with a missing value is missing.
     ``properties`` has the names that an expression may use in addition to episode fields.

@@ -17,7 +17,8 @@ from diskreplay.testing.reference import transition
 _CLOCK_SLACK_S = 5.0
 
 COMPUTED = ("reward", "discount")
-"""Fields of a transition that are sums or powers. Rounded to float32, they may differ in the last digit."""
+"""Fields of a transition that are sums or powers. The store and the reference may round them to float32 values that
+differ in the last digit."""
 
 
 def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cuts: bool = False) -> dict[int, int]:
@@ -46,7 +47,7 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
         if last not in real:
             raise AssertionError(f"the episode whose last step is {last} is not in the store")
         if length_cuts:
-            # An end that no row marks becomes visible when a background thread seals the segment.
+            # If no row marks the end of an episode, the end becomes visible when a background thread seals the segment.
             episode.show_end(real[last].cut)
         check_episode(real[last], episode)
         serials = [int(step.extra[key]) for step in episode.steps[episode.hidden :]]

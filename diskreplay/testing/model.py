@@ -1,4 +1,4 @@
-"""A model of a store in plain lists: its writers take the same calls, and it has the episodes that a store must have.
+"""A model of a store in plain lists: after the same calls as a store, it has the episodes that the store must have.
 
 The model is slow, and shares no code with the store that it is compared with. Lanes hold episodes, episodes hold steps,
 steps hold arrays. Make the same calls on a `ModelWriter` and on a writer of a store, then compare the two
@@ -93,7 +93,7 @@ class ModelEpisode:
         self.ended, self.terminated, self.truncated, self.cut = True, terminated, truncated or cut, cut
 
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:
-        """Cut the episode before step `at`, as a writer does if its segment is full; return one with the later steps.
+        """Cut the episode before step `at`, as a writer does if its segment is full; return a new one with the rest.
 
         `final`: the observation of step `at` becomes the final observation of this episode.
         """
@@ -104,7 +104,7 @@ class ModelEpisode:
         return rest
 
     def show_end(self, seen: bool) -> None:
-        """Make a derived end visible to readers if `seen` is true, else hide it; do nothing for another end."""
+        """Make a derived end visible to readers if `seen` is true, else hide it; do nothing if a row marks the end."""
         if self.derived:
             self.ended = self.cut = self.truncated = seen
 
@@ -146,7 +146,7 @@ class ModelLane:
         current = self.open
         if current is not None and current.final is not None:
             if same_values(current.final, seen):
-                seen = current.final  # equal values may differ in their bytes: those of `next_obs` are kept
+                seen = current.final  # equal values may have different bytes: the bytes of `next_obs` are kept
             else:
                 self.discontinuities += 1
                 current.end(cut=True)
@@ -179,7 +179,7 @@ class ModelLane:
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Cut the open episode, and append a complete one; this is a cut episode if neither flag is set."""
+        """Cut the open episode, and append a complete one, which counts as cut if neither flag is set."""
         self.end_episode()
         length = len(reward)
         frames = len(next(iter(flat(obs, "obs").values())))

@@ -57,7 +57,7 @@ def _stack(episode: ModelEpisode, t: int, depth: int) -> Flat:
 def window_starts(
     episode: ModelEpisode, length: int, stride: int, pad: bool | str = True, align: str = "start"
 ) -> list[int]:
-    """Return the first step of each window of `Sequences`, except hidden steps.
+    """Return the first step of each window of `Sequences`, without windows that begin at a hidden step.
 
     `stride` is the number of steps from one start to the next; in `Sequences`, it is `length - overlap` by default.
     `pad` and `align` are arguments of `Sequences`.

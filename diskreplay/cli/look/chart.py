@@ -16,7 +16,7 @@ from diskreplay.errors import MissingExtra
 EXTRA = "plot"
 HEIGHT = 22  # the height of a chart in the terminal, in lines
 TICKS = 5
-LARGEST = 1e300  # larger numbers are drawn as this
+LARGEST = 1e300  # larger numbers are drawn as this number
 POINTS = 1_000  # the most points that are drawn of a series without a line
 # Colours that all readers can distinguish (Okabe and Ito 2008), darkened for a white background.
 COLOURS = ("#0067a8", "#c05a00", "#00795a", "#a3468a", "#7a6400", "#555e66")

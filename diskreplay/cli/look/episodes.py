@@ -114,7 +114,7 @@ def read_columns(store: dr.Store, progress: console.Report) -> Columns:
 
 
 def with_fields(store: dr.Store, columns: Columns) -> Columns:
-    """Return ``columns`` with the episode fields too: by path, a masked array, which masks missing values."""
+    """Return ``columns`` and the episode fields: by path, an array in which missing values are masked."""
     found = {**columns}
     for path in store.schema.leaves:
         if path in store.schema.step_leaves:
@@ -164,7 +164,7 @@ def passing(columns: Columns, bounds: Bounds, ended: Sequence[Ended]) -> NDArray
 
 
 def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: bool) -> NDArray[np.intp]:
-    """Return the indices ``found`` sorted by a column, and by age if values are equal; no value and NaN come last."""
+    """Return the indices ``found`` sorted by a column, and by age if values are equal; no value or NaN comes last."""
     if descending:
         found = found[::-1]
     if sort == SortBy.age:

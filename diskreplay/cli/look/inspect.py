@@ -13,7 +13,7 @@ from diskreplay.cli.repair import aside
 
 # The most rows of a table without --all.
 ROWS_SHOWN = 10
-# In the order of the table: damaged segments first, then segments that may still be written.
+# The states in the order of the table: damaged segments come first, then segments that may still be written.
 SEGMENT_STATES = ("damaged", "writing", "unknown", "dead", "foreign", "sealed")
 WRITER_STATES = ("alive", "unknown", "dead", "closed")
 

@@ -128,7 +128,7 @@ def over_episodes(name: str, values: NDArray[Any]) -> Chart:
 
 
 def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | None) -> Chart:
-    """Return the chart of priorities that samplers saved: all, or the named samplers; ``steps`` restricts the ids.
+    """Return the chart of the priorities that all or the named ``samplers`` saved; ``steps`` restricts the ids.
 
     Raises BadParameter if there are no priorities, StoreNotFound if a named sampler saved nothing.
     """
@@ -171,7 +171,7 @@ def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any
 
 
 def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: str = "steps") -> Chart:
-    """Return histograms with the same bins of several arrays, ``columns``; ``of`` says what is counted, as "steps"."""
+    """Return histograms of several arrays, ``columns``, with the same bins; ``of`` names what is counted ("steps")."""
     every = _finite(np.concatenate([*columns.values()]))
     if every.dtype.kind in "biu" and (distinct := np.unique(every)).size <= BINS:
         series = [Series(name, distinct, _counts(values, distinct)) for name, values in columns.items()]
@@ -208,7 +208,7 @@ def _some(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def in_units(seconds: NDArray[np.float64], label: str) -> tuple[NDArray[np.float64], str]:
-    """Return times in the largest unit in which the longest is at least 2, and ``label`` after the unit's name."""
+    """Return times in the largest unit in which the longest is at least 2, and this unit's name before ``label``."""
     name, unit = next(((n, u) for n, u in _UNITS if seconds.max() >= 2 * u), _UNITS[-1])
     return seconds / unit, f"{name} {label}"
 

@@ -38,8 +38,8 @@ def show(
 ) -> None:
     """Show an episode step by step.
 
-    Each step is a line with its number, its id and its fields; the last line is the final observation, if there is
-    one. For arrays of more than eight elements, the table has the shape, the least and the greatest value; --json has
+    Each step is a line with its number, its id and its fields; the last line is the final observation, if there is one.
+    For arrays of more than eight elements, the table has the shape, the smallest and the largest value; --json has
     every element of all steps. Nothing is written.
     """
     part = None if steps is None else as_slice(steps)
@@ -154,7 +154,7 @@ def episode_leaves(episode: Episode, schema: Schema) -> dict[str, Any]:
 
 
 def row_count(episode: Episode, path: str) -> int:
-    """Return an episode's number of rows of a step field: the steps, and for observations also the final one."""
+    """Return how many rows an episode has of a step field: one per step, and for observations also the final one."""
     return len(episode) + (episode.has_final_obs and path.split("/")[0] == "obs")
 
 

@@ -34,7 +34,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Frames:
-    """Images of a field with ``rows`` rows: ``count`` of them as a GIF, ``moving``, and those of ``steps`` as a PNG."""
+    """Images of a field with ``rows`` rows: ``moving``, a GIF of ``count`` rows, and ``strip``, a PNG of ``steps``."""
 
     field: str
     rows: int

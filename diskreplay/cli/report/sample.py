@@ -31,8 +31,8 @@ class Episodes:
     """The episodes of a report, oldest first.
 
     ``at`` has their indices in `Store.episodes`, and ``began`` the publishing times of their first steps, in seconds.
-    ``total_reward`` is NaN for an episode whose rewards were not read. The condition was tested on ``asked`` episodes,
-    and ``matching`` episodes meet it. The store has ``total`` episodes.
+    ``total_reward`` is NaN for an episode whose rewards were not read. The condition was tested on ``asked`` episodes;
+    ``matching`` of these meet it. The store has ``total`` episodes.
     """
 
     at: Ints

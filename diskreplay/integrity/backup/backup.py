@@ -2,11 +2,11 @@
 
 Other processes may write to the store meanwhile. Files of sealed segments never change: they are copied first, which
 takes most of the time. Then the backup takes the store lock, so that no process makes, evicts or quarantines a segment.
-It copies the files outside the segments, and records the number of committed rows of each live (unsealed) segment. This
-is the moment of the backup. Committed rows never change, so they are copied after the lock is released. If a segment is
-evicted or merged into a pack before it is copied, the backup takes the lock again, and copies the state of this later
-moment. The last attempt keeps the lock until everything is copied. Segments that were merged into a pack are not
-copied.
+Under the lock, the backup copies the files outside the segments, and records the number of committed rows of each live
+(unsealed) segment. The copy will have the state of the store at this moment. Committed rows never change, so they are
+copied after the lock is released. If a segment is evicted or merged into a pack before it is copied, the backup takes
+the lock again, and copies the state of this later moment. The last attempt keeps the lock until everything is copied.
+Segments that were merged into a pack are not copied.
 """
 
 import errno
@@ -56,7 +56,7 @@ def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progre
     """Make a consistent copy of a store, which other processes may write to meanwhile; see `Store.backup`."""
     check_local(to)
     target = Path(to).absolute()
-    root.counters().read()  # raises before a folder is made: a store without counters cannot be backed up
+    root.counters().read()  # raises an error before a folder is made, if the store has no valid counters
     with root.still_there(), storage_errors(target, full_message(target)), unfinished(root, target) as folder:
         copying = _Backup(root, read_root(folder), link, progress)
         copying.run()
@@ -72,7 +72,7 @@ class _Moment:
     kept: set[int] = field(default_factory=set)  # numbers of sealed segments that were copied before and still exist
     sealed: list[SegmentInfo] = field(default_factory=list)
     live: list[LiveRows] = field(default_factory=list)
-    # Segments that are copied file by file, by number: the damage in words, or "" if there is no damage to report.
+    # For each segment that is copied file by file, by its number: its damage in words, or "" if none is to be reported.
     others: dict[int, str] = field(default_factory=dict)
 
 
@@ -126,13 +126,15 @@ class _Backup:
     # --- the moment --------------------------------------------------------------------------------------------------
 
     def _read_moment(self) -> _Moment:
-        """Copy the files outside the segments, and return counters and segments. The caller holds the store lock."""
-        # Copied before the segments are read, so that no saved state or limiter counts a step that the copy lacks.
+        """Copy the files outside the segments, and return the moment. The caller holds the store lock."""
+        # These files are copied before the segments are read, so that no saved state or limiter counts a step that the
+        # copy lacks.
         self._store_files.copy()
         words = self._root.counters().read()
         words[layout.STEPS_EVICTED] = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
         moment = _Moment(words)
-        # Newest first: if a newer segment has rows of a lane, all rows of that lane in older segments are committed.
+        # Newer segments are read first: if one has rows of a lane, all rows of this lane in older segments are
+        # committed.
         for number in reversed(current_numbers(self._root)):
             path, where = self._root.segment_path(number), layout.segment_folder(number)
             if number in self._done and identify(path / layout.METADATA) == self._done[number]:
@@ -161,7 +163,7 @@ class _Backup:
     # --- copying -----------------------------------------------------------------------------------------------------
 
     def _complete(self, moment: _Moment) -> None:
-        """Copy the segments of a moment. Raises SegmentVanished if one was removed or replaced after this moment."""
+        """Copy the segments of ``moment``. Raises SegmentVanished if one of them was removed or replaced since then."""
         for number in listed_numbers(self._copy):
             if number not in moment.kept:
                 self._done.pop(number, None)
@@ -219,10 +221,11 @@ class _Backup:
         )
 
     def _count_steps(self) -> tuple[Steps, int]:
-        """Return the counts of the copy's steps, as readers count them, and the number of steps in its quarantine."""
+        """Count the steps of the backup as readers do: return the counts by class, and the number in quarantine."""
         with suppress(*DAMAGE), ExitStack() as opened:
             counters = opened.enter_context(closing(self._copy.counters()))
-            # Damage is listed in `problems` of the result. A warning would name the hidden folder of the backup.
+            # Without warnings: they would name the hidden folder of the backup, and `problems` of the result lists the
+            # damage.
             follower = opened.enter_context(closing(Follower(self._copy, counters, warns=False)))
             _, account = read_account(follower, StepCounter(self._copy))
             return account.total, account.quarantined

@@ -65,7 +65,8 @@ class Account:
     """Counts the bytes that a backup has finished, and collects problems of the original. Not thread-safe.
 
     ``total`` is the disk usage of the store, in bytes, when the backup began. ``progress`` is called with the number of
-    finished bytes and with ``total``. A file that is copied twice counts twice, but never more than ``total`` in all.
+    finished bytes and with ``total``. A file that is copied twice counts twice, but the reported number is at most
+    ``total``.
 
     Attributes
     ----------

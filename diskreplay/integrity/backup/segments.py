@@ -114,7 +114,8 @@ class _Copy:
         is_chunk = name in self._chunks
         self._copier.copy(str(self._info.path / name), target, may_clone=is_chunk, may_link=is_chunk and self._stays)
         if is_chunk and (mode := os.stat(target).st_mode) & WRITE_BITS:
-            # Readers check the bytes of a writable chunk, which may be older than the seal. The copy is checked below.
+            # Readers check the bytes of a chunk whose file is writable. The copy is checked below, so it becomes
+            # read-only.
             os.chmod(target, mode & 0o7777 & ~WRITE_BITS)
         if name in self._info.checksums and not self._matches(name):
             self._account.note(self._where, "checksum", name, "does not match its checksum; copied as it is")
@@ -134,7 +135,7 @@ class _Copy:
 
 
 class LiveRows(NamedTuple):
-    """For each lane of a live segment, at one moment: the number of committed rows, and of existing observations."""
+    """The numbers of committed rows and of existing observations of each lane of a live segment, at one moment."""
 
     info: SegmentInfo
     committed: Ints
@@ -142,7 +143,7 @@ class LiveRows(NamedTuple):
 
 
 def read_live(info: SegmentInfo) -> LiveRows:
-    """Return the numbers of rows of a live segment, from its counters; `shows_live_rows` must be true.
+    """Return the numbers in the counters of a live segment; `shows_live_rows` must be true for it.
 
     Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
     """

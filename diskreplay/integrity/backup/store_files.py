@@ -21,7 +21,7 @@ from diskreplay.segments.files.copies import FileCopier
 from diskreplay.segments.files.durable import sync_folder, write_atomic
 from diskreplay.segments.segment import DRAFT
 
-# Prefixes of the names of temporary files in the folder of the counters, which living processes may be using.
+# Temporary files in the folder of the counters have names with these prefixes; living processes may be using the files.
 _TEMPORARY = ("old-", "new-", DRAFT, state_files.DRAFT)
 # Folders of files that are changed in place.
 _CHANGING = (layout.LIMITERS, layout.EVICTIONS)
@@ -42,8 +42,8 @@ class StoreFiles:
     def copy(self) -> None:
         """Copy the current files, and remove files that are gone from the store. The caller holds the store lock.
 
-        Files that were copied ahead and are unchanged are not copied again. The counters are not copied: the caller
-        writes them.
+        Files that `copy_ahead` copied and that did not change since are not copied again. The counters are not copied:
+        the caller writes them.
         """
         self._account.begin("")
         known = self._copy(self._tops())
@@ -95,7 +95,7 @@ class StoreFiles:
 
 
 def write_root_document(root: Root, folder: Path) -> None:
-    """Copy the store's zarr.json into a backup, durably. Its uuid shows which store an unfinished backup is of."""
+    """Copy the store's zarr.json into a backup, durably. Its uuid tells of which store the backup is."""
     path, data = folder / layout.METADATA, read_document(root.folder / layout.METADATA)
     if not path.exists() or read_document(path) != data:
         write_atomic(path, data, synced=True)

@@ -37,8 +37,8 @@ from diskreplay.segments.segment import SegmentInfo, is_never_written, read_segm
 from diskreplay.writing.marker import Marker
 from diskreplay.writing.sealer import Sealer
 
-# Prefixes of the names of temporary files and folders: {prefix: path of the lock in the folder, which the process that
-# made the folder holds, or "" for none}.
+# Beginnings of the names of temporary files and folders: {beginning: path of the lock inside the folder, or "" if there
+# is no lock}. The process that made the folder holds its lock.
 _TEMPORARY = {PREFIX: "", "new-": "", **LOCK_OF_DRAFT}
 # A living process deletes its temporary file within this time: a file that exists longer was left by a dead process.
 _PAUSE_S = 0.05
@@ -71,7 +71,8 @@ class DeadWriters:
         for where in lost:
             self._remedies.note("quarantined", where, f"was lost when the power failed; now in {QUARANTINE}")
         for name in sorted(leftovers):
-            # The text names no dead process: a living one may be deleting this file, which needs no store lock.
+            # "was being deleted" does not say that a process died: a living process may be deleting this file, even
+            # without the store lock.
             detail = "was being deleted" if name.startswith(PREFIX) else "was left by a process that died"
             self._remedies.note("removed", f"{layout.COUNTERS}/{name}", detail)
         for info in unsealed:
@@ -125,9 +126,9 @@ class DeadWriters:
         destroy(self._remedies.store, gone)
 
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
-        """Move segments that could not be sealed to quarantine.
+        """Move to quarantine the segments that could not be sealed.
 
-        They have no durable row: verify would have reported the damage of a segment with durable rows.
+        These segments have no durable row: if they had, `verify` would have reported their damage.
         """
         with held_lock(self._remedies.store.lock_path):
             for info in unsealed:
@@ -198,7 +199,8 @@ def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
 
     A row is incomplete if its flags do not continue a sequence of episodes, or if its time is earlier than the time of
     the previous row. The lane then ends before this row. Nothing shows whether the bytes of the unproven rows before
-    it are complete. So these rows never count without this call. Segments of living writers are left alone.
+    the incomplete one are complete, so unproven rows only count after this call. Segments of living writers are left
+    alone.
     """
     for number in live_numbers(root, root.counters().read()):
         try:
@@ -206,7 +208,7 @@ def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
             if info.claimed is not None or not shows_live_rows(info):
                 yield from _salvage(info, dry_run)
         except (FileNotFoundError, FormatError):
-            continue  # evicted meanwhile, or damaged, which `SegmentRepair` handles
+            continue  # the segment was evicted meanwhile, or is damaged: `SegmentRepair` repairs it
 
 
 def _salvage(info: SegmentInfo, dry_run: bool) -> Iterator[Action]:
@@ -251,7 +253,7 @@ def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
     wrong = first_wrong(rows, before, np.array([rows.shape[1]]))
     stop = stop if wrong is None else first + wrong[1]
     times = _rows(info, layout.TIME, lane, max(0, first - 1), stop)
-    times = times if first else np.append(1, times)  # times are positive
+    times = times if first else np.append(1, times)  # every time is at least 1
     falls = np.flatnonzero(np.diff(times) < 0)
     return first + int(falls[0]) if len(falls) else stop
 
@@ -269,6 +271,6 @@ def _unseal(info: SegmentInfo) -> SegmentInfo:
 
     If this process dies, the next process that opens the store with mode "a" seals the segment again.
     """
-    os.stat(info.path)  # fails if the segment was evicted: it must not come back
+    os.stat(info.path)  # raises if the segment was evicted: its folder must not be made again
     write_unsealed(info)
     return dataclasses.replace(info, sealed=False)

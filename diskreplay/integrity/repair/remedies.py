@@ -58,7 +58,7 @@ class Repaired:
 
     @property
     def steps_refused(self) -> int:
-        """The number of steps of refused actions, which exceed ``max_lost_steps``."""
+        """The number of steps that the refused actions would have set aside."""
         return sum(action.steps for action in self.actions if action.what == "refused")
 
 
@@ -90,7 +90,7 @@ class Remedies:
 
     @cached_property
     def store(self) -> Root:
-        """The store. Its zarr.json must be undamaged."""
+        """The `Root` of the store, whose zarr.json must be undamaged."""
         return read_root(self.home.name, self.home)
 
     @property
@@ -100,7 +100,7 @@ class Remedies:
 
     @cached_property
     def evicted(self) -> dict[int, list[tuple[int, int]]]:
-        """The episodes that were evicted by hand, as (position, number of steps), by segment number."""
+        """The episodes evicted by hand, as (position of the first step, number of steps), by segment number."""
         files = self.files
         words = read_words(files)
         return {} if words is None else read_evictions(files, self.plan, words)
@@ -129,7 +129,7 @@ class Remedies:
                 is_free = not is_locked(path) if self.dry_run else lock is not None
             except PermissionError:
                 is_free = False
-            except (FormatError, OSError):  # a link or a folder: no writer can hold it
+            except (FormatError, OSError):  # the lock is a link or a folder: no writer can hold it
                 pass
         try:
             yield is_free
@@ -173,7 +173,7 @@ class Remedies:
             self.note("restored", where, detail)
 
     def make_group(self, name: str) -> None:
-        """Make the folder of a missing group of the store again, and its zarr.json."""
+        """Make a missing group of the store again: its folder and its zarr.json."""
         if not self.dry_run:
             (self.root / name).mkdir()
         where = f"{name}/{layout.METADATA}"

@@ -192,7 +192,7 @@ class _Repair:
         if data is not None:
             self._remedies.restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
-            if os.path.lexists(self._root / "/".join(parts[:2])):  # else another file's damage moved it
+            if os.path.lexists(self._root / "/".join(parts[:2])):  # else another damaged file had it moved
                 self._remedies.set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
         elif problem.where.startswith(f"{layout.NOTES}/") or (
             problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE
@@ -205,6 +205,6 @@ class _Repair:
         """Complete the replacements of damaged segments that a process began before it died."""
         if self._dry_run:
             return
-        with suppress(FormatError):  # damaged counters: the next process that opens the store completes them
+        with suppress(FormatError):  # counters are damaged: the next process that opens the store continues
             for number in finish_replacements(self._remedies.store):
                 self._remedies.note("rebuilt", layout.segment_folder(number), "a process that died had begun this")

@@ -82,7 +82,7 @@ def _candidates(info: SegmentInfo, folder: str, file: str) -> Iterator[bytes]:
 
 
 def whole_document(path: Path) -> bytes | None:
-    """Return the bytes of the zarr.json of a store or segment, or of its copy; None: they are damaged."""
+    """Return the bytes of ``path``: the zarr.json of a store or segment, or a copy of it; None: it is damaged."""
     if not is_folder(path.parent):
         return None
     try:
@@ -96,7 +96,7 @@ def whole_document(path: Path) -> bytes | None:
 def from_copy(document: Path, copy: Path) -> bytes | None:
     """Return the bytes of ``copy`` if the zarr.json ``document`` is damaged or missing.
 
-    None: the copy is damaged too, ``document`` is undamaged, or a folder is in its place.
+    Returns None if ``copy`` is damaged too, if ``document`` is undamaged, or if ``document`` is a folder.
     """
     if document.is_dir() or whole_document(document) is not None:
         return None
@@ -125,7 +125,7 @@ def _rows(info: SegmentInfo) -> NDArray[np.int64]:
 
 
 def _of_episodes(info: SegmentInfo, name: str) -> bytes:
-    """Return a file of the table of episodes, derived from the rows, or empty bytes if the rows are damaged."""
+    """Return the content of a file of the table of episodes, from the rows; empty bytes if the rows are damaged."""
     if info.episodes is None:
         return b""
     known = {f"{path}/{layout.METADATA}": data for path, data in info.root.blueprint.episode_documents(info.episodes)}
@@ -189,7 +189,8 @@ def _choose(
     # Steps before the counters HORIZON and FRONTIER are evicted or hidden, so the lower value keeps more steps.
     chosen = [_newer(both, _MOST_ADDED.get(word, 0)) for word, both in enumerate(able)]
     following = 1 + max([*numbers, *aside], default=-1)
-    # The lower value above every segment number: a value with a flipped bit may be huge, and waste segment numbers.
+    # Of the values above every segment number, the lower one is used: the other may be huge, because of a flipped bit,
+    # and would waste segment numbers.
     above = [value for value in able[layout.NEXT_SEGMENT] if following <= value <= layout.MAX_SEGMENTS]
     chosen[layout.NEXT_SEGMENT] = min(above, default=following)
     least = min(numbers, default=chosen[layout.NEXT_SEGMENT])
@@ -208,7 +209,7 @@ def _newer(both: list[int], most: int) -> int:
 
 
 def _eviction_entries(root: Path) -> int:
-    """Return the number of evictions by hand that the store's files list; unused entries after these have 0 steps."""
+    """Return the number of used entries in the list of evictions by hand; the unused ones after them have 0 steps."""
     count = 0
     with suppress(OSError, FormatError):
         while is_folder(root / layout.EVICTIONS):

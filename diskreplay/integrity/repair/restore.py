@@ -49,7 +49,7 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
 
 
 def _bring_back(remedies: Remedies, number: int) -> str:
-    """Bring a segment back, and return the action in words. The caller holds the locks.
+    """Bring a segment back, and return the action in words. The caller holds the locks of the store and the segment.
 
     Raises ReplayError as `restore_segment` does.
     """
@@ -142,7 +142,7 @@ def _check_place(store: Root, entry: Quarantined, info: SegmentInfo) -> None:
 
 
 def _members(info: SegmentInfo) -> list[int]:
-    """Return the numbers of the segments in a pack; an empty list for any other segment."""
+    """Return the numbers of the segments that were merged into a pack; an empty list if the segment is not a pack."""
     return [] if info.packed is None else read_tables(info).numbers.tolist()
 
 

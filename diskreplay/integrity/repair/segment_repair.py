@@ -112,8 +112,8 @@ def find_losses(
     """Return the losses if a segment is rebuilt; None: the segment cannot be rebuilt, or no damage was found.
 
     A segment cannot be rebuilt if no step would remain, or if its row counters or, in a pack, a table of the merged
-    segments are damaged. ``evicted`` has the episodes that were evicted by hand, as (position, number of steps), by
-    segment number. ``is_table_damaged``: the table of episodes is damaged, which loses no step.
+    segments are damaged. ``evicted`` has the episodes that were evicted by hand, as (position of the first step, number
+    of steps), by segment number. ``is_table_damaged``: the table of episodes is damaged, which loses no step.
     """
     counter = known_in_segment(info, f"{layout.COMMITTED}/c.0")
     if counter is None:
@@ -251,7 +251,7 @@ class SegmentRepair:
     def _find_contents(
         self, info: SegmentInfo | None, where: str, problems: list[Problem], folders: list[str]
     ) -> dict[str, tuple[bytes | None, str]] | None:
-        """Return the right content and the problem, in words, of each damaged file; None: one cannot be repaired.
+        """Return for each damaged file its right content, and its problem in words; None: a file cannot be repaired.
 
         A content of None means that the file does not belong to the segment. ``folders`` lists the folders that can be
         made again.
@@ -262,7 +262,7 @@ class SegmentRepair:
             if info is not None and problem.where in folders and problem.kind == "missing":
                 continue  # each file of a missing folder has its own problem
             known = None if info is None else known_in_segment(info, name)
-            is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # it may be missing: taking the lock creates the file
+            is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # a lock may be missing: taking it creates the file
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
                 return None
             parent = (self._root / problem.where).parent
@@ -326,7 +326,7 @@ class SegmentRepair:
                 warnings.simplefilter("ignore", DamagedSegmentWarning)  # this repair handles the damage
                 follower = Follower(store, counters)
         except (FormatError, OSError):
-            return  # then it is unknown which steps are hidden
+            return  # nobody knows which steps are hidden
         hidden_before = follower.snapshot.hidden_before
         follower.close()
         keep_hidden(counters, hidden_before)
@@ -343,7 +343,7 @@ class SegmentRepair:
             built = build_copy(losses.info, losses.damage)
         except (FormatError, FileNotFoundError, NotADirectoryError):
             return None
-        # The new segment keeps unproven rows as they were: they are no failure of the copy.
+        # Rows that were unproven are unproven in the new segment, too: this is no failure of the copy.
         found = verify_folder(str(self._root), built, number, self._remedies.plan, self._remedies.evicted)
         if without(found, "unproven"):
             shutil.rmtree(self._root / built, ignore_errors=True)

@@ -29,7 +29,7 @@ from diskreplay.segments.files.machine import Volume, boot_id, volume_of
 
 Ints = NDArray[np.int64]
 
-_SECTOR = 512  # bytes that a disk writes all or not at all
+_SECTOR = 512  # the bytes of a disk's sector, which is written completely or not at all
 _MOST_NS = 1 << 62
 
 
@@ -49,21 +49,21 @@ class Attributes:
     writer: int
     values: tuple[int, ...] = ()  # the number of values of episode fields of each lane, if sealed
     times: tuple[int, int] | None = None
-    episodes: int | None = None  # the number of lines of its table of episodes; None: no table
-    claimed: tuple[int, ...] = ()  # rows of each lane in the files, unproven ones included; empty if all are proven
+    episodes: int | None = None  # the number of lines of the segment's table of episodes; None: no table
+    claimed: tuple[int, ...] = ()  # the number of rows of each lane, unproven ones included; empty if all are proven
     unproven_steps: int = 0
-    was_sealed: bool = False  # copied while it was being sealed: marks or block checksums must prove its rows
+    was_sealed: bool = False  # copied while being sealed: marks or block checksums must prove the rows
     packed: tuple[int, int] | None = None  # of a pack: the numbers of lines of its two tables
-    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of a pack: of each compressed array, by path
+    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of the compressed arrays of a pack, by path
 
 
 @dataclass(frozen=True)
 class Segment:
     """A segment on disk: its folder, its attributes, and the number of rows of each lane that count as data.
 
-    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the number of
-    such rows of the longest lane, including unproven rows, which stay in the files. ``kept_values`` is 0 if the
-    segment has no unproven rows. ``tables`` has the two tables of a pack, if they are undamaged.
+    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the number of these
+    rows of the longest lane, unproven rows included; it is 0 if the segment has no unproven rows. ``tables`` has the
+    two tables of a pack, if they are undamaged.
     """
 
     files: Files
@@ -144,7 +144,7 @@ class Segment:
             first = end
 
     def count_values(self, upto: Ints, before: Ints | None = None) -> Ints:
-        """Return, for each lane, the number of rows from ``before`` up to ``upto`` with values of episode fields.
+        """Return, for each lane, how many rows from ``before[lane]`` to ``upto[lane]`` have values of episode fields.
 
         The rows are counted by their flags, and values that were lost to damage are added. Flags that cannot be read
         count as 0. ``before`` None: from the first row on.
@@ -228,7 +228,7 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
 
 
 def _need(given: Any, good: Mapping[str, bool]) -> None:
-    """Raise ValueError for the first attribute in ``good`` that is not possible."""
+    """Raise ValueError for the first attribute for which ``good`` has False."""
     for name, is_good in good.items():
         if not is_good:
             raise ValueError(f"{name} is {given.get(name)!r:.60}, which is not possible")
@@ -267,7 +267,7 @@ def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[s
 
 
 def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mapping[str, Compressed]) -> None:
-    """Raise ValueError if an array cannot have chunks of this many rows with this number of lanes."""
+    """Raise ValueError if a number in ``chunk_rows`` is impossible for its array and this number of lanes."""
     for path, array in plan.arrays.items():
         rows = chunk_rows[path]
         if not is_whole(rows, 1) or rows & (rows - 1):
@@ -280,7 +280,7 @@ def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mappi
 
 
 def _parse_packed(given: Any) -> tuple[int, int] | None:
-    """Return the number of segments and the number of lanes in a pack; None for other segments."""
+    """Return the numbers of segments and of lanes that were merged into a pack; None if the segment is not a pack."""
     packed = given.get("packed")
     if packed is None:
         return None
@@ -308,7 +308,7 @@ def _are_whole(value: Any, count: int | None = None, most: float = math.inf) -> 
 
 
 def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
-    """Return (position, rows) of each range lost to damage; ValueError if ranges overlap or positions do not rise."""
+    """Return (position of the first row, number of rows) of each range of lost rows; ValueError if it is impossible."""
     ranges, steps = given.get("lost", []), given.get("steps_lost", 0)
     if not isinstance(ranges, list) or not all(_are_whole(entry, 2) and entry[1] for entry in ranges):
         raise ValueError("lost is not a list of positions and rows")
@@ -331,7 +331,7 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
 
 
 def _is_boot_time(value: Any) -> bool:
-    """Whether a value from JSON is null, or a list of a machine, a boot and the seconds since that boot."""
+    """Whether a value from JSON is null, or a list: ids of a machine and of its boot, and seconds since the boot."""
     if not isinstance(value, list) or len(value) != 3:
         return value is None
     return isinstance(value[0], str) and isinstance(value[1], str) and (value[2] == 0 or is_positive(value[2]))
@@ -387,7 +387,7 @@ def _checksum(files: Files, where: str) -> int | None:
 
 
 def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:
-    """Whether a segment was written in this boot and is not a copy: its counters are then valid without marks."""
+    """Whether a segment was written since the machine booted and is not a copy: if so, its counters need no marks."""
     volume = attributes.get("volume")
     if not boot_id() or attributes.get("boot_id") != boot_id() or not isinstance(volume, list) or len(volume) != 3:
         return False

@@ -17,7 +17,7 @@ _INVERTED = 0xFFFFFFFF
 
 
 def proven_rows(segment: Segment) -> Ints:
-    """Return the number of rows of each lane that marks prove.
+    """Return, for each lane, the number of rows that are proven by marks.
 
     A mark counts if it and all marks before it match the rows.
     """

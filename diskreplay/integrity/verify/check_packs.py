@@ -123,7 +123,7 @@ def check_runs(segment: Segment, tables: Tables) -> None:
 
 
 def _lines_in(tables: Tables, first: int, stop: int) -> slice:
-    """Return the lines of ``tables.runs`` of lanes with rows in ``[first, stop)``, and maybe lanes without rows."""
+    """Return the lines of ``tables.runs`` for lanes with a row in ``[first, stop)``, or maybe without any row."""
     begin = int(np.searchsorted(tables.stops, first, "right"))
     return slice(begin, max(begin, int(np.searchsorted(tables.first_rows, stop))))
 
@@ -143,8 +143,8 @@ def check_evicted_members(
 ) -> None:
     """Check that each eviction by hand from a segment in the pack names an episode.
 
-    ``evicted`` has (position, number of steps) of the evicted episodes, by segment number. ``number`` is the number of
-    the pack.
+    ``evicted`` has (position of the first step, number of steps) of the evicted episodes, by segment number. ``number``
+    is the number of the pack.
     """
     for position, steps in evicted.get(number, []):
         detail = f"{steps} steps from position {position} of {segment.where}, a pack, never existed"

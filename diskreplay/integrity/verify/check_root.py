@@ -217,7 +217,7 @@ def _stable_words(files: Files) -> NDArray[np.int64] | None:
 
 
 def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[int, int]]]:
-    """Return the episodes that were evicted by hand, as (position, number of steps), by segment number."""
+    """Return the episodes evicted by hand, as (position of the first step, number of steps), by segment number."""
     where = f"{layout.EVICTIONS}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     document: Any = None if data is None else parse(files, where, data)

@@ -94,9 +94,9 @@ Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
 def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
     """Yield the values of an array in parts of bounded size, each for some successive lanes, in the order of rows.
 
-    A part is (lane, row, last, values, counted). ``values``, (lanes, width), begins with this lane and row. In lane
-    ``lane + i``, ``last[i]`` is the value before this part, or ``before`` if there is none. Only the first
-    ``counted[i]`` values of this lane are data: the others are behind its last row.
+    A part is (lane, row, last, values, counted). ``values`` has the shape (lanes, width) and begins at lane ``lane``
+    and row ``row``. In lane ``lane + i``, ``last[i]`` is the value before this part, or ``before`` if there is none.
+    Only the first ``counted[i]`` values of this lane are data: the others are behind its last row.
     """
     per_chunk, longest = segment.chunk_rows[path], segment.longest
     dtype = np.dtype(segment.plan.arrays[path].dtype)
@@ -116,7 +116,7 @@ def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
                     nbytes = lanes * count * dtype.itemsize
                     data = read_at(fd, nbytes, (lane * per_chunk + start) * dtype.itemsize)
                     if len(data) < nbytes:
-                        return  # truncated meanwhile: its size was right when it was opened
+                        return  # the file was truncated after it was opened
                     values, here = np.frombuffer(data, dtype).reshape(lanes, count), slice(lane, lane + lanes)
                     counted = np.clip(segment.rows[here] - chunk * per_chunk - start, 0, count)
                     yield lane, chunk * per_chunk + start, last[here], values, counted
@@ -191,8 +191,8 @@ class _Episodes(NamedTuple):
 def check_episodes(segment: Segment, *, deep: bool) -> None:
     """Compare the table of episodes of a sealed segment, if it has one, with its rows.
 
-    This must be the last check: an array of the table is not compared if it follows from rows with reported problems.
-    ``deep``: also compare the sums of rewards.
+    This must be the last check: an array of the table is not compared if problems were reported of the rows from which
+    it follows. ``deep``: also compare the sums of rewards.
     """
     if segment.attributes.episodes is None or not _are_sound(segment, layout.DONE):
         return

@@ -51,7 +51,8 @@ def verify_segment(
 ) -> tuple[list[Problem], bool]:
     """Return the problems of a segment, and whether it is sealed. An evicted segment has no problems.
 
-    ``where`` is the segment's folder; empty: the folder of this number. ``on_read`` is an argument of `Files`.
+    ``where`` is the segment's folder; if empty, the usual folder of segment ``number``. ``on_read`` is an argument of
+    `Files`.
     """
     where = where or layout.segment_folder(number)
     found: list[Problem] = []
@@ -132,7 +133,7 @@ def _check_episodes_of_rows(segment: Segment, number: int, evicted: EntriesBySeg
 
 
 def _with_values(segment: Segment) -> Segment:
-    """Return a segment with ``values`` and ``kept_values``, from its attributes or, if they lack them, from flags."""
+    """Return the segment with ``values`` and ``kept_values``, counted by flags if the attributes do not have them."""
     attributes = segment.attributes
     values = np.array(attributes.values, np.int64) if attributes.values else segment.count_values(segment.rows)
     if (values > segment.rows).any():
@@ -215,7 +216,7 @@ def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]
     column = path in segment.plan.columns
     has_chunk = counter or (column and segment.attributes.episodes)
     known = {p.rpartition("/")[2] for p in segment.plan.folders if p.rpartition("/")[0] == path}
-    # A folder or link in the place of these files is reported where they are read.
+    # If one of these files is a folder or a link, the function that reads the file reports this.
     known |= {layout.METADATA, *(("c.0",) if has_chunk else ("c.0.0",) if table else ())}
     known |= {layout.LOCK} if counter else set()
     if path == layout.DURABLE:
@@ -266,7 +267,8 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
         return array_mismatch(document, array, 2) or other
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
     if segment.attributes.claimed or not (segment.attributes.sealed or segment.attributes.in_place):
-        # Unproven rows may follow, and a power failure may have lost the last zarr.json, with a longer shape.
+        # There may be chunks of unproven rows only, and a power failure may have lost a later zarr.json with a longer
+        # shape.
         covered = longest
     return f"has {length} rows, but its chunks have {covered}" if length < covered else None
 

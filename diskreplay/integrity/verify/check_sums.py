@@ -27,7 +27,7 @@ def block_length(row_bytes: int) -> int:
 class Blocks:
     """The checksums of a sealed segment's blocks, from its file ``durable/blocks``.
 
-    A block is a part of a chunk file. All blocks of an array have one length, except the last block of each file.
+    A block is a part of a chunk file. All blocks of an array have the same length, except the last block of each file.
     """
 
     def __init__(self, segment: Segment) -> None:

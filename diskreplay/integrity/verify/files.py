@@ -36,7 +36,7 @@ class Problem:
         - ``"type"``: a link, or a folder in the place of a file
         - ``"size"``: a file has the wrong size
         - ``"unreadable"``: the system cannot read a file
-        - ``"metadata"``: a document has impossible content
+        - ``"metadata"``: a metadata file has impossible content
         - ``"checksum"``: bytes do not match their checksum
         - ``"counters"``: counters are impossible or disagree
         - ``"flags"``: flags are not a sequence of episodes
@@ -239,11 +239,11 @@ def after_zeros(crc: int, count: int) -> int:
 
 
 def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
-    """Return the CRC-32C of data from the CRC-32C of each of its parts, ``(parts,)`` uint32, at least one.
+    """Return the CRC-32C of data; ``sums``, ``(parts,)`` uint32, has the CRC-32C of each part, for at least one part.
 
     All parts have ``length`` bytes, except the last one, which has ``last`` bytes. Without the inversions at both ends,
     a CRC is linear: the CRC of two parts is the CRC of the first, shifted by the length of the second, exclusive-or the
-    CRC of the second. Each round joins pairs of neighbours; zeros in front change nothing.
+    CRC of the second. Each round joins pairs of neighbouring parts; a part of zeros in front changes nothing.
     """
     values, shift = sums[:-1] ^ np.uint32(after_zeros(0, length)), _shift(length)
     while len(values) > 1:

@@ -52,12 +52,12 @@ class Tables:
 
     @property
     def content(self) -> bytes:
-        """The bytes of both tables, which the file ``durable/tables`` must contain as their copy."""
+        """The bytes of both tables; the file ``durable/tables`` must be a copy of these bytes."""
         return self.members.astype("<i8").tobytes() + self.runs.astype("<i8").tobytes()
 
     @cached_property
     def first_line(self) -> dict[int, tuple[int, int]]:
-        """The line in ``runs`` of a merged segment's first lane, and its number of lanes, by segment number."""
+        """For each merged segment, by its number: the line of its first lane in ``runs``, and its number of lanes."""
         lanes = self.members[:, 1].tolist()
         lines = np.cumsum([0, *lanes])[:-1].tolist()
         return {number: (line, count) for number, line, count in zip(self.numbers, lines, lanes, strict=True)}
@@ -87,9 +87,9 @@ def find_superseded(packs: Mapping[int, Tables]) -> set[int]:
 
 
 def find_torn(packs: Mapping[int, Tables], superseded: Iterable[int]) -> dict[int, int]:
-    """Return the superseded packs with a segment that no current pack has, by number.
+    """Return the numbers of superseded packs that have a segment which no current pack has.
 
-    The value is the number of a current pack that has other segments of the superseded pack.
+    The value of each number is the number of a current pack that has other segments of the superseded pack.
     """
     superseded = set(superseded)
     counted = {number: {*tables.numbers} for number, tables in packs.items() if number not in superseded}

@@ -104,7 +104,7 @@ class _Meter:
         self._tell()
 
     def add(self, nbytes: int) -> None:
-        """Add bytes that were read of the current segment, but at most the segment's size: files may be read twice."""
+        """Count ``nbytes`` as read of the current segment, up to the segment's size: a file may be read twice."""
         self._inside = min(self._inside + nbytes, self._size)
         self._tell()
 
