@@ -32,7 +32,8 @@ def fetched(*values: Any) -> tuple[Any, ...]:
         if not (isinstance(value, torch.Tensor) and value.is_cuda):
             return value
         devices.add(value.device)
-        # A non-blocking copy goes to pinned memory, which Torch reuses after the copy is complete and its result freed.
+        # A non-blocking copy goes to pinned memory, which Torch reuses after the copy is complete and the CPU tensor is
+        # freed.
         return value.detach().to("cpu", non_blocking=value.numel() * value.element_size() <= MOST_PINNED_BYTES)
 
     copies = tuple(map(copied, values))

@@ -60,7 +60,7 @@ class OpenFolder:
 
     @classmethod
     def of(cls, place: "OpenFolder | os.PathLike[str] | str") -> "OpenFolder":
-        """Return ``place`` if it is an open `OpenFolder`; else open one at its `name`, or at the path ``place``."""
+        """Return ``place`` if it is an open `OpenFolder`; else open the folder at its `name`, or at the path."""
         if isinstance(place, OpenFolder):
             return place if place.fd >= 0 else cls(place.name)
         return cls(Path(place).absolute())
@@ -77,7 +77,7 @@ class OpenFolder:
         """Return whether the folder was deleted, or its descriptor was closed and now belongs to another file."""
         try:
             status = os.fstat(self.fd)
-        except OSError:  # ESTALE: deleted on a server; EBADF: closed
+        except OSError:  # ESTALE: the folder was deleted on a server; EBADF: the descriptor is closed
             return True
         return (status.st_dev, status.st_ino) != self.key or is_deleted(self.fd)
 

@@ -157,7 +157,7 @@ def row_keys(ids: Ints, lanes: Ints, lane: Ints, row: Ints) -> Ints:
 
 
 def places_of(first: Ints, count: Ints) -> Ints:
-    """Return the concatenated ranges of ``count[i]`` numbers ``first[i]``, ``first[i] + 1``, ..., for each i."""
+    """Return one array with the ``count[i]`` numbers ``first[i]``, ``first[i] + 1``, ..., for each i in order."""
     return np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
 
 

@@ -118,7 +118,7 @@ class Job(Generic[T]):
                 self._is_withdrawn = True
             if not self._is_withdrawn and self._call is not None:
                 self._found = self._call()
-                self._call = None  # this releases the memory of the call
+                self._call = None  # this releases the memory to which the call refers
         except BaseException as error:
             self._error, self._call = error, None
         finally:
@@ -126,7 +126,7 @@ class Job(Generic[T]):
 
 
 class _Line:
-    """The queue of the jobs of a `Workers` object, in which None ends a thread.
+    """The queue of the jobs of a `Workers` object; a thread ends when it takes None from the queue.
 
     The threads refer to the queue, and not to the `Workers` object, so that this object can be garbage collected.
     """

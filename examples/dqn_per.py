@@ -55,10 +55,10 @@ class Learner:
         self.updates, self.mean_return = 0, float("nan")  # the mean return of the latest evaluation
 
     def update(self) -> float:
-        """Take one gradient step, say the errors to the sampler, and return the loss."""
-        batch = self.sampler.sample()  # of all steps that collectors have appended by now
+        """Take one gradient step, pass the errors to the sampler, and return the loss."""
+        batch = self.sampler.sample()  # drawn from all steps that collectors have appended by now
         with torch.no_grad():
-            best = self.online(batch.next_obs).argmax(1, keepdim=True)  # one network chooses, the other values
+            best = self.online(batch.next_obs).argmax(1, keepdim=True)  # chosen by `online`, valued by `target`
             goal = batch.reward + batch.discount * self.target(batch.next_obs).gather(1, best)[:, 0]
         td_error = self.online(batch.obs).gather(1, batch.action[:, None])[:, 0] - goal
         loss = (batch.weight * td_error.square()).mean()
@@ -139,7 +139,7 @@ def collectors(path: Path, seed: Sequence[int]) -> Iterator[list[connection.Conn
 def train(store: dr.Store, seed: int, checkpoint: Path) -> Generator[Learner, None, None]:
     """Learn while collectors play, until the caller stops; yield after each round, and while waiting."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # more only get in each other's way in networks this small
+    torch.set_num_threads(1)  # more threads would only slow down networks this small
     learner = Learner(store, seed)
     if checkpoint.exists():
         learner.updates, learner.mean_return, states = torch.load(checkpoint)

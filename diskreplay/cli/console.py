@@ -34,7 +34,7 @@ from diskreplay.segments.files.durable import write_atomic
 # The width of tables in a pipe, in characters. At rich's default of 80, long lines would be folded, and grep could not
 # find them.
 PIPE_WIDTH = 200
-BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports it
+BROKEN_PIPE = 141  # 128 + SIGPIPE: the exit code that a shell reports
 
 PROBLEMS = 1  # the exit code of a command that found problems
 
@@ -89,7 +89,7 @@ def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, probl
 
 
 def facts(lines: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of two columns from pairs: a name and its value."""
+    """Return a table of two columns, made of pairs of a name and a value."""
     table = Table.grid(padding=(0, 2))
     for name, value in lines:
         table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
@@ -207,8 +207,8 @@ class TextTable:
     """A table for rich; on a terminal that is too narrow, each row is a paragraph.
 
     ``columns`` has a function for each header, which returns the text of a row in this column. Columns whose headers
-    begin with > are aligned to the right. At most ``limit`` rows are shown. If there are more, the last line has their
-    number and ``hint``, which names the option that shows all rows.
+    begin with > are aligned to the right. At most ``limit`` rows are shown. If there are more rows, the last line tells
+    how many, and ends in ``hint``, which names the option that shows all rows.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class TextTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self._title, style="bold")
-        # A Text, not a str: rich would read [red] in a name as markup.
+        # Each line is a `Text`, since rich would read [red] in a str as markup.
         yield from (Text(line, overflow="fold") for line in aligned(self.headers, self.cells, options.max_width))
         if self.total > len(self.cells):
             yield Text(f"{count(self.total - len(self.cells))} more{self._hint}")

@@ -99,7 +99,7 @@ def _cpu() -> dict[str, Any]:
     first = _read("/proc/cpuinfo").partition("\n\n")[0]
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = re.match(r"(\d+) ([1-9]\d*)", _read("/sys/fs/cgroup/cpu.max"))  # the quota of a container
+    quota = re.match(r"(\d+) ([1-9]\d*)", _read("/sys/fs/cgroup/cpu.max"))  # a container's CPU quota
     flags = fields.get("flags", "").split()
     return {
         "model": fields.get("model name") or platform.processor() or platform.machine(),
@@ -144,7 +144,7 @@ def _mount(path: Path) -> tuple[str | None, list[str]]:
             # If two file systems are mounted at one place, the later one is in use.
             if path.is_relative_to(point) and len(point) >= len(found[0] or ""):
                 names = dict.fromkeys([*options.split(","), *shared.split(",")])
-                found = point, [name for name in names if "/" not in name]  # without the folders of an overlay
+                found = point, [name for name in names if "/" not in name]  # names with a slash are folders
     return found
 
 

@@ -36,7 +36,7 @@ app = typer.Typer(
     name="diskreplay",
     help="Inspect, repair, copy and convert experience replay stores on disk.",
     epilog="Exit codes: 0 success, 1 problems found, 2 bad arguments or unusable store.",
-    rich_markup_mode="markdown",  # joins the lines of a paragraph; "rich" keeps the line breaks
+    rich_markup_mode="markdown",  # joins the lines of a paragraph; "rich" would keep the line breaks
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # paths may not fit the terminal's encoding
+            stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack characters of a path
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         return _run(arguments)

@@ -56,7 +56,7 @@ RIGHT_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("return", "returns", "ret", "reward", "rewards", "score", "total_return"), "called total_reward"),
     **dict.fromkeys(("len", "lengths", "steps", "n_steps", "num_steps", "size"), "called length"),
 }
-"""Names that users may try instead of the names of properties, and the end of the error message for each."""
+"""Names that users may try instead of the names of properties: {name: end of the error message}."""
 
 FIELDS = "episode"  # episode["length"] is the episode field called "length"; length is the property
 

@@ -25,8 +25,8 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
     """Compare every episode of a store's snapshot, hidden steps included, with the model; return the visible ids.
 
     `key` names the integer extra field whose value is different in every step. A writer may cut open episodes when it
-    begins a new segment, and the model cannot predict which ones. With `length_cuts`, the model's episodes are changed
-    to have the same cuts as the store's.
+    begins a new segment, and the model cannot predict which ones. With `length_cuts`, the model's episodes are cut
+    where the store's episodes are.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def check_account(store: Any, inserted: int | None = None) -> None:
     """Check that the counts of `store.info()` add up, in the whole store and in each segment.
 
     Every step that was ever inserted must be in exactly one class: visible, hidden, evicted, discarded, lost or in
-    quarantine. The store is refreshed. `inserted` is the expected number of inserted steps; None: any number.
+    quarantine. The check refreshes the store. `inserted` is the expected number of inserted steps; None: any number.
     """
     info = store.info(total_reward=False)
     aside = info["quarantine"]["steps"]
@@ -143,7 +143,7 @@ def check_transitions(
 
 
 def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """Split each episode of the model where the store's writer cut the real one to begin a new segment."""
+    """Split each episode of the model where the store's writer cut the real episode to begin a new segment."""
     starts = {int(np.asarray(episode[key])[0]): episode for episode in real.values()}
     for lane in model.lanes():
         followed: list[ModelEpisode] = []
@@ -161,7 +161,7 @@ def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) ->
 
 
 def _follow_idle_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """End each open episode of the model that the store's writer cut for a new segment, and has not yet continued."""
+    """End each open episode of the model if the store's writer cut it for a new segment and did not continue it."""
     newest: dict[int, int] = {}
     waiting: list[tuple[ModelEpisode, Any]] = []
     for lane in model.lanes():
@@ -219,7 +219,8 @@ def _same(what: str, got: Flat, expected: Flat) -> None:
 
 def _close(leaf: str, got: np.ndarray, expected: np.ndarray) -> None:
     _equal(f"{leaf}: dtype and shape", (got.dtype, got.shape), (np.dtype(np.float32), expected.shape))
-    # Float64 sums in another order may round to the next float32, or to a tiny number where the terms cancel to 0.
+    # Sums of float64 in another order may round to the neighbouring float32, or to a tiny number if the terms cancel to
+    # 0.
     wrong = ~np.isclose(got, expected, rtol=1.3e-7, atol=1e-11)
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])

@@ -62,7 +62,7 @@ class ModelEpisode:
 
     @property
     def num_frames(self) -> int:
-        """The number of observations, including the final one if it is known."""
+        """The number of observations, including the final observation if it is known."""
         return len(self.steps) + (self.final is not None)
 
     def frame(self, t: int) -> Flat:
@@ -79,7 +79,7 @@ class ModelEpisode:
 
     @property
     def window_end(self) -> int:
-        """The number of steps that windows may have: all, or one less if there is no observation to bootstrap from."""
+        """How many steps windows may contain: all, or all but the last if there is no observation to bootstrap from."""
         return len(self.steps) if self.terminated or self.final is not None else len(self.steps) - 1
 
     def sampleable(self, n_step: int | None) -> list[int]:
@@ -344,7 +344,7 @@ class ModelStore:
             episode.hidden = sum(order[int(step.extra[key])] < self._frontier for step in episode.steps)
 
     def evict(self, chosen: Callable[[ModelEpisode], bool]) -> int:
-        """Evict the episodes that `chosen` returns true for; return their number of steps, hidden ones included."""
+        """Evict the episodes for which `chosen` returns true; return how many steps they had, hidden steps included."""
         leaving = [episode for episode in self.episodes if chosen(episode)]
         for episode in leaving:
             episode.evicted = True

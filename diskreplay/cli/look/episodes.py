@@ -164,7 +164,7 @@ def passing(columns: Columns, bounds: Bounds, ended: Sequence[Ended]) -> NDArray
 
 
 def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: bool) -> NDArray[np.intp]:
-    """Return the indices ``found`` sorted by a column, and by age if values are equal; no value or NaN comes last."""
+    """Return the indices ``found`` sorted by a column, and by age if equal; missing values and NaN come last."""
     if descending:
         found = found[::-1]
     if sort == SortBy.age:

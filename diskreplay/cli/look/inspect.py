@@ -179,7 +179,7 @@ def writers_table(writers: Sequence[Row], limit: int | None) -> console.TextTabl
 
 
 def _formatted(say: Callable[[Any], str], key: str) -> Callable[[Row], str]:
-    """Return a function that formats ``row[key]`` with ``say``."""
+    """Return a function that returns ``say(row[key])`` for a row."""
     return lambda row: say(row[key])
 
 

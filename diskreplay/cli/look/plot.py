@@ -184,7 +184,7 @@ def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: 
 
 
 def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the edges of `BINS` equal bins, which have a width even if all values are equal."""
+    """Return the edges of `BINS` bins of equal width, which is above 0 even if all values are equal."""
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         apart = max(0.5, 1e-9 * abs(low))
@@ -208,7 +208,7 @@ def _some(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def in_units(seconds: NDArray[np.float64], label: str) -> tuple[NDArray[np.float64], str]:
-    """Return times in the largest unit in which the longest is at least 2, and this unit's name before ``label``."""
+    """Return times in the largest unit in which the longest is at least 2, and ``label`` with this unit in front."""
     name, unit = next(((n, u) for n, u in _UNITS if seconds.max() >= 2 * u), _UNITS[-1])
     return seconds / unit, f"{name} {label}"
 

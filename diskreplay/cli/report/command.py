@@ -83,7 +83,7 @@ def report(
 
 
 def ended_counts(info: Mapping[str, Any], where: str | None, episodes: Episodes) -> dict[str, int]:
-    """Return the number of episodes by how they ended: of all episodes or, with ``where``, of the sampled ones."""
+    """Return how many episodes ended in each way: of all episodes or, with ``where``, of the sampled episodes."""
     kinds = ("terminated", "truncated", "cut", "open")
     if where is None:
         return {kind: int(info["episodes"][kind]) for kind in kinds}

@@ -66,10 +66,10 @@ def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progre
 
 @dataclass
 class _Moment:
-    """The counters and the segments of a store at one moment. The files outside its segments are already copied."""
+    """What a backup still has to copy: the counters and the segments of a store at one moment."""
 
     words: NDArray[np.int64]
-    kept: set[int] = field(default_factory=set)  # numbers of sealed segments that were copied before and still exist
+    kept: set[int] = field(default_factory=set)  # sealed segments that were copied before this moment and still exist
     sealed: list[SegmentInfo] = field(default_factory=list)
     live: list[LiveRows] = field(default_factory=list)
     # For each segment that is copied file by file, by its number: its damage in words, or "" if none is to be reported.
@@ -224,8 +224,8 @@ class _Backup:
         """Count the steps of the backup as readers do: return the counts by class, and the number in quarantine."""
         with suppress(*DAMAGE), ExitStack() as opened:
             counters = opened.enter_context(closing(self._copy.counters()))
-            # Without warnings: they would name the hidden folder of the backup, and `problems` of the result lists the
-            # damage.
+            # No warnings are issued: they would name the hidden folder of the backup. `problems` of the result lists
+            # the damage.
             follower = opened.enter_context(closing(Follower(self._copy, counters, warns=False)))
             _, account = read_account(follower, StepCounter(self._copy))
             return account.total, account.quarantined
@@ -236,7 +236,7 @@ class _Backup:
 
 
 def unfinished_path(to: Path) -> Path:
-    """Return the path of the hidden folder that a backup to ``to`` is made in."""
+    """Return the path of the hidden folder in which a backup to ``to`` is made."""
     return hidden_sibling(to, ".backup")
 
 
@@ -244,10 +244,10 @@ def unfinished_path(to: Path) -> Path:
 def unfinished(root: Root, to: Path) -> Iterator[Path]:
     """Make and lock the hidden folder of an unfinished backup for a `with` block, and yield its path.
 
-    The folder may hold files of an earlier, interrupted call. It is renamed to ``to`` when the block ends without an
-    error, and otherwise stays. Raises StoreExists if ``to`` exists or the hidden folder is not a backup of this store,
-    StoreLocked if another process makes a backup there, StorageFull if the disk is full, ValueError if ``to`` is inside
-    the store.
+    The folder may hold files of an earlier, interrupted call. If the block ends without an error, the folder is renamed
+    to ``to``; otherwise it stays. Raises StoreExists if ``to`` exists or the hidden folder is not a backup of this
+    store, StoreLocked if another process makes a backup there, StorageFull if the disk is full, ValueError if ``to`` is
+    inside the store.
     """
     folder = unfinished_path(to)
     _check(root, to, folder)
@@ -258,7 +258,7 @@ def unfinished(root: Root, to: Path) -> Iterator[Path]:
     if lock is None:
         raise StoreLocked(f"another process is making a backup in {folder}; wait for it, or choose another path")
     try:
-        _check(root, to, folder)  # the process that had the lock may have completed the backup
+        _check(root, to, folder)  # another process may have completed the backup, and released the lock
         write_root_document(root, folder)
         yield folder
         try:

@@ -86,11 +86,11 @@ class Account:
             self._progress(self._done, self._total)
 
     def finish(self) -> None:
-        """Report that all bytes are finished."""
+        """Call ``progress`` for the last time, with all bytes finished."""
         self.advance(self._total)
 
     def begin(self, where: str) -> None:
-        """Forget the problems of a part of the store, which is about to be copied again.
+        """Forget the problems of a part of the store that is about to be copied again.
 
         ``where`` is the folder of a segment, or empty for everything outside the segments.
         """
@@ -151,7 +151,7 @@ def remove_others(target: Path, known: set[str], is_left_out: Callable[[Path], b
                 if str(inside / name) not in known:
                     os.unlink(folder / name)
         elif folder != target:
-            shutil.rmtree(folder, ignore_errors=True)  # it may have been removed with its parent
+            shutil.rmtree(folder, ignore_errors=True)  # the folder may have been removed with its parent
 
 
 def copy_as_it_is(source: Path, target: Path, where: str, copier: FileCopier, account: Account) -> None:

@@ -89,7 +89,7 @@ class DeadWriters:
         return [info for info in found if info and not info.sealed and not is_locked(info.lock_path)]
 
     def _never_written(self) -> list[str]:
-        """Return the folders of segments without a living writer whose zarr.json was lost in a power failure."""
+        """Return the folders of segments whose zarr.json was lost in a power failure, and whose writer is dead."""
         names = [layout.segment_folder(n) for n in segment_numbers(self._remedies.files)]
         return [
             name
@@ -102,7 +102,7 @@ class DeadWriters:
         store = self._remedies.store
         retention = Retention(store, store.counters(writable=True))
         sealer = Sealer(store, partial(_count_sealed, retention), Marker(store))
-        with suppress(FormatError):  # a living writer's segment may be damaged: the second verification reports it
+        with suppress(FormatError):  # a living writer's segment may be damaged: the last verification reports this
             while dead := retention.dead_segments(evicts=False):
                 for info, lock in dead:
                     sealer.submit(info, lock)

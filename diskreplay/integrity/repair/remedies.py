@@ -30,9 +30,9 @@ class Action:
         ``"sealed"``, ``"salvaged"``, ``"quarantined"``, ``"rebuilt"``, ``"restored"``, ``"recomputed"``,
         ``"removed"``, or ``"refused"`` if the action would have set aside more steps than allowed.
     where : str
-        The file or folder, relative to the store.
+        The path of the file or folder, relative to the store.
     detail : str
-        The reason, or the new place.
+        The reason of the action, or the new path of the file or folder.
     steps : int
         The number of steps that the action set aside (moved to quarantine) or, if it was refused, would have set aside.
     """

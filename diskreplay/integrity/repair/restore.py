@@ -49,7 +49,7 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
 
 
 def _bring_back(remedies: Remedies, number: int) -> str:
-    """Bring a segment back, and return the action in words. The caller holds the locks of the store and the segment.
+    """Bring a segment back, and return in words what was done. The caller holds the locks of the store and the segment.
 
     Raises ReplayError as `restore_segment` does.
     """

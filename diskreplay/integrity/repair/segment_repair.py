@@ -132,7 +132,7 @@ def find_losses(
 
 
 def _evicted_of_pack(tables: PackTables, evicted: Mapping[int, Sequence[tuple[int, int]]]) -> list[tuple[int, int]]:
-    """Return (first row, number of steps) of each episode of a pack that was evicted by hand."""
+    """Return (first row, number of steps) of each episode that was evicted by hand from a pack."""
     entries = [(n << layout.POSITION_BITS | p, s) for n in tables.numbers.tolist() for p, s in evicted.get(n, [])]
     ids, steps = np.array(entries, np.int64).reshape(-1, 2).T
     lanes = tables.lanes[tables.places(ids >> layout.POSITION_BITS)]
@@ -332,7 +332,7 @@ class SegmentRepair:
         keep_hidden(counters, hidden_before)
 
     def _replace(self, losses: Losses, reason: str) -> str | None:
-        """Rebuild a segment, put it in place of the damaged one, and return the damaged one's new path.
+        """Rebuild a segment, put it in place of the damaged one, and return the new path of the damaged one.
 
         Returns None and changes nothing if the new segment cannot be built or fails verification: the segment was
         damaged before it was sealed, or its small files are damaged, too. Raises StorageFull and changes nothing if the

@@ -54,7 +54,7 @@ class Attributes:
     unproven_steps: int = 0
     was_sealed: bool = False  # copied while being sealed: marks or block checksums must prove the rows
     packed: tuple[int, int] | None = None  # of a pack: the numbers of lines of its two tables
-    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # of the compressed arrays of a pack, by path
+    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # how a pack's arrays are compressed, by path
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ def was_lost(files: Files, folder: str) -> bool:
 
 
 def has_marks(files: Files, folder: str) -> bool:
-    """Whether the log of marks or the counter ``durable`` has a byte other than 0: the segment has a durable row."""
+    """Whether a segment has a durable row: its log of marks or its counter ``durable`` has a byte other than 0."""
     return any(_contents(files, f"{folder}/{name}").strip(b"\0") for name in (layout.MARKS, f"{layout.DURABLE}/c.0"))
 
 

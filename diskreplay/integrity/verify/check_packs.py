@@ -123,7 +123,7 @@ def check_runs(segment: Segment, tables: Tables) -> None:
 
 
 def _lines_in(tables: Tables, first: int, stop: int) -> slice:
-    """Return the lines of ``tables.runs`` for lanes with a row in ``[first, stop)``, or maybe without any row."""
+    """Return the lines of ``tables.runs`` for all lanes with rows in ``[first, stop)``, and perhaps for empty lanes."""
     begin = int(np.searchsorted(tables.stops, first, "right"))
     return slice(begin, max(begin, int(np.searchsorted(tables.first_rows, stop))))
 

@@ -364,7 +364,7 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
 
 
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
-    """Whether NumPy can have an array of this shape; for its size limit, an axis of length 0 counts as 1."""
+    """Whether NumPy can have an array of this shape; for NumPy's limit of the size, an axis of length 0 counts as 1."""
     if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(is_whole(n, 0, _MOST_BYTES) for n in shape):
         return False
     return bool(item_bytes * math.prod(max(n, 1) for n in shape) <= _MOST_BYTES)

@@ -178,7 +178,7 @@ _OF_ANY_ROW = _ENDED | OBSERVATION_ONLY | EPISODE_VALUES | DISCARDED
 class _Episodes(NamedTuple):
     """The episodes of a segment, derived from its rows lane by lane: first row, number of steps, and end.
 
-    ``keys`` order the episodes by lane and row.
+    ``keys`` has a sort key for each episode: the keys order episodes by lane and row.
     """
 
     keys: NDArray[np.int64]

@@ -143,7 +143,7 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
 
 
 def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Return the files of a sealed segment that need a checksum; ``present`` has the existing chunks of each array."""
+    """Return the names of a sealed segment's files that need a checksum; ``present`` has each array's chunk numbers."""
     plan = segment.plan
     wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
     wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}

@@ -191,7 +191,7 @@ def check_content(files: Files, where: str, expected: bytes | None, kind: str, d
 
 
 def check_itself(files: Files, where: str, data: bytes) -> bool:
-    """Whether a JSON file matches the checksum in it; if not, report that."""
+    """Whether a JSON file matches the checksum that it contains; if not, report a problem."""
     if not (fits := fits_itself(data)):
         files.report("checksum", where, "has no checksum in it" if fits is None else "does not match its checksum")
     return bool(fits)

@@ -48,7 +48,7 @@ class Problem:
         - ``"quarantine"``: steps that repair or a recovery has set aside
         - ``"unproven"``: steps that do not count, since nothing proves that they are whole
     where : str
-        The file or folder, relative to the store.
+        The path of the file or folder, relative to the store.
     detail : str
         The problem in words.
 
