@@ -20,7 +20,7 @@ Closing: TypeAlias = "weakref.finalize[Any, Any]"
 
 
 def closes(owner: object, kept: Kept, folder: str | None = None) -> Closing:
-    """Return a finalizer that closes ``kept``, last object first, once it is called or ``owner`` is garbage collected.
+    """Return a finalizer that closes ``kept``, last one first, when called, or after ``owner`` is garbage collected.
 
     Every object is closed even if closing another one fails; the first error is raised at the end. ``folder`` is a
     temporary folder that contains the store; None: the store is not temporary. The folder is deleted before the objects

@@ -194,8 +194,8 @@ def is_folder(path: os.PathLike[str] | str) -> bool:
 def is_deleted(fd: int) -> bool:
     """Return whether the file or folder of an open descriptor was deleted.
 
-    Some file systems do not count the links of folders. So the path in /proc is checked too: the kernel appends
-    " (deleted)" to the path of a deleted folder.
+    Some file systems do not keep a link count for folders. So the path in /proc is checked too: the kernel appends "
+    (deleted)" to the path of a deleted folder.
     """
     try:
         status = os.fstat(fd)

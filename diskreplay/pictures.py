@@ -23,10 +23,11 @@ def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
     """Return n frames as pictures: (n, height, width) in grey, or (n, height, width, 3) in colour.
 
     If frames have another number of channels than three, such as a stack of grey images, only the last channel is
-    shown. Values of other dtypes than uint8 are scaled from their own range to 0 to 255; NaN and infinity become 0.
+    shown. Values of other dtypes than uint8 are scaled so that the smallest becomes 0 and the largest 255; NaN and
+    infinity become 0.
     """
     if rows.ndim == 4:
-        if rows.shape[1] < min(rows.shape[2:]):  # channels, or stacked frames, come first
+        if rows.shape[1] < min(rows.shape[2:]):  # the axis of channels, or of stacked frames, is the first
             rows = np.moveaxis(rows, 1, -1)
         if rows.shape[-1] != 3:
             rows = rows[..., -1]

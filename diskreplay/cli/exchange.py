@@ -187,8 +187,8 @@ def _watched(
 ) -> Iterator[Announced]:
     """Show the progress of an import or an export, and ``if_interrupted`` after Ctrl-C.
 
-    The yielded object is the argument ``progress`` of the import or export. Until its first episode, a bar with the
-    title ``before`` is shown. Then ``announce`` is called with what will be written, and a bar has the title ``title``.
+    The yielded object is passed to the import or export as ``progress``. Before the first episode, a bar with the title
+    ``before`` is shown. Then ``announce`` is called with what will be written, and a bar has the title ``title``.
     """
     with ExitStack() as shown:
         shown.enter_context(console.bar(before))
@@ -250,8 +250,8 @@ def export_store(
 ) -> None:
     """Export the ended episodes of a store, or a selection of them, to a new data set.
 
-    Before it begins, the export lists the data that the format cannot hold and that it leaves out. The scheme npz holds
-    everything. An interrupted export leaves no files. Open episodes are left out.
+    Before it begins, the export lists the data that it leaves out because the format cannot hold them. The scheme npz
+    holds everything. An interrupted export leaves no files. Open episodes are left out.
     """
     scheme, to = _parsed(target)
     check_local(to)

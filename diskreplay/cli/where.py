@@ -234,7 +234,7 @@ class _Compiler:
 def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Episode], Any], otherwise: Value) -> Read:
     """Return a function that computes ``work(left, right)`` for an episode.
 
-    It returns ``otherwise`` if a value is missing, or the calculation fails, as a division by zero does.
+    The function returns ``otherwise`` if a value is missing, or if the calculation fails, such as a division by zero.
     """
 
     def read(episode: Episode) -> Value:

@@ -114,7 +114,7 @@ def script(schema: Schema, plan: EpisodePlan, rng: np.random.Generator, first_se
 
 
 def play(plan: WriterPlan, schema: Schema, writers: Sequence[Any], first_serial: int = 0) -> int:
-    """Make the planned calls on each of several writers, for example on a model and a real one.
+    """Make the planned calls on each of ``writers``, for example on a `ModelWriter` and a real writer.
 
     Returns the first unused serial number.
     """
@@ -169,7 +169,7 @@ def _calls(plan: WriterPlan, scripts: list[Script], rng: np.random.Generator) ->
 
 
 def random_priorities(rng: np.random.Generator, count: int | None = None) -> Any:
-    """Return `count` random initial priorities of either sign, some of them zero; None: return one number."""
+    """Return `count` random initial priorities of either sign, some of them zero; one number if `count` is None."""
     return rng.normal(0, 8, count) * (rng.random(count) < 0.8)
 
 

@@ -132,7 +132,7 @@ def fields_of(columns: Columns) -> list[str]:
 
 
 def sort_key(columns: Columns, name: str) -> str:
-    """Return the name of the column to sort by, for a value of `SortBy` or an episode field; otherwise BadParameter."""
+    """Return the name of the column to sort by, for a value of `SortBy` or an episode field; else BadParameter."""
     if name in list(SortBy):
         return name
     path = name if name.startswith("episode/") else f"episode/{name}"
@@ -171,7 +171,7 @@ def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: b
         return found
     keys = columns[sort][found]
     missing = np.ma.getmaskarray(keys) | np.isnan(np.ma.getdata(keys))
-    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # unlike values, ranks of any dtype can be negated
+    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # ranks can be negated, values of some dtypes cannot
     return found[np.lexsort((-rank if descending else rank, missing))]
 
 

@@ -116,7 +116,7 @@ def steps_line(info: Mapping[str, Any]) -> str:
 
 
 def tally(rows: Sequence[Mapping[str, Any]], states: Sequence[str]) -> str:
-    """Return the number of rows, in total and of each state, such as "12 (2 writing, 10 sealed)"."""
+    """Count ``rows``, in total and for each state; return the numbers as text, such as "12 (2 writing, 10 sealed)"."""
     counts = [(sum(row["state"] == state for row in rows), state) for state in states]
     named = ", ".join(f"{text.count(amount)} {state}" for amount, state in counts if amount)
     return f"{text.count(len(rows))} ({named})" if named else text.count(len(rows))

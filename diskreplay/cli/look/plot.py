@@ -149,7 +149,7 @@ def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | Non
 
 
 def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
-    """Return a histogram: a bar per value for at most `BINS` different whole numbers, otherwise `BINS` equal bins."""
+    """Return a histogram: a bar per value for whole numbers with at most `BINS` values, else `BINS` equal bins."""
     return distributions(title, {"": values}, label)
 
 

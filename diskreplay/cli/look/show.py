@@ -164,7 +164,7 @@ def short(path: str) -> str:
 
 
 def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:
-    """Return an episode's index from 0, for an index that may be negative or, with ``is_id``, the id of any step.
+    """Return an episode's index, from 0; ``number`` is an index, maybe negative, or, with ``is_id``, the id of a step.
 
     Raises BadParameter if there is no such episode.
     """

@@ -100,9 +100,9 @@ def _draw(look: Look, looks: Iterator[Look]) -> None:
     terminal = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     try:
         with (
-            # Live redraws by itself, too: the size of the terminal may change.
+            # `Live` also redraws by itself, since the size of the terminal may change.
             Live(get_renderable=lambda: view(look, terminal.height), console=terminal, screen=True) as live,
-            # A signal that ends the process must end the block, which restores the terminal.
+            # The end of the block restores the terminal, so a signal that ends the process must end the block first.
             console.signals((signal.SIGTERM, signal.SIGHUP), _end),
         ):
             live.refresh()
@@ -116,7 +116,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-# The lines of the output other than rows of tables: the summary, titles, headers and empty lines.
+# The number of output lines that are not rows of tables: the summary, titles, headers and empty lines.
 _LINES_BESIDE = 20
 _LEAST_ROWS = 3
 

@@ -95,7 +95,7 @@ def began_at(store: dr.Store, at: int) -> float:
 
 @dataclass(frozen=True)
 class Steps:
-    """The ids of sampled steps; ``total`` is the number of steps of the episodes that they were drawn from."""
+    """The ids of sampled steps; ``total`` is the number of steps from which these were sampled."""
 
     snapshot: Snapshot
     ids: Ints
@@ -120,7 +120,7 @@ class Steps:
         return np.concatenate(found), np.concatenate(values)
 
     def times(self) -> tuple[Ints, NDArray[np.float64]]:
-        """Return ids of steps, and their publishing times in seconds since the epoch."""
+        """Return the ids of the steps that still exist, and their publishing times in seconds since the epoch."""
         ids, times = self.read(layout.TIME)
         clocks = self.snapshot.clocks[(ids >> layout.POSITION_BITS) - self.snapshot.origin]
         return ids, (times + clocks) / 1e9

@@ -156,7 +156,7 @@ def check_root(files: Files, plan: Plan) -> set[str]:
 
 
 def check_notes(files: Files) -> None:
-    """Check the notes of a store, if it has any: each is a JSON file that contains its own checksum."""
+    """Check the notes on imported data sets, if there are any: each is a JSON file that contains its own checksum."""
     if not os.path.lexists(files.path(layout.NOTES)):
         return
     names = files.listing(layout.NOTES) or {}
