@@ -1,7 +1,8 @@
 """Conversion of NumPy arrays to Arrow columns and back, without a loop over rows.
 
 A field with a shape becomes nested lists of fixed size, one level for each axis, so that any reader of Arrow sees the
-shape. Wide fields, such as images, can be bytes of fixed size instead: Parquet takes several times as long for lists.
+shape. Fields of many numbers, such as images, can be columns of bytes of fixed size instead, since Parquet takes
+several times as long for lists.
 """
 
 import math
@@ -58,7 +59,7 @@ def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[
 
 
 def with_missing(column: "Array", is_present: NDArray[np.bool_]) -> "Array":
-    """Return a column of ``len(is_present)`` rows: where ``is_present`` is true, the next row of ``column``, else null.
+    """Spread the rows of ``column``, in order, over the rows where ``is_present`` is true; the other rows are null.
 
     In a column of lists, a null row is a list of nulls, since pyarrow before 26 cannot write a null list of fixed size.
     """
@@ -88,7 +89,7 @@ def from_arrow(column: "Array | ChunkedArray", name: str) -> NDArray[Any]:
     Raises
     ------
     FormatError
-        The column has values of another type, or nulls. The message calls the column ``name``.
+        The column has values of another type, or nulls. ``name`` is the name of the column in the message.
     """
     parts = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     shape = _shape(column.type, name)

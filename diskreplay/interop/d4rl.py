@@ -108,22 +108,23 @@ def import_dataset(
     """Import a file of D4RL into a new store, or resume an interrupted import.
 
     Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last flag are an episode that was cut.
-    An episode is also cut after a row whose ``next_observations`` is not the observation of the next row. Values are
-    compared, so the two arrays may differ in dtype, and one of them may be rounded to float32. The attribute ``cut`` of
-    the result is the number of these cuts. A warning is issued if there is more than one cut in ten steps. Episodes
-    have a final observation if the file has ``next_observations``.
+    An episode is also cut after a row whose ``next_observations`` is not the observation of the next row. The
+    comparison is by value: ``observations`` and ``next_observations`` may differ in dtype, and one of the two may be
+    rounded to float32. The attribute ``cut`` of the result is the number of cuts after such rows. A warning is issued
+    if this number is more than a tenth of the number of steps. Episodes have a final observation if the file has
+    ``next_observations``.
 
     Parameters
     ----------
     source : path
         The HDF5 file.
     path : path
-        The store. Nothing may exist at this path, except an interrupted import of this file.
+        The path of the store. Nothing may exist at this path, except an interrupted import of this file.
     max_episode_steps : int, optional
         The number of steps after which episodes were truncated, for old files without ``timeouts``. D4RL
         itself takes this number from the environment. None: episodes end at ``terminals`` only.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -181,7 +182,7 @@ def export_dataset(
     hdf5_compression : str or None
         The compression of the arrays: "gzip", as in D4RL's own files, "lzf", or None, which is many times faster.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     **options
@@ -250,7 +251,7 @@ def leaf_of(array: str) -> str:
 
 
 def next_of(path: str) -> str:
-    """Return the name of the array with the next observations of a leaf, whose path begins with ``obs``."""
+    """Return the name of the array with the next observations of the leaf at ``path``, which begins with ``obs``."""
     return f"{NEXT_OBSERVATIONS}{path.removeprefix(OBS)}"
 
 
@@ -373,8 +374,8 @@ class Reader:
     def _is_step(self, name: str) -> bool:
         """Tell whether an array has a row for each step.
 
-        The arrays that D4RL defines and the arrays in ``infos`` have these rows. Arrays in ``metadata`` and ``virtual``
-        do not have them. Any other array has them if its length is the number of rewards.
+        The arrays that D4RL defines and the arrays in ``infos`` have a row for each step. Arrays in ``metadata`` and
+        ``virtual`` do not. Any other array has a row for each step if its length is the number of rewards.
         """
         first = name.split("/")[0]
         if first in RESERVED or first == "infos":
@@ -462,7 +463,7 @@ class Reader:
         return rows
 
     def _chunk_rows(self) -> int:
-        """Return the largest number of rows in a chunk, since reading a part of a chunk takes as long as all of it."""
+        """Return the largest number of rows that a chunk of any array has; 1 if no array has chunks."""
         return max((chunks[0] for array in self._arrays.values() if (chunks := array.chunks)), default=1)
 
     def _read_metadata(self, file: h5py.File) -> dict[str, Json]:
@@ -535,7 +536,7 @@ def _as_texts(value: Any) -> Json:
 def write(
     plan: Plan, episodes: Iterable[EpisodeData], has_next: bool, metadata: Mapping[str, Json], compression: str | None
 ) -> None:
-    """Write episodes to the file of a plan, with `next_observations` if ``has_next``.
+    """Write episodes to the file ``plan.path``, which gets the array `next_observations` if ``has_next`` is true.
 
     The last step of a cut episode has the flag `timeouts`, unless the episode is the last one of the file.
     """

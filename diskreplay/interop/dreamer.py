@@ -1,17 +1,18 @@
 """Replay folders of Dreamer: compressed NumPy files of rows.
 
-There are two kinds of folders. DreamerV1 and V2, and ports of them, write one file an episode, ``TIME-ID-LENGTH.npz``.
-A row holds an observation, and the action and the reward that led to it. The first row has zeros for action and reward.
-DreamerV3 writes the rows of each environment in chunks, each a file ``TIME-ID-NEXT-LENGTH.npz``. NEXT is the ID of the
-file that continues the rows. A row holds an observation, the reward that led to it, and the action that followed it.
+There are two kinds of folders. DreamerV1 and V2, and ports of them, write one file for each episode,
+``TIME-ID-LENGTH.npz``. A row holds an observation, and the action and the reward that led to this observation. The
+first row of an episode has zeros for action and reward. DreamerV3 writes the rows of each environment to a chain of
+files ``TIME-ID-NEXT-LENGTH.npz``. NEXT is the ID of the file that continues the rows. A row holds an observation, the
+reward that came with it, and the action that followed it.
 
 An import follows these rules:
 
-- If some discounts are neither 0 nor 1, the discounts are the extra field ``step_discount``.
+- If any discount in the folder is neither 0 nor 1, the discounts become the extra field ``step_discount``.
 - One-hot actions stay vectors. If a file has no key ``action`` but keys such as ``action/move``, the action is a dict.
 
-In an export, an episode that was cut becomes truncated. If an episode has no final observation, its last observation is
-written a second time in its place.
+In an export, an episode that was cut becomes truncated. If an episode has no final observation, the observation of its
+last step is written a second time as the final observation.
 """
 
 import re
@@ -83,17 +84,17 @@ def import_dataset(
     discount 0. Otherwise it is truncated, except that an episode of DreamerV3 is cut if its files end before a
     row with ``is_last``.
 
-    Keys are observations, except ``action``, ``reward`` and the flags. Keys ``log_...``, and the keys in the option
-    ``extra``, are extra fields. A step takes the values of extra fields from the row of its reward.
+    Every key is an observation, except ``action``, ``reward`` and the flags. But keys that begin with ``log_``, and the
+    keys in the option ``extra``, are extra fields. A step takes the values of extra fields from the row of its reward.
 
     Parameters
     ----------
     source : path
         The folder.
     path : path
-        The store. Nothing may exist at this path, except an interrupted import of this folder.
+        The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -147,7 +148,7 @@ def export_dataset(
     path : path
         The folder. Nothing may exist at this path.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     one_hot : bool
@@ -178,8 +179,8 @@ class _Replay:
     Attributes
     ----------
     episodes : list of list of _Part
-        For each episode, the parts of files that have its rows, which are at least two. An episode of DreamerV3 may
-        have several parts.
+        For each episode, the parts of files that have the episode's rows. Every episode has two rows or more. The rows
+        of an episode of DreamerV3 may be in several files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -224,8 +225,8 @@ class _Replay:
     def paths(self, actions: Sequence[str], extra: Sequence[str]) -> dict[str, str]:
         """Return the key of each leaf in the files, by its path in the store, such as ``{"obs/image": "image"}``.
 
-        ``actions`` and ``extra`` are the keys that the caller chose for actions and extra fields. The role of a key
-        decides from which row a step takes its value.
+        ``actions`` and ``extra`` are the keys that the caller chose for actions and extra fields. Whether a key is an
+        observation, an action or an extra field decides from which row a step takes the key's value.
         """
         keys = self._open(self.episodes[0][0].file)
         found = {REWARD: REWARD}
@@ -245,7 +246,7 @@ class _Replay:
         return found
 
     def leaves(self, names: Mapping[str, str]) -> dict[str, Field]:
-        """Return the field of each key in ``names`` by its path, from the arrays of the first episode."""
+        """Return the field of each leaf at a path in ``names``, by path, from the arrays of the first episode."""
         file = self.episodes[0][0].file
         values = {path: self._open(file)[key] for path, key in names.items()}
         values[REWARD] = values[REWARD].reshape(len(values[REWARD]))
@@ -314,7 +315,7 @@ def _steps(parts: Sequence[_Part]) -> int:
 
 
 def _arrays(file: Path, names: Sequence[str] | None = None) -> Rows:
-    """Return the arrays of a file with these names, if the file has them. ``names=None`` returns all arrays."""
+    """Return those arrays of a file whose names are in ``names``; None: all arrays."""
     found = read_npz(file, None if names is None else names.__contains__)
     if scalars := [key for key, rows in found.items() if not rows.ndim]:
         raise FormatError(f"{file}: {scalars[0]!r} is a single value, not an array of rows")

@@ -35,7 +35,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     Each step is appended with its next observation, so it can be sampled at once. ``reset`` in the middle of an episode
     and ``close`` cut the episode at its last observation. After an error of the environment, ``discard_episode`` drops
     the episode, and ``reset`` keeps its steps. Observations are copied: an environment may reuse its arrays. With
-    ``gymnasium.wrappers.Autoreset`` inside or around this wrapper, the step that only resets is not recorded.
+    ``gymnasium.wrappers.Autoreset`` inside or around this wrapper, a step that only resets the environment is not
+    recorded.
 
     Concurrency: one thread at a time, as for the environment. A copy by pickle or ``copy.deepcopy`` has its own writer.
 
@@ -103,9 +104,9 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     def set_episode(self, **values: Any) -> None:
         """Set episode fields, by name, of the running episode, or of the next episode if none is running.
 
-        An episode runs from its reset to its end. Its values are stored with its last step, or when it is cut. If the
-        process is killed before that, none of them is stored. Values of an episode without steps are dropped. A value
-        that is set again, or that ``reset`` is called with, replaces the earlier value.
+        An episode runs from its reset to its end. The values are stored with the episode's last step, or when the
+        episode is cut. If the process is killed earlier, none of the values is stored. Values of an episode without
+        steps are dropped. A value that is set again, or that ``reset`` is called with, replaces the earlier value.
 
         Raises
         ------
@@ -118,8 +119,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; an open episode is cut at its last observation.
 
-        If the schema has an episode field ``seed`` or ``options``, the argument of the same name is stored in it for
-        the next episode. None and an empty dict are not stored.
+        If the schema has an episode field ``seed`` or ``options``, the argument of the same name is stored in this
+        field for the next episode. None and an empty dict are not stored.
 
         Raises
         ------
@@ -228,8 +229,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
 
     Every autoreset mode is recorded exactly, as if each environment were recorded alone:
 
-    - NEXT_STEP, also if the metadata name no mode: the call after the end of a lane's episode only resets the lane. No
-      step of the lane is recorded then.
+    - NEXT_STEP, also if the metadata name no mode: the call of ``step`` after the end of a lane's episode only resets
+      the lane. This call records no step of the lane.
     - SAME_STEP: the final observation and the info fields of a lane that ended are taken from info.
     - DISABLED: no step of a lane is recorded from its episode's end until the lane is reset.
       ``reset(options={"reset_mask": mask})`` resets only the lanes of the mask.
@@ -293,10 +294,11 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # the last observations; None: unknown, and step() raises
-        self._idle = np.zeros(env.num_envs, bool)  # lanes without an episode: the next step is not recorded
+        self._idle = np.zeros(env.num_envs, bool)  # lanes without an episode, of which the next step is not recorded
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
-        # Last, since the lines above may raise: before gymnasium 1.3, a discarded wrapper closes its environments.
+        # Called last, since the lines above may raise: before gymnasium 1.3, an initialised wrapper closes its
+        # environments when it is discarded.
         super().__init__(env)
 
     def set_extra(self, **fields: Any) -> None:
@@ -327,10 +329,10 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     ) -> tuple[Any, dict[str, Any]]:
         """Reset the environments, or only those where ``options["reset_mask"]`` is True; cut their open episodes.
 
-        If the schema has an episode field ``seed`` or ``options``, the argument of the same name is stored in it for
-        the next episodes. A list has a seed for each environment. An integer gives environment i the seed
-        ``seed + i``, as in Gymnasium. None and an empty dict are not stored. An episode that begins by autoreset has
-        no value in these fields.
+        If the schema has an episode field ``seed`` or ``options``, the argument of the same name is stored in this
+        field for the next episodes. A list has a seed for each environment. An integer gives environment i the seed
+        ``seed + i``, as in Gymnasium. None and an empty dict are not stored. An episode that begins by autoreset has no
+        value in these fields.
 
         Raises
         ------

@@ -31,7 +31,7 @@ def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        JAX does not use the batch's device or dtypes, or an integer of 64 bits does not fit into 32.
+        JAX does not use the batch's device or dtypes, or an integer of 64 bits does not fit into 32 bits.
     """
     return {name: _to_jax(name, batch[name]) for name in batch if name != "index"}
 

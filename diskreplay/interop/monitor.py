@@ -1,7 +1,7 @@
 """Monitor a store or a sampler in TensorBoard, Weights & Biases or Prometheus.
 
 The tables `STORE` and `SAMPLER` define the names of the numbers in `Store.info` and `Sampler.stats`, for all three
-libraries. Importing this module imports none of them: each function takes a writer that the caller made.
+libraries. Importing this module imports none of these libraries: each function takes a writer that the caller made.
 """
 
 import math
@@ -179,7 +179,7 @@ def to_tensorboard(
 
     A `Sampler` also has histograms of the last batch that it delivered:
 
-    - ``sampler/age``: for each step, the number of steps in the store that are newer.
+    - ``sampler/age``: for each step of the batch, the number of newer steps in the store.
     - ``sampler/priority``: the priorities, if ids are drawn by priorities.
     - ``sampler/staleness/NAME``: see `staleness`.
 
@@ -194,7 +194,7 @@ def to_tensorboard(
     source : Store, Sampler or ShardedSampler
         The store or sampler.
     writer : SummaryWriter
-        The writer of `torch.utils.tensorboard` or of tensorboardX, or any other with their methods.
+        The writer of `torch.utils.tensorboard` or of tensorboardX, or any object with the same methods.
     step : int or None
         The step that TensorBoard shows for the numbers. None: the number of batches that the sampler delivered, or of
         steps that were inserted into the store.
@@ -231,7 +231,7 @@ def to_wandb(
     """Log the numbers of a store or a sampler to a run of Weights & Biases, with one call of `run.log`.
 
     Names, histograms, parameters and errors are the same as for `to_tensorboard`, except that `step` is passed to
-    `run.log`. If it is None, the run counts its own steps.
+    `run.log`. If `step` is None, the run counts its own steps.
 
     Raises
     ------
@@ -259,9 +259,10 @@ def to_prometheus(
 ) -> None:
     """Write the numbers of a store or a sampler in Prometheus' text format, version 0.0.4.
 
-    Names are, for example, ``diskreplay_store_visible_steps`` and ``diskreplay_sampler_planning_seconds_total``. The
-    label ``store`` is the store's path. Histograms, `staleness` and errors are as for `to_tensorboard`. A histogram
-    describes the last batch only, not all batches so far: query it without ``rate()``.
+    Names of numbers are, for example, ``diskreplay_store_visible_steps`` and
+    ``diskreplay_sampler_planning_seconds_total``. The label ``store`` is the store's path. Histograms, `staleness` and
+    errors are as for `to_tensorboard`. A histogram describes the last batch only, not all batches so far: query it
+    without ``rate()``.
 
     Parameters
     ----------
@@ -275,7 +276,7 @@ def to_prometheus(
     Raises
     ------
     ValueError
-        Also: a name in `labels` is invalid in Prometheus, or is a label that this function sets.
+        As for `to_tensorboard`. Or a name in `labels` is invalid in Prometheus, or is a label that this function sets.
     """
     observed, given = observe(source, staleness), _check_labels(labels or {})
     common = {**given, **({} if observed.path is None else {"store": observed.path})}

@@ -95,9 +95,9 @@ def import_dataset(
         The names of the arrays that are true at the last step of an episode: for episodes that terminated, and for
         episodes that a limit truncated. The default is the first usual name that the data set has.
     path : path
-        The store. Nothing may exist at this path, except an interrupted import of this folder.
+        The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -159,7 +159,7 @@ def export_dataset(
     path : path
         The folder. Nothing may exist at this path.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     **options

@@ -83,9 +83,9 @@ def import_dataset(
     source : path
         The folder that `export_dataset` wrote.
     path : path
-        The store. Nothing may exist at this path, except an interrupted import of this folder.
+        The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -135,7 +135,7 @@ def export_dataset(
     path : path
         The folder. Nothing may exist at this path.
     progress : callable, optional
-        Called as ``progress(done, total)``, in steps.
+        Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     compression : str or None

@@ -41,15 +41,15 @@ class Options(TypedDict, total=False):
     Attributes
     ----------
     obs, action, reward, extra : str, list of str, or dict of str to str
-        The features that become the part of a step with the option's name. With one name, the part is that feature.
-        With a list, or a dict ``{name in the store: name in the data set}``, the part is a dict of features, and a
-        slash in a name makes nested dicts. The name of a folder of features stands for all features in it. If the
-        option of a part is given, the part has only the features in the option. Other features that belong to the part
-        by default become extra fields. If ``extra`` is given, the extra fields are only the features in ``extra``, and
-        all other features that would be extra fields are left out.
+        The features that become this part of a step. One name: the part is this feature. A dict
+        ``{name in the store: name in the data set}``, or a list: the part is a dict of features, and a slash in a name
+        makes nested dicts. The name of a folder of features stands for all features in it. If the option of a part is
+        given, the part has only the features in the option. Other features that belong to the part by default become
+        extra fields. If ``extra`` is given, the extra fields are only the features in ``extra``, and all other features
+        that would be extra fields are left out.
     rename : dict of str to str
-        ``{name in the data set: name in the store}``. A new name that begins with a part, such as "obs/top", moves
-        the feature there. Any other new name renames the feature within its part.
+        ``{name in the data set: name in the store}``. A new name that begins with a part, such as "obs/top", moves the
+        feature to this path. Any other new name renames the feature within its part.
     skip : str or list of str
         Features, or folders of features, to leave out.
     on_error : {"raise", "skip"}
@@ -209,7 +209,8 @@ class Layout:
     schema : Schema
         The schema of the store.
     paths : dict of str to str
-        The path in the store of each kept feature, by its default path, which the reader of the format defines.
+        The path in the store of each kept feature. A key is the feature's default path, which the reader of the format
+        defines.
     not_kept : list of str
         Names of the features that are left out.
     unsafe : set of str
@@ -319,8 +320,9 @@ def lay_out(
     Raises
     ------
     SchemaError
-        An option has the name of a missing feature, or two features would become the same leaf. Or no feature is the
-        observation or the action; the message lists the features and an example of options that choose them.
+        An option has the name of a missing feature, or two features would become the same leaf. Or no feature becomes
+        the observation, or no feature becomes the action; the message lists the features and an example of options that
+        choose them.
     """
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()
@@ -389,7 +391,8 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            # A feature of steps and an episode field may have the same name. The second is then named by its path.
+            # If a feature of steps and an episode field have the same name, the one that comes second is named by its
+            # path.
             if path in leaves:
                 self._names[path if name in self._names else name] = path
 
@@ -459,9 +462,9 @@ class _Chooser:
         raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is not a feature; {self.advice()}")
 
     def _short(self, name: str) -> str:
-        """Return a feature's path, before options change it, without its first name: "image" for "obs/image".
+        """Return a feature's default path without its first part: "image" for "obs/image".
 
-        If the path has only one name, the result is the feature's name without a prefix such as "obs/".
+        If the path has only one part, the result is the feature's name without a prefix such as "obs/".
         """
         _, _, below = self._names[name].partition("/")
         return below or _ROLE.sub("", name)

@@ -22,8 +22,9 @@ ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata
 Hidden steps are the steps at the start of an episode that a limit on capacity or age hides from samplers.
 
 - ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without this observation. For a
-  format that cannot hold this, the export repeats the observation of the last step.
-- ``ends``: an episode that is both terminated and truncated, or neither. ``cut``: an episode that is neither.
+  format that cannot hold such an episode, the export repeats the observation of the last step.
+- ``ends``: an episode that is both terminated and truncated, or neither. ``cut``: an episode that is neither terminated
+  nor truncated.
 - ``notes``: notes of episodes. ``schema``: details of the schema, such as bounds of spaces. ``metadata``: the import's
   note about the whole data set.
 """

@@ -56,15 +56,15 @@ class ExportOptions(TypedDict, total=False):
     Attributes
     ----------
     obs, action, reward, extra : str, list of str, or dict of str to str
-        The leaves that become the part of a step with the option's name, by their paths, such as "extra/latent". With
-        one path, the part is that leaf. With a list, or a dict ``{name in the part: path in the store}``, the part is a
-        dict of leaves. The path of a dict of the schema stands for all leaves in the dict. If the option of a part is
-        given, the part has only the leaves in the option. Other leaves that belong to the part in the store become
-        extra fields. If ``extra`` is given, the extra fields are only the leaves in ``extra``, and all other leaves
-        that would be extra fields are left out.
+        The paths, such as "extra/latent", of the leaves that become this part of a step. One path: the part is this
+        leaf. A list, or a dict ``{name in the part: path in the store}``: the part is a dict of leaves. The path of a
+        dict of the schema stands for all leaves in the dict. If the option of a part is given, the part has only the
+        leaves in the option. Other leaves that belong to the part in the store become extra fields. If ``extra`` is
+        given, the extra fields are only the leaves in ``extra``, and all other leaves that would be extra fields are
+        left out.
     rename : dict of str to str
-        ``{path in the store: new name}``. A new name that begins with a part, such as "obs/top", moves the leaf there.
-        Any other new name renames the leaf within its part.
+        ``{path in the store: new name}``. A new name that begins with a part, such as "obs/top", moves the leaf to this
+        path. Any other new name renames the leaf within its part.
     skip : str or list of str
         Paths of leaves, or of dicts of the schema, to leave out.
     dtype : dict of str to str
@@ -203,7 +203,7 @@ class ChosenEpisode:
 
 
 MakeFormat = Callable[[Schema, Sequence[ChosenEpisode], Mapping[str, Json]], Format]
-"""A function that returns the format for a schema, the episodes, and the `metadata` of a `Plan`."""
+"""A function that returns a `Format`. Its arguments are a schema, the episodes, and the `metadata` of a `Plan`."""
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,8 @@ def _read(
     """Yield the data of each episode as `Format.write` receives them.
 
     If ``hidden`` is given, a bool leaf at this path tells which steps are hidden from samplers. A missing final
-    observation is added if `NO_FINAL_OBS` is in ``not_held``. Final observations are removed if `FINAL_OBS` is in it.
+    observation is added if `NO_FINAL_OBS` is in ``not_held``. Final observations are removed if `FINAL_OBS` is in
+    ``not_held``.
     """
     for episode in episodes:
         data = episode.read(schema)
@@ -374,10 +375,10 @@ def place_hidden(
     episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
 ) -> tuple[Format, str | None]:
-    """Return a format that stores which steps are hidden from samplers, and the path of the field that tells it.
+    """Return a format whose data sets tell which steps are hidden from samplers, and the path of the field for this.
 
-    The data set has this bool extra field only if steps are hidden. If the format cannot hold the field, ``not_held``
-    of the returned format has the entry `HIDDEN`.
+    This field is a bool extra field, which the data set has only if steps are hidden. If the format cannot hold the
+    field, ``not_held`` of the returned format has the entry `HIDDEN`.
 
     Parameters
     ----------
@@ -475,7 +476,7 @@ def find_not_held(
 
 
 def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return the names, which are keys of `Format.not_held`, of all data of an episode except leaves of steps.
+    """Return the names of an episode's data other than leaves of steps, as keys of `Format.not_held`.
 
     Episode fields and priorities are looked up only if their names are in ``among``.
     """

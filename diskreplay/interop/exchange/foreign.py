@@ -55,8 +55,8 @@ def foreign(place: Path) -> Iterator[int]:
     Raises
     ------
     FormatError
-        The data set has something other than regular files and folders, or the block raises an error that damaged data
-        can cause: see `reading`.
+        The data set has something other than regular files and folders, or the ``with`` block raises an error that
+        damaged data can cause: see `reading`.
     """
     with reading(place):
         yield check_files(place)
@@ -64,10 +64,11 @@ def foreign(place: Path) -> Iterator[int]:
 
 @contextmanager
 def reading(name: Path | str) -> Iterator[None]:
-    """Convert the errors of the block that damaged data can cause to FormatError.
+    """Convert errors of the ``with`` block to FormatError if damaged data can cause them.
 
-    Errors of this package, of imports, of the disk and of permissions keep their class. The message of an error of this
-    package becomes one printable line. If ``name`` is the path of a data set, the message contains this path.
+    Errors of this package, of import statements, of the disk and of permissions keep their class. The message of an
+    error of this package becomes one printable line. If ``name`` is the path of a data set, the message contains this
+    path.
     """
     try:
         yield
@@ -224,7 +225,7 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_npz(path: Path, wanted: Callable[[str], bool] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an npz archive by name; if ``wanted`` is given, only arrays whose name it accepts.
+    """Return the arrays of an npz archive by name; if ``wanted`` is given, only those whose name it accepts.
 
     The arrays are read-only.
 

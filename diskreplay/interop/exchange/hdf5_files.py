@@ -133,7 +133,7 @@ def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
         for key, link in links:
             name = f"{above}{os.fsdecode(key)}"
             if link == h5py.h5l.TYPE_SOFT:
-                yield name, None  # a target in this file is also yielded, with its own name
+                yield name, None  # the link's target, if it is in this file, is yielded under its own name
                 continue
             if link != h5py.h5l.TYPE_HARD:
                 raise FormatError(f"{path}: {name} is a link to another file; copy its data into this file")

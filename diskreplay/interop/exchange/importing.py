@@ -128,7 +128,7 @@ class Source:
         Features that the reader left out because the caller skips them.
     texts : dict of str to list of str
         Lists of texts, if numbers in the data stand for texts: number i stands for item i of a list. A key is the
-        default path of the leaf with the numbers, or another name for `Store.texts`.
+        default path of the leaf with the numbers, or another key of `Store.texts`, such as "task".
     leaves : dict of str to Field, optional
         The field of each feature, by its default path. None: the leaves of ``schema``.
     names : dict of str to str, optional
@@ -237,7 +237,7 @@ def import_into(
         Something else is at the path. Or the store was imported from other data or with other options. Or the store or
         the data set has changed since an import was interrupted.
     StoreLocked
-        A writer has the store open. It may be another call of this import, and both calls would append the same
+        A writer has the store open. The writer may be another call of this import; both calls would append the same
         episodes.
     SchemaError
         An option does not fit the data set; nothing was written. Or an episode does not fit the schema that the data
@@ -267,7 +267,7 @@ def import_into(
             f"{source.name}: {source.cut} of {source.steps} steps lead to another observation than the next row has, "
             "and an episode was cut after each. Observations or next observations may have been rounded or normalised, "
             "rows may be shuffled, or several environments may take turns",
-            stacklevel=3,  # the caller of an adapter's `import_dataset`
+            stacklevel=3,  # warns the caller of an adapter's `import_dataset`
         )
     planned = _plan(Path(path).absolute(), source, layout.schema)
     if planned.nbytes > planned.free and choice.compression is None and choice.where is None:
@@ -293,7 +293,7 @@ def import_into(
             warnings.warn(
                 f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
                 "exported store. The format npz holds everything",
-                stacklevel=3,  # the caller of an adapter's `import_dataset`
+                stacklevel=3,  # warns the caller of an adapter's `import_dataset`
             )
         episodes, steps = _append(store, selection, begun, progress, choice.compression is not None)
         left_out = {_SKIPPED: [list(each) for each in selection.skipped]} if selection.skipped else {}
@@ -499,7 +499,8 @@ def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: i
 class _Segments:
     """Appends the episodes of an import to a store, and compresses each segment before the next one begins.
 
-    The disk then needs room only for the compressed steps, one uncompressed segment, and the pack that replaces it.
+    So the disk needs room only for the compressed steps, one uncompressed segment, and the pack that replaces this
+    segment.
 
     Parameters
     ----------
@@ -603,8 +604,8 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
     Returns
     -------
     tuple of Path and str
-        The side folder, or ``place`` if there is no side folder. And the names, with commas between them. This text is
-        empty if there is no side folder, or if the data set itself has all values.
+        The side folder, or ``place`` if there is no side folder. And the names as one text, with commas between them.
+        The text is empty if there is no side folder, or if the data set itself has all values.
 
     Raises
     ------

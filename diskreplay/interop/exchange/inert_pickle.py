@@ -44,7 +44,7 @@ class Record:
     state: object
 
     def __new__(cls, *args: object) -> "Record":
-        """Set ``args``; UnpicklingError for more than 64, since a small file could copy a long tuple many times."""
+        """Set ``args``; UnpicklingError for more than 64 arguments: a small file could copy a long tuple often."""
         if len(args) > _MOST_ARGUMENTS:
             raise pickle.UnpicklingError(f"it calls {cls.class_name} with {len(args)} arguments")
         record = object.__new__(cls)
@@ -139,7 +139,7 @@ class _Unpickler(pickle.Unpickler):
         return dict(items)
 
     def _copy(self, items: int) -> None:
-        """Count copied values; UnpicklingError if they are more than two for each byte of the file.
+        """Count copied values; UnpicklingError if there are more than two copies for each byte of the file.
 
         Without this limit, a small file could have the same long list copied many times.
         """
@@ -175,7 +175,7 @@ def load(path: Path, classes: Collection[str]) -> Any:
     path
         The file.
     classes : collection of str
-        The dotted names of the classes, and of the functions that make objects, that the file may use.
+        The dotted names of the classes and functions that the file may use to make objects.
 
     Raises
     ------
@@ -202,7 +202,7 @@ def load(path: Path, classes: Collection[str]) -> Any:
 
 
 def _check(mapped: mmap.mmap) -> None:
-    """Check, before a pickle is loaded, that none of its opcodes claims more than the file has.
+    """Check, before a pickle is loaded, that none of its opcodes claims more bytes or values than the file has.
 
     Python's loader allocates memory for the lengths that opcodes claim, and for the indices at which they put values
     into the memo, the pickle's list of values. The check also tracks how deep the values on the stack are nested, since

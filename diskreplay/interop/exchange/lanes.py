@@ -1,8 +1,8 @@
 """Flat buffers of transitions: the order of their rows, and the boundaries of episodes in them.
 
 A lane is one environment's stream of transitions. A flat buffer marks where an episode ended, but not where it began.
-So two consecutive transitions are in the same episode if the first did not end an episode, and its next observation is
-the observation of the second.
+So two consecutive transitions are in the same episode if the first transition did not end an episode, and its next
+observation is the observation of the second transition.
 """
 
 import math
@@ -139,9 +139,9 @@ def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any
     Parameters
     ----------
     obs : array
-        ``(T, ...)``.
+        The observations of the T steps, ``(T, ...)``.
     final : array
-        ``(1, ...)``, of numbers in any dtype and byte order.
+        The final observation, ``(1, ...)``, of numbers in any dtype and byte order.
     name : str
         The name of ``final`` in the error.
 

@@ -27,7 +27,7 @@ class Announced:
     announce : callable
         Called once, before the first episode, with the plan: the `Planned` of an import or the `Exported` of an export.
     report : callable
-        Called as ``report(done, total)``, each an `Amount`, at the beginning and after each episode.
+        Called as ``report(done, total)``, with two objects of class `Amount`, at the beginning and after each episode.
     """
 
     announce: Callable[[Any], None]

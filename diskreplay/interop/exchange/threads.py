@@ -49,7 +49,7 @@ def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, No
 
 
 def _next_ones(episodes: Iterator[EpisodeData]) -> tuple[list[EpisodeData], Exception | None]:
-    """Read episodes until their arrays take ``_AHEAD_BYTES``; return them, and the error that ended this, or None.
+    """Read episodes until their arrays take ``_AHEAD_BYTES``; return them, and the error that stopped this, or None.
 
     The list is empty at the end of the iterator.
     """

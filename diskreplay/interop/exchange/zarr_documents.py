@@ -63,7 +63,8 @@ class Layout(NamedTuple):
     def may_unpack(self, data: memoryview) -> bool:
         """Tell whether a compressed chunk is complete and unpacks to at most ``most`` bytes.
 
-        The check reads the sizes in the chunk's headers. If there are none, it unpacks up to ``most`` + 1 bytes.
+        The check reads the sizes in the chunk's headers. If the headers have no sizes, the check unpacks up to ``most``
+        + 1 bytes.
         """
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
@@ -249,7 +250,7 @@ class _Stream(Protocol):
 
 
 def _any_zlib() -> _Stream:
-    return zlib.decompressobj(zlib.MAX_WBITS | 32)  # with the header of zlib or of gzip
+    return zlib.decompressobj(zlib.MAX_WBITS | 32)  # accepts the header of zlib or of gzip
 
 
 _STREAMS: Mapping[str, Callable[[], _Stream]] = {"zlib": _any_zlib, "gzip": _any_zlib, "bz2": bz2.BZ2Decompressor}
@@ -279,7 +280,7 @@ def _zstd_size(data: memoryview) -> int:
     """Estimate the size that a zstd frame unpacks to, in bytes: the size in its header, or the sum over its blocks.
 
     In this sum, a compressed block counts as `_ZSTD_BLOCK`, the largest size that a block unpacks to. But if the last
-    block is compressed, it counts as its compressed size.
+    block is compressed, it counts with its compressed size.
     """
     flags = data[4] if len(data) > 4 else 0
     code, is_single = flags >> 6, flags >> 5 & 1

@@ -3,18 +3,18 @@
 A feature ``observation.images.top`` becomes the leaf ``obs/images/top``. If only one feature is below ``observation``,
 it becomes ``obs`` itself. The same holds for ``action``. ``next.reward`` is the reward. An episode is terminated if
 ``next.done`` is true in its last step, otherwise it is cut. If both ``next.terminated`` and ``next.truncated`` exist,
-these two tell how an episode ended instead. Other features become extra fields of steps, and columns of numbers in the
-table of episodes become episode fields. A text of a step is stored as its number in a list of texts. The notes of the
-store have this list, the texts of tasks, and the statistics.
+these two features tell instead how an episode ended. Other features become extra fields of steps, and columns of
+numbers in the table of episodes become episode fields. A text of a step is stored as its number in a list of texts. The
+notes of the store have this list, the texts of tasks, and the statistics.
 
 An import follows these further rules:
 
-- ``action.arm`` and ``action.hand`` are ``action/arm`` and ``action/hand``. A feature such as ``next.success`` is an
-  extra field of the same name.
+- The features ``action.arm`` and ``action.hand`` become ``action/arm`` and ``action/hand``. A feature such as
+  ``next.success`` becomes an extra field of the same name.
 - ``task_index`` is an extra field: ``store.texts["task"][number]`` is the text of a task.
-- ``timestamp`` and ``frame_index`` are extra fields if their values do not follow from the frame rate.
-- Images keep the order of axes in ``info.json``. A frame of a video is found by its time. If the nearest frame is
-  further away than half the time between two frames, the import raises.
+- ``timestamp`` and ``frame_index`` become extra fields if their values are not those that the frame rate implies.
+- Images keep the order of axes that ``info.json`` declares. A frame of a video is found by its time. If the nearest
+  frame is further away than half the time between two frames, the import raises.
 - Other files below ``meta`` are not read.
 - ``on_error="skip"`` leaves out an episode whose video, file of steps or row in the table of episodes is missing. If a
   camera has no video at all, the import raises.

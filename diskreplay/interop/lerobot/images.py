@@ -43,7 +43,7 @@ def _to_png(image: Bytes) -> bytes:
 
 
 def from_files(files: Iterable[bytes | None], shape: Sequence[int], what: str) -> Bytes:
-    """Return the images in PNG or other files as one array, ``(T, *shape)``; ``shape`` is (height, width, channels).
+    """Return images, given as bytes of PNG or other files, as ``(T, *shape)``; ``shape`` is (height, width, channels).
 
     Raises
     ------

@@ -48,7 +48,7 @@ _MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
-    """A file of steps: `first` is the position of its first episode, `lengths` has the number of steps of each."""
+    """A file of steps: `first` is the position of its first episode, `lengths` the number of steps of each episode."""
 
     path: Path
     first: int

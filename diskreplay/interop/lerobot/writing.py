@@ -1,7 +1,7 @@
 """Write a LeRobot data set of version 3.0.
 
 A file holds consecutive episodes, up to about 100 MB. File k of ``meta/episodes`` lists the episodes in file k of
-``data`` and of each video.
+``data`` and in file k of each video feature.
 """
 
 import json

@@ -97,7 +97,8 @@ def open_source(source: str | PathLike[str]) -> Source:
         _check_spaces(folder, metadata)
         _check_hdf5(folder)
         storage = MinariStorage.read(folder)
-        # Minari's storage would read all metadata, which have long bounds of images, once for each of these numbers.
+        # Minari's storage would read all metadata twice, once for each of the two numbers. The metadata may be large,
+        # since they have the bounds of images.
         episodes, steps = (_count(folder, metadata, name) for name in ("total_episodes", "total_steps"))
         if not episodes:
             raise FormatError(f"{folder} has no episodes")
@@ -226,7 +227,7 @@ def _libraries() -> AbstractContextManager[None]:
 
 
 def _check_spaces(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Check that the metadata have the spaces; without spaces, Minari makes the environment in the data set's metadata.
+    """Check that the metadata have the spaces; without them, Minari would make the environment that the metadata name.
 
     The entry point of this environment may be any function of any module. Minari would call it with arguments from the
     data set.

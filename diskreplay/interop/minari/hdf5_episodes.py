@@ -24,7 +24,7 @@ __all__ = ["read_hdf5"]
 def read_hdf5(
     folder: Path, observations: AnySpace, actions: AnySpace, is_jpeg: bool, numbers: Iterable[int]
 ) -> Iterator[Raw]:
-    """Yield the episodes with these numbers in Minari's form; without infos in the file, they are an empty dict.
+    """Yield the episodes with these numbers in Minari's form; the infos are an empty dict if the file has none.
 
     `check_hdf5` must have checked the file.
     """

@@ -40,7 +40,7 @@ _WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 
 
 def write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write episodes to a new data set at ``plan.path``; ``name`` is its name in the folder of Minari, or None."""
+    """Write episodes to a new data set at ``plan.path``; ``name`` is its name in Minari's folder, or None."""
     plan.path.mkdir()
     data_set = _DataSet(plan, data_format, name)
     write_behind(episodes, data_set.write, _WAITING_BYTES, _WAITING_EPISODES)
