@@ -1,10 +1,11 @@
-"""Data sets of NumPy files: a folder with one ``.npz`` file an episode, which holds all data of a store.
+"""Data sets of NumPy files: a folder with one ``.npz`` file for each episode, with all data of a store.
 
 ``dataset.json`` has the schema, as `docs/format.md` describes it, and the numbers of episodes and steps. A file
 ``episode-NNNNNNNN.npz`` has the arrays of one episode by the paths of the schema, such as ``obs`` or ``obs/image``,
-``action``, ``reward``, ``extra/log_prob`` and ``episode/seed``. Observations have one more row if there is a final
-observation. The scalars ``terminated`` and ``truncated`` are both false if the episode was cut. ``priority`` is there
-if steps were appended with priorities. ``notes`` is there if the episode has notes: JSON text in UTF-8, as bytes.
+``action``, ``reward``, ``extra/log_prob`` and ``episode/seed``. Observations have one row more than the other arrays if
+there is a final observation. The scalars ``terminated`` and ``truncated`` are both false if the episode was cut.
+The array ``priority`` exists if steps were appended with priorities. The array ``notes`` exists if the episode has
+notes, and has the bytes of their JSON text in UTF-8.
 
 An export marks hidden steps in the array ``hidden``. An import does not read this array.
 
@@ -81,8 +82,8 @@ def import_dataset(
         A folder that `export_dataset` wrote. Or an ``.npz`` file with the consecutive rows of all episodes, or a folder
         with one ``.npz`` file for each episode, in the order of the files' names. Arrays with usual names, such as
         "obs", "actions" or "act", "rewards" or "rew", "next_obs", "dones", "terminated" and "truncated", have their
-        usual meaning. Arrays with one row an episode are episode fields, and other arrays are extra fields. For other
-        names see the options.
+        usual meaning. Arrays with one row for each episode are episode fields, and other arrays are extra fields. For
+        arrays with other names, see the options.
     starts : str, optional
         In a file of all episodes, the name of the array that is true in the first row of each episode. The default is
         "episode_starts".
@@ -92,8 +93,8 @@ def import_dataset(
     ended : {"truncated", "terminated", "cut"}
         How episodes ended, if the data set has no array of ends, such as "dones" or "terminals".
     terminated, truncated : str, optional
-        The names of the arrays that are true at the last step of an episode: for episodes that terminated, and for
-        episodes that a limit truncated. The default is the first usual name that the data set has.
+        The names of two arrays: the first is true at the last step of an episode that terminated, the second at the
+        last step of an episode that a limit truncated. The default is the first usual name that the data set has.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
@@ -239,9 +240,9 @@ def _raise_not_found(folder: Path) -> NoReturn:
 
 
 class _Flags(NamedTuple):
-    """The options about the ends of episodes: ``ended`` is how episodes ended if no array tells it.
+    """The options about the ends of episodes: ``ended`` is how episodes ended if no array tells this.
 
-    ``terminated`` and ``truncated`` are the names of the arrays that tell it. None: the usual names.
+    ``terminated`` and ``truncated`` are the names of the arrays that tell how episodes ended. None: the usual names.
     """
 
     ended: Ended
@@ -273,7 +274,7 @@ class _Arrays:
         self.skipped = list[Skipped]()
 
     def _load(self, file: Path) -> Rows:
-        """Return the arrays of a file that are not in the option ``skip``, and always flags and next observations."""
+        """Return a file's flags, next observations, and all other arrays that are not in the option ``skip``."""
         self._left_out = []
 
         def is_read(name: str) -> bool:
@@ -321,7 +322,7 @@ class _Arrays:
         return fields
 
     def _flag(self, arrays: Arrays, names: Iterable[str], count: int) -> NDArray[np.bool_] | None:
-        """Return a flag for each step from the first array of these names; None if no array has such a name."""
+        """Return a flag for each step, from the first of the arrays ``names`` that exists; None if none exists."""
         found = next((name for name in names if name in arrays), None)
         if found is None:
             return None

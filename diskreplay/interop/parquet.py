@@ -1,13 +1,13 @@
 """Data sets of Parquet files: a table of steps and a table of episodes, which hold all data of a store.
 
-``steps/`` has files with one row a step. The columns ``episode`` and ``step`` are numbers from 0. Each leaf of a step
-has a column with the name of its path in the schema, such as ``obs/image`` or ``extra/log_prob``. A field with a shape
-is a nested list of fixed size. A field of more than 256 numbers is bytes of fixed size, in C order, which are read
-several times as fast as lists. The column ``priority`` is there if steps were appended with priorities.
+``steps/`` has files with one row for each step. The columns ``episode`` and ``step`` are numbers from 0. Each leaf of a
+step has a column with the name of its path in the schema, such as ``obs/image`` or ``extra/log_prob``. A field with a
+shape is a nested list of fixed size. A field of more than 256 numbers is bytes of fixed size, in C order, since bytes
+are read several times as fast as lists. The column ``priority`` exists if steps were appended with priorities.
 
-``episodes/`` has files with one row an episode. Their columns are ``episode``, ``length``, ``terminated``,
+``episodes/`` has files with one row for each episode. Their columns are ``episode``, ``length``, ``terminated``,
 ``truncated``, the observation after the last step under the paths of observations, episode fields such as
-``episode/seed``, and ``notes``, text in JSON. An episode that is neither terminated nor truncated was cut. A missing
+``episode/seed``, and ``notes`` as JSON text. An episode that is neither terminated nor truncated was cut. A missing
 value is null or, if the field has a shape, a nested list with null for each number.
 
 ``dataset.json`` has the schema, as `docs/format.md` describes it. The files in ``steps/`` also have the schema in
@@ -306,7 +306,7 @@ def _episodes(path: Path, steps: "Table", ends: "Table", wanted: _Wanted, skippe
 
 
 def _lengths(path: Path, steps: "Table", ends: "Table") -> NDArray[Any]:
-    """Return the number of steps of each episode; FormatError if the table of steps has other rows or another order."""
+    """Return the number of steps of each episode; FormatError if ``steps`` has other rows or another order."""
     lengths = from_arrow(ends.column(_LENGTH), _LENGTH)
     if lengths.dtype.kind not in "iu" or (lengths < 1).any() or int(lengths.sum()) != steps.num_rows:
         raise FormatError(f"{path} has {steps.num_rows} rows, and its episodes have the lengths {lengths[:8].tolist()}")

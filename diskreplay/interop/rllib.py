@@ -335,8 +335,8 @@ class DiskEpisodeReplayBuffer(InStore):
     Parameters
     ----------
     capacity : int
-        The most steps in the buffer. If there are more, the oldest episodes leave the buffer. A new store has twice
-        this capacity.
+        The largest number of steps in the buffer. If there are more, the oldest episodes leave the buffer. A new store
+        has twice this capacity.
     path : path or Store
         The store, or its path. The buffer opens the store for itself, even if a Store is given. If the path does not
         exist, the first step makes the store and defines its schema. An existing store takes only the module's outputs
@@ -344,7 +344,7 @@ class DiskEpisodeReplayBuffer(InStore):
     durability : float or str
         As for `Store.writer`.
     info_fields : sequence of str
-        Names of infos that are stored with each step. Infos of sampled episodes have only these.
+        Names of infos that are stored with each step. Infos of sampled episodes have only these keys.
     **kwargs
         Other arguments of `EpisodeReplayBuffer`.
 

@@ -45,9 +45,9 @@ class StepReader:
 
     @contextmanager
     def at_most(self, steps: int | None) -> Iterator[None]:
-        """Limit slices of a `Column` to `steps` steps inside the block; None: no limit.
+        """Limit slices of a `Column` to their first `steps` steps in the ``with`` block; None: no limit.
 
-        Without a limit, RLlib reads an episode to its end, although it uses only the first of these steps.
+        Without a limit, RLlib would read an episode to its end, although it uses only the first steps of a slice.
         """
         self.longest = steps
         try:
@@ -152,7 +152,8 @@ class Observations(Column):
     def _rows(self, start: int, stop: int) -> Any:
         ids, reader = self._steps.ids, self._steps.reader
         if stop - start == 1:
-            # The observation of a step is also the next observation of the step before, which a window may have.
+            # The observation of a step is also the next observation of the step before. A kept window may have the step
+            # before.
             before = ids[start - 1 : start]
             if start < len(ids) and not (start and reader.has_read(before)):
                 return super()._rows(start, stop)
@@ -173,7 +174,7 @@ class Rewards(Column):
 
 
 class Infos(Column):
-    """Infos with the stored fields: one dict per observation. The first is empty: no step led to this observation."""
+    """Infos with the stored fields: one dict per observation. The dict of the first observation is empty."""
 
     __slots__ = ()
     more = 1

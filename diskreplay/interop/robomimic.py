@@ -5,10 +5,10 @@ last row of ``next_obs`` is the observation after the last step. Files of robosu
 the observations. In files of Isaac Lab, ``states`` has the state after each step, and ``initial_state`` the state
 before the first step.
 
-``obs/NAME``, which may be nested, is ``obs/NAME`` of the store. Other arrays are extra fields. Attributes such as
-``seed`` are episode fields, and texts such as ``model_file`` are notes. ``initial_state`` of Isaac Lab is a group of
-episode fields. ``demo_2`` comes before ``demo_10``. In an episode without a final observation, an export repeats the
-last observation.
+The array ``obs/NAME``, where NAME may have slashes, becomes the leaf ``obs/NAME`` of the store. Other arrays are extra
+fields. Attributes such as ``seed`` are episode fields, and texts such as ``model_file`` are notes. ``initial_state`` of
+Isaac Lab is a group of episode fields. Demonstrations are in the order of their numbers: ``demo_2`` comes before
+``demo_10``. In an episode without a final observation, an export repeats the last observation.
 """
 
 import json
@@ -425,7 +425,8 @@ class _Demos:
     def _checked(self, key: str, name: str, item: Any) -> "_Array":
         """Return ``item``, a member of a demonstration, as an `_Array`.
 
-        FormatError is raised if it is None, because the demonstration lacks ``name``, or not an array of numbers.
+        FormatError is raised if ``item`` is None, because the demonstration lacks ``name``, or is not an array of
+        numbers.
         """
         if not isinstance(item, h5py.h5d.DatasetID):
             raise FormatError(f"{self._file}: {_DATA}/{key} has no {name}, which {self.keys[0]} has")

@@ -102,11 +102,12 @@ class DiskReplayBuffer(ReplayBuffer):
     Observations and actions are only in the store, each observation once. Memory holds the id, the reward and the flags
     of each position, 20 bytes a position. An existing store is continued: its newest steps fill the buffer, so a killed
     run and a loaded model continue with these steps. A pickle of ``save_replay_buffer`` has the path of the store and
-    the position, but no steps; after loading, the buffer also has the steps that were added later.
+    the position of the next step, but no steps; after loading, the buffer also has the steps that were added later.
 
-    An observation that does not continue the last step, as after a reset, cuts the episode there; the cut step
-    bootstraps. If a store was written with another number of environments, its steps are assigned to environments in
-    the order of time. A return over several steps then ends early where a step of another episode follows.
+    If a step's observation is not the next observation of the step before, as after a reset, the episode is cut between
+    the two steps, and the step before the cut bootstraps. If a store was written with another number of environments,
+    its steps are assigned to environments in the order of time. A return over several steps then ends early where a
+    step of another episode follows.
 
     Concurrency: one thread of one process, as in Stable-Baselines3. Other processes may read the store.
 
@@ -215,7 +216,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._unseen = 0  # positions added since the sampler's last refresh
 
     def _open(self, path: Path, found: bool, folder: str | None = None) -> None:
-        """Open the store at ``path`` if it was ``found``, otherwise make it.
+        """Open the store at ``path`` if ``found`` is true, otherwise make a store there.
 
         ``folder`` is a temporary folder that is removed when the buffer is closed.
         """
@@ -504,7 +505,7 @@ class _Steps(dr.Transitions):
     """Transitions of one step in the shapes of Stable-Baselines3: scalars are ``(1,)``, and actions are flat."""
 
     def reader(self, schema: dr.Schema, fields: Sequence[str] | None = None) -> Any:
-        """Return the view's reader for a schema, with these shapes."""
+        """Return the view's reader for a schema, with the shapes of Stable-Baselines3."""
         reader = super().reader(schema, fields)
         reader.leaves = [
             replace(leaf, shape=(prod(leaf.shape),) if leaf.path[0] == "action" else leaf.shape or (1,))

@@ -83,7 +83,7 @@ _CLASSES = {
     *_SPACES,
     "stable_baselines3.her.goal_selection_strategy.GoalSelectionStrategy",
     "torch.device",
-    # The classes of the path in a buffer of this package, and of the random number generators in spaces.
+    # The classes of a path, which a buffer of this package has, and of random number generators, which spaces have.
     *("pathlib.PosixPath", "pathlib._local.PosixPath"),
     *("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor"),
     *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),
@@ -447,7 +447,7 @@ def _maker(
 
 
 def _empty(maker: _Maker, schema: Schema, steps: int) -> Any:
-    """Return a new buffer for ``steps`` steps. It is marked as full, although its steps are not written yet."""
+    """Return a new buffer for ``steps`` steps. The buffer is marked as full, although its steps are not written yet."""
     with MissingExtra.raised_for("a replay buffer of Stable-Baselines3", "sb3"):
         from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
         from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer

@@ -127,7 +127,7 @@ class StepValues:
         elif self._leading and isinstance(seed, Sequence | np.ndarray):
             seeds = list(seed)
         given: list[dict[str, Any]] = [{} for _ in range(count)]
-        # An argument is recorded if the schema has an episode field of its name.
+        # An argument is recorded if the schema has an episode field of the same name.
         arguments: dict[str, list[Any]] = {"seed": seeds, "options": [options or None] * count}
         for name, values in arguments.items():
             if name in self._schema.episode and name not in self._episode_infos:
@@ -189,7 +189,7 @@ class StepValues:
         return self._schema.unflatten(part, values)
 
     def from_info(self, info: Mapping[str, Any], ended: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return extra fields from info, and episode fields from it if the step ended an episode, otherwise None."""
+        """Return the extra fields in info, and its episode fields, or None if the step did not end an episode."""
         schema = self._schema
         extra = {name: _value(schema.extra[name], info, name, name) for name in self._extra_infos}
         if not ended:
@@ -257,7 +257,8 @@ def as_numpy(value: Any) -> np.ndarray:
 def as_flags(value: Any, name: str, refused: type[ReplayError] = SchemaError) -> np.ndarray:
     """Return flags as an array of bools.
 
-    Integers and floats, as in files and buffers of other libraries, must be 0 or 1. Other values raise ``refused``.
+    Integers and floats, as in files and buffers of other libraries, must be 0 or 1. Other values raise the error
+    ``refused``.
     """
     flags = as_numpy(value)
     if flags.dtype.kind != "b":

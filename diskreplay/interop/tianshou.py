@@ -82,7 +82,8 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             there = sampler.ids()
         for lane, (episodes, buffer) in enumerate(zip(lanes, self.buffers, strict=True)):
             chosen: list[dr.Episode] = []
-            at_least = 0  # `chosen` has this number of sampleable steps or more: an episode's last step may not be one
+            # `chosen` has this number of sampleable steps or more. The last step of an episode may not be sampleable.
+            at_least = 0
             while episodes and at_least < buffer.maxsize:
                 chosen.insert(0, episodes.pop())
                 at_least += len(chosen[0]) - 1

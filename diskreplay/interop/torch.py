@@ -25,8 +25,8 @@ class StoreDataset(IterableDataset[dr.Batch]):
     have about the same size, also while the store grows (see `Sampler`, `rank`). New steps are drawn as they arrive.
     The data set ends when its distribution ends: a `Sweep` of one pass draws every id once over all workers and ranks.
 
-    The trainer cannot update priorities, since they are in the workers. For prioritized replay use a `Sampler`, which
-    prefetches in threads.
+    The trainer cannot update priorities, since the priorities are in the workers. For prioritized replay use a
+    `Sampler`, which prefetches in threads.
 
     Parameters
     ----------
@@ -107,8 +107,8 @@ class MapDataset(Dataset[Any]):
 
     ``dataset[i]`` is one item, a dict of tensors without a leading axis. So a loader batches and shuffles as usual:
     ``DataLoader(dataset, batch_size=256, shuffle=True)``. ``dataset[numbers]``, with a slice, a list or an array, is a
-    `Batch`. It is gathered at once, which is many times faster: ``DataLoader(dataset, batch_size=None,
-    sampler=BatchSampler(RandomSampler(dataset), 256, drop_last=False))``.
+    `Batch`. The batch is gathered at once, which is many times faster:
+    ``DataLoader(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), 256, drop_last=False))``.
 
     Steps that are added later are not in the data set. Reading an item that the store has evicted raises InvalidIndex.
 

@@ -49,19 +49,20 @@ class ByReference(StorageCheckpointerBase):  # type: ignore[misc]
 class StoreStorage(TensorStorage):  # type: ignore[misc]
     """A `Storage` of TorchRL whose items are the steps of a store: ``ReplayBuffer(storage=StoreStorage(store), ...)``.
 
-    TorchRL's samplers, transforms and collectors run on it as on a `LazyTensorStorage`, and equal seeds give equal
+    TorchRL's samplers, transforms and collectors work with it as with a `LazyTensorStorage`, and equal seeds give equal
     batches. Items are steps: ``add`` and ``extend`` append them, and a sampled batch has the keys of
     `Batch.to_tensordict`. Memory holds the id of each position, 8 bytes.
 
-    A step never changes: only the position of the buffer's cursor can be written. With a capacity, positions are a ring
-    as in TorchRL's other storages, and the store evicts overwritten steps. Only one buffer may write to a storage and
-    its store; any number may read. An existing store is continued: its newest steps fill the storage, the oldest of
-    them at position 0, and the buffer's cursor is set to the position after the newest step.
+    A step never changes, and a new step can be written only at the position of the buffer's cursor. With a capacity,
+    positions are a ring as in TorchRL's other storages, and the store evicts overwritten steps. Only one buffer may
+    write to a storage and its store; any number of buffers may read. An existing store is continued: its newest steps
+    fill the storage, the oldest of them at position 0, and the buffer's cursor is set to the position after the newest
+    step.
 
     An item must have ``"action"``, ``("next", "reward")``, ``("next", "done")``, and observations: keys that are both
-    at the root and in ``"next"``. An item whose observation does not continue the last step, as after a reset, cuts the
-    episode there, and the step before it reads as truncated. Items of several environments may come in any order:
-    ``("collector", "traj_ids")`` names their trajectories.
+    at the root and in ``"next"``. If an item's observation is not the next observation of the item before, as after a
+    reset, the episode is cut between the two, and batches show the item before the cut as truncated. Items of several
+    environments may come in any order: ``("collector", "traj_ids")`` names their trajectories.
 
     Concurrency: one thread writes. Reading is safe from several threads, as TorchRL's ``prefetch`` does.
 
@@ -302,7 +303,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Make the steps durable; return the uuid of the store, the id at each position, and the next position."""
+        """Make the steps durable; return the uuid of the store, each position's id, and the next step's position."""
         self._writers.flush()
         return {
             "uuid": None if self._store is None else self._store.uuid,

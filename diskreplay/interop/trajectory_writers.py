@@ -29,7 +29,7 @@ class TrajectoryWriters:
         self._durability: Any = durability
         self._writers: list[dr.Writer] = []
         self._free: list[dr.Writer] = []
-        self._open: dict[Hashable, dr.Writer] = {}  # by trajectory; the one whose last step is oldest comes first
+        self._open: dict[Hashable, dr.Writer] = {}  # by trajectory, that with the oldest last step first
 
     def of(self, store: dr.Store, trajectory: Hashable) -> dr.Writer:
         """Return the writer of a trajectory; at the trajectory's first step, this is a free or new writer."""

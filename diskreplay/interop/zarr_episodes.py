@@ -278,7 +278,7 @@ class _DataSet:
     Attributes
     ----------
     schema : Schema or None
-        The schema, if the data set is an export of this module, which stores it.
+        The schema that an export of this module keeps; None for other data sets.
     leaves : dict of str to Field
         The field of each leaf. The keys are default paths: paths in the store without options.
     names : dict of str to str

@@ -58,8 +58,8 @@ def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
 def put_together(form: Form, parts: Sequence[Sequence[Array]], pinned: bool) -> dict[str, Any]:
     """Join the arrays of a batch's parts, in the order of `parts`, and return the batch's fields.
 
-    Each array is copied once. If `pinned` is true, it is copied into pinned memory, from which a copy to a CUDA device
-    is fastest. torch caches freed pinned memory.
+    Each array is copied once. If `pinned` is true, each array is copied into pinned memory, from which a copy to a CUDA
+    device is fastest. torch caches freed pinned memory.
     """
     values: dict[int, Any] = {}
     arrays = (_joined([part[at] for part in parts], pinned) for at in range(len(parts[0])))
@@ -151,7 +151,7 @@ class Request(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A shard's part of a batch. `within` is each id's probability in the shard, or None if all are equal.
+    """A shard's part of a batch. `within` is each id's probability in the shard, or None if all ids are equally likely.
 
     At the draw, `population` is the shard's number of drawable ids, and `mass` is the same number or the sum of the
     ids' priorities. `leaves` has the arrays of the fields without index and weight, and `form` is their structure. Both
@@ -183,8 +183,8 @@ class Part(NamedTuple):
 class Reply(NamedTuple):
     """A shard's answer to a request. `part` joins the shard's parts of all requested batches, one after the other.
 
-    `part` is None if no id was requested or could be drawn. `mass` and `population` are as in `Part`. `skipped` is the
-    number of ids whose priorities were not updated, such as evicted ids.
+    `part` is None if no id was requested, or if no id could be drawn. `mass` and `population` are as in `Part`.
+    `skipped` is the number of ids whose priorities were not updated, such as evicted ids.
     """
 
     part: Part | None

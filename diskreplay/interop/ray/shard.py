@@ -22,8 +22,8 @@ _logger = logging.getLogger("diskreplay")
 class PrioritySaver:
     """Saves updated priorities every `every_s` seconds, in a thread that the first call of `follow` starts.
 
-    Other threads use the samplers and the store meanwhile. A failure does not stop draws: it is logged, and raised by
-    the next call of `follow` or `close`.
+    Other threads use the samplers and the store meanwhile. A failure to save does not stop draws: the error is logged,
+    and raised by the next call of `follow` or `close`.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -97,15 +97,15 @@ _Found = TypeVar("_Found")
 
 
 class JoinNeeded(dr.ReplayError):
-    """The shard was restarted, or another trainer changed its sampler: the trainer must join it again."""
+    """The shard was restarted, or another trainer changed the sampler: the trainer must join the shard again."""
 
 
 class Shard:
     """Draws from its store for trainers, one call at a time. `ShardActor` is a shard in an actor of Ray.
 
-    It holds one `SharedSampler` per name, so all trainers that use the name share its priorities. They are saved in the
-    store, as `samplers/ray-NAME`, about `save_s` seconds after an update at the latest. An actor that dies loses only
-    the updates after the last save.
+    A shard holds one `SharedSampler` for each sampler name, so all trainers with the same name share the priorities.
+    The priorities are saved in the store, as `samplers/ray-NAME`, about `save_s` seconds after an update at the latest.
+    An actor that dies loses only the updates after the last save.
     """
 
     def __init__(self, path: str, save_s: float = 10.0, node: str = "") -> None:

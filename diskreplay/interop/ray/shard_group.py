@@ -49,9 +49,10 @@ class ShardGroup:
         return self._actors[shard]
 
     def renew(self, shard: int) -> None:
-        """Get the actor of a shard again; the old one may be dead."""
+        """Get the actor of a shard again; the old actor may be dead."""
         found = self.make_actor(shard)
-        # Keep the first handle of the same actor: when it is gone, Ray ends the actor, even if other handles exist.
+        # If the actor is the same, keep its first handle: Ray ends an actor when its first handle is gone, even if
+        # other handles exist.
         if found != self._actors[shard]:
             self._actors[shard] = found
 

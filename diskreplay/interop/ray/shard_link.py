@@ -1,4 +1,4 @@
-"""A trainer's link to one shard: the shard's last report, requests to the shard, and its store if that is local."""
+"""A trainer's link to one shard: the shard's last report, requests to the shard, and a local shard's store."""
 
 from collections import deque
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from diskreplay.interop.ray.shared_sampler import SharedSampler
 class LocalShard:
     """Reads the store of a shard on the trainer's own node, without the shard's actor.
 
-    `draws` is True if this object draws ids, uniformly. Ids are drawn by priorities only in the actor, which keeps the
-    priorities for all trainers.
+    `draws` is True if this object also draws ids, which it does uniformly. Ids are drawn by priorities only in the
+    actor, which keeps the priorities for all trainers.
     """
 
     def __init__(self, store: dr.Store, target: Target, seed: int) -> None:
@@ -56,7 +56,7 @@ class LocalShard:
         return self._reading.draw([size], ids_only=False)
 
     def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
-        """Return the fields of these ids; InvalidIndex or SegmentGone if one was evicted meanwhile."""
+        """Return the fields of these ids; InvalidIndex or SegmentGone if an id was evicted meanwhile."""
         return self._reading.gather(ids)
 
     def close(self) -> None:
@@ -83,10 +83,10 @@ class Asked(NamedTuple):
 class ShardLink:
     """One trainer's link to one shard. Not thread-safe: a sampler uses it under its lock.
 
-    `mass` and `population` are the last values that the shard reported, and 0 while it is missing. `heard` is the time
-    of this report. `local` reads the shard's store directly if it is on the trainer's node, otherwise None. `lost` is
-    the reason why the shard is missing, and None while it answers. A ping is a request without items: it sends the
-    updates of priorities that wait, and its answer reports the mass.
+    `mass` and `population` are the last values that the shard reported, and 0 while the shard is missing. `heard` is
+    the time of this report. `local` reads the shard's store directly if it is on the trainer's node, otherwise None.
+    `lost` is the reason why the shard is missing, and None while it answers. A ping is a request without items: it
+    sends the waiting updates of priorities, and its answer reports the mass.
     """
 
     def __init__(self, group: ShardGroup, shard: int, name: str, run: str, seed: int, direct: bool) -> None:
@@ -157,7 +157,7 @@ class ShardLink:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, sizes: list[int]) -> Asked:
-        """Request a part for each size in ``sizes`` and send the updates of priorities that wait; return an `Asked`."""
+        """Request a part for each size in ``sizes`` and send the waiting updates of priorities; return an `Asked`."""
         assert self.joined is not None
         updates, self._pending = joined_updates(self._pending), []
         now = monotonic()
@@ -171,7 +171,7 @@ class ShardLink:
     def ask_mass(self) -> None:
         """Get the shard's mass from `local`, or request it: `poll` takes the answer.
 
-        The request is not repeated before its answer.
+        No second request is sent before the answer.
         """
         if self.local is not None and self.local.draws:
             self.hear(*self.local.mass())
@@ -179,7 +179,7 @@ class ShardLink:
             self.send_updates()
 
     def send_updates(self) -> None:
-        """Send the updates of priorities that wait, by a request without items; `poll` takes the answer."""
+        """Send the waiting updates of priorities in a request without items; `poll` takes the answer."""
         self._pings.append(self.ask([]))
 
     def hear(self, mass: float, population: int) -> None:
@@ -192,7 +192,7 @@ class ShardLink:
         return bool(self._pings)
 
     def take(self, asked: Asked) -> Reply | None:
-        """Return the answer to a request, and record the mass in it; None if the shard does not answer."""
+        """Return the answer to a request, and record the mass in the answer; None if the shard does not answer."""
         try:
             reply: Reply = self._calls.answer(asked.ref, _FETCH_S)
         except Lost as error:
@@ -275,7 +275,7 @@ class ShardLink:
         return monotonic() - self._pending_since if self._pending else 0.0
 
     def close(self) -> None:
-        """Send the updates of priorities that wait, wait for the shard's answer, and close the store of `local`."""
+        """Send the waiting updates of priorities, wait for the shard's answer, and close the store of `local`."""
         if self._pending and self.lost is None:
             try:
                 self._waited(self.ask([]).ref)

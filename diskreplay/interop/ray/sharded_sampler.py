@@ -94,7 +94,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     weights of 1; a shard that has grown is drawn from as often as before until its next answer.
 
     New ids begin with the largest priority of their shard. Updates are sent with the next request for a batch, or alone
-    after `update_age_s`. A call of `sample` that waits for a shard delays them by up to `deadline_s` more.
+    after `update_age_s`. A call of `sample` that waits for a shard delays updates by up to `deadline_s` more.
     `stats()["oldest_update_s"]` is the longest time that an update has waited. `update_priorities` returns the number
     of ids that were skipped in earlier calls.
     """
@@ -161,7 +161,11 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     @property
     def view(self) -> Any:
-        """The view. Setting it changes the shards' sampler of this name, so all its trainers must set the same view."""
+        """The view.
+
+        Setting it changes the sampler of this name in each shard, so all trainers with this name must set the same
+        view.
+        """
         return self._target.view
 
     @view.setter
@@ -286,7 +290,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     def update_priorities(self, index: Any, td_error: Any, kind: tuple[Any, ...] | None = None) -> int:
         """Set the priorities of items from their temporal-difference errors, in the shards; see `Sampler`.
 
-        The errors are sent with the next request for a batch, or after `update_age_s`. Nothing is sent if this raises.
+        The errors are sent with the next request for a batch, or after `update_age_s`. If this call raises an error,
+        nothing is sent.
 
         Returns
         -------
@@ -469,7 +474,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             }
 
     def close(self) -> None:
-        """Send the waiting updates, and close the stores that this process reads directly. The shards continue."""
+        """Send the waiting updates, and close the stores that this process reads directly. The shards stay alive."""
         self._end.set()
         if self._flusher is not None:
             self._flusher.join()

@@ -19,8 +19,8 @@ class SharedSampler:
     """Draws items, and reports the values of `mass` at the draw. Only `prioritized` is thread-safe.
 
     A private `Sampler` gathers fields, and draws ids uniformly. `prioritized` is a second `Sampler`, which draws ids by
-    priorities and gathers nothing, since trainers on the same node need only ids. It is None until a target draws by
-    priorities. From then on it keeps the priorities, even if a later target draws uniformly.
+    priorities and gathers nothing, since trainers on the same node need only ids. `prioritized` is None until a target
+    has a distribution by priorities. From then on it keeps the priorities, even if a later target draws uniformly.
 
     `run` is a random text from the first trainer of a run, so that a later run does not load the priorities that an
     earlier run saved. `version` counts changes of view and distribution, and `updates` counts updates of priorities.
@@ -53,7 +53,7 @@ class SharedSampler:
         return bool(self._target.distribution.weighted)
 
     def difference(self, target: Target) -> str | None:
-        """Return name and value of this sampler's first field that differs from ``target``; None if all are equal."""
+        """Return this sampler's first field that differs from ``target``, as name and value; None if no field differs."""
         for field in ("view", "distribution", "fields"):
             own = getattr(self._target, field)
             if _described(own) != _described(getattr(target, field)):
@@ -145,5 +145,5 @@ class SharedSampler:
 
 
 def _described(value: object) -> str:
-    """Return the repr without memory addresses, so that functions of two trainers are equal if they have one name."""
+    """Return the repr without memory addresses, so that two trainers' functions are equal if their names are equal."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -55,8 +55,8 @@ def import_dataset(
 
     An episode is terminated if its last row is terminal, otherwise truncated. Features of a step other than
     observation, action and reward are extra fields; the discount is ``step_discount``. Numbers of an episode are
-    episode fields. A text of a step or of an episode is stored as its number in `Store.texts`. The split of an episode
-    is such a text.
+    episode fields. A text of a step or of an episode is stored as its number in `Store.texts`. The name of an episode's
+    split is stored in the same way.
 
     Parameters
     ----------

@@ -135,7 +135,7 @@ def _as_many(values: Values, count: int) -> list[bytes]:
 
 
 def feature_of(field: Field) -> Feature:
-    """Return the feature that keeps the values of a field exactly: examples have only float32 and int64."""
+    """Return a feature that keeps the values of a field exactly, although examples have only float32 and int64."""
     if field.dtype == np.uint8 and len(field.shape) == 3 and field.shape[-1] in MODES:
         return Feature("image", field.shape, field.dtype, "png")
     is_long = field.dtype.kind != "f" and int(np.prod(field.shape)) > _PLAIN_INTEGERS

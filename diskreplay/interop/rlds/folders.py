@@ -62,10 +62,10 @@ class _Record(NamedTuple):
 
 
 class _Raw(NamedTuple):
-    """A record of a file, ``data``, or the error that made ``episodes`` records unreadable.
+    """A record of a file, or the error that made one or more records unreadable; ``data`` is the record or the error.
 
     ``number`` is the number of the record, or of the first unreadable one, among the records of all files. ``episodes``
-    is None if the number of unreadable records is not known.
+    is the number of records; None if the number of unreadable records is not known.
     """
 
     split: str

@@ -81,7 +81,7 @@ def write_record(file: BinaryIO, data: bytes) -> None:
 
 
 def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str, Values]:
-    """Return the features of an example by name: the names in ``wanted``, or all features if it is None.
+    """Return the features of an example by name: those in ``wanted``, or all if ``wanted`` is None.
 
     Raises
     ------
