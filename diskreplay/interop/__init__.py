@@ -1,1 +1,1 @@
-"""Adapters between a store and other libraries, written on public names only."""
+"""Adapters between a store and other libraries; they use only public names of diskreplay."""

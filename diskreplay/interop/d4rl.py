@@ -1,10 +1,10 @@
 """Data sets of D4RL: one HDF5 file of flat arrays, with flags at the ends of episodes.
 
-A file has the N steps of all episodes, one row a step. ``observations`` and ``actions`` are arrays of N rows, or groups
-of such arrays. ``rewards``, ``terminals``, ``timeouts`` and ``next_observations`` have N rows, too. In
+A file has the N steps of all episodes, one row for each step. ``observations`` and ``actions`` are arrays of N rows, or
+groups of such arrays. ``rewards``, ``terminals``, ``timeouts`` and ``next_observations`` have N rows, too. In
 ``next_observations``, the last row of an episode is the episode's final observation. Every other array of N rows, such
-as an array in ``infos``, is an extra field of the step. Arrays of other lengths, and the arrays in ``metadata``, go to
-the store's notes.
+as an array in ``infos``, is an extra field of the step. Arrays of other lengths, and the arrays in ``metadata``, are
+kept in the notes of the store.
 
 An import finds the same episodes as D4RL's ``sequence_dataset``, and the same transitions as ``qlearning_dataset``. An
 export writes the arrays in the notes back to the file. For an episode without a final observation, the last row of
@@ -570,7 +570,7 @@ def _column(file: h5py.File, name: str, shape: tuple[int, ...], dtype: Any, comp
 
 
 def _layout(plan: Plan, has_next: bool) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return the shape and dtype of each array with a row for each step, by its name."""
+    """Return the shape and dtype of each array that has a row for each step, by the array's name."""
     layout: dict[str, tuple[tuple[int, ...], Any]] = {}
     for path, field in plan.schema.step_leaves.items():
         if (array := array_of(path)) is not None:

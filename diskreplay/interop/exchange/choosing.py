@@ -187,8 +187,8 @@ class SourceEpisode:
     def __getitem__(self, name: str) -> Any:
         """Return the values of "obs", "action", "reward" or an extra field, ``(T, ...)``, or of an episode field.
 
-        "obs" has one row more if the episode has a final observation. The result is None if the episode has no value of
-        the field. KeyError is raised if the schema does not have the field.
+        The values of "obs" have one row more if the episode has a final observation. The result is None if the episode
+        has no value of the field. KeyError is raised if the schema does not have the field.
         """
         if name in (OBS, ACTION, REWARD):
             return self._data.tree(self.schema, name)

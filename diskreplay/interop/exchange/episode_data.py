@@ -1,4 +1,4 @@
-"""`EpisodeData`: an ended episode as arrays by path, which the reader of a format yields and the writer receives."""
+"""`EpisodeData`: an ended episode as arrays by path, which a format's reader yields and its writer receives."""
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -60,7 +60,7 @@ class EpisodeData:
     hidden_steps: int = 0
 
     def __len__(self) -> int:
-        """Return the number of steps: the rows of the shortest array, since observations may have one row more."""
+        """Return the number of steps: the length of the shortest array, since observations may have one row more."""
         return min(map(len, self.steps.values()))
 
     @property

@@ -355,7 +355,8 @@ def _draft(target: Path) -> Iterator[Path]:
     If the block fails, the hidden folder is deleted with the unfinished data set.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The prefix has only the first characters of the name: a file name may take 255 bytes, and a character up to 4.
+    # The prefix has only the first characters of the name: a file name may have at most 255 bytes, and a character
+    # takes up to 4 bytes.
     with TemporaryDirectory(prefix=f".{target.name[:_PREFIX_CHARACTERS]}.new-", dir=target.parent) as folder:
         draft = Path(folder, target.name)
         yield draft

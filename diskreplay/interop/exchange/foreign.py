@@ -50,7 +50,7 @@ _OF_THE_SYSTEM = {
 
 @contextmanager
 def foreign(place: Path) -> Iterator[int]:
-    """Check the files of a data set, and yield their total size in bytes. Errors are converted as by `reading`.
+    """Check the files of a data set, and yield their total size in bytes. Errors are converted as `reading` does.
 
     Raises
     ------

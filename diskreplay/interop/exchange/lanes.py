@@ -41,7 +41,7 @@ def ring_order(rows: int, next_row: int, is_full: bool) -> Ints:
 
 
 def rows_at(order: Ints) -> slice | Ints:
-    """Return consecutive indices from `ring_order` as a slice if they do not wrap, since a slice makes no copy."""
+    """Return indices from `ring_order` as a slice if they do not wrap around, since a slice makes no copy."""
     if len(order) and order[-1] - order[0] == len(order) - 1:
         return slice(int(order[0]), int(order[-1]) + 1)
     return order
@@ -93,7 +93,7 @@ def differ(one: NDArray[Any], other: NDArray[Any]) -> Bools:
     Parameters
     ----------
     one, other : array
-        The same leaf of N observations, ``(N, ...)``, of numbers in any dtype and byte order.
+        Two versions of one leaf of N observations, ``(N, ...)``, of numbers in any dtype and byte order.
 
     Returns
     -------

@@ -53,7 +53,7 @@ class SharedSampler:
         return bool(self._target.distribution.weighted)
 
     def difference(self, target: Target) -> str | None:
-        """Return this sampler's first field that differs from ``target``, as name and value; None if no field differs."""
+        """Return this sampler's first field that differs from ``target``, as name and value; None if all are equal."""
         for field in ("view", "distribution", "fields"):
             own = getattr(self._target, field)
             if _described(own) != _described(getattr(target, field)):
