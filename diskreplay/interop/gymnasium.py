@@ -32,11 +32,11 @@ _NOT_RESET = "call reset() before step(): no episode is running, or an error lef
 class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     """Append every step of an environment to a store.
 
-    Each step is appended with its next observation, so it can be sampled at once. ``reset`` in the middle of an episode
-    and ``close`` cut the episode at its last observation. After an error of the environment, ``discard_episode`` drops
-    the episode, and ``reset`` keeps its steps. Observations are copied: an environment may reuse its arrays. With
-    ``gymnasium.wrappers.Autoreset`` inside or around this wrapper, a step that only resets the environment is not
-    recorded.
+    Each step is appended with its next observation, so the step can be sampled at once. ``reset`` in the middle of an
+    episode and ``close`` cut the episode at its last observation. After an error of the environment,
+    ``discard_episode`` drops the episode, and ``reset`` keeps the episode's steps. Observations are copied: an
+    environment may reuse its arrays. With ``gymnasium.wrappers.Autoreset`` inside or around this wrapper, a step that
+    only resets the environment is not recorded.
 
     Concurrency: one thread at a time, as for the environment. A copy by pickle or ``copy.deepcopy`` has its own writer.
 
@@ -235,13 +235,13 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     - DISABLED: no step of a lane is recorded from its episode's end until the lane is reset.
       ``reset(options={"reset_mask": mask})`` resets only the lanes of the mask.
 
-    A SAME_STEP environment that returns the same arrays at every step overwrites its final observation. Info then has
-    the bytes of the next episode's first observation. Such an episode is recorded without a final observation, and
-    a warning is issued once.
+    A SAME_STEP environment that returns the same arrays at every step overwrites its final observation. In this case,
+    info has the bytes of the next episode's first observation. Such an episode is recorded without a final observation,
+    and a warning is issued once.
 
     ``reset`` in the middle of an episode and ``close`` cut open episodes at their last observation. After an error of
-    the environments, ``discard_episode`` drops open episodes, and ``reset`` keeps their steps. Observations are copied:
-    the environments may reuse their arrays.
+    the environments, ``discard_episode`` drops open episodes, and ``reset`` keeps the steps of these episodes.
+    Observations are copied: the environments may reuse their arrays.
 
     Concurrency: one thread at a time, as for the environments. A copy by pickle or ``copy.deepcopy`` has its own
     writer.
@@ -263,7 +263,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
         If ``store`` is not a Store, ``env`` is not a vector environment, ``env`` is already recorded into ``store``, or
-        its metadata name an autoreset mode that gymnasium does not have.
+        the metadata of ``env`` name an autoreset mode that gymnasium does not have.
 
     Examples
     --------
@@ -342,7 +342,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         writer = self._open_writer()
         mask = None
         if options is not None:
-            # The environments remove the mask from the dict, so they get a copy.
+            # The environments remove the mask from the dict, so the environments get a copy.
             options = dict(options)
             mask = None if options.get("reset_mask") is None else np.array(options["reset_mask"], bool)
         own_options = {name: value for name, value in (options or {}).items() if name != "reset_mask"}
@@ -463,7 +463,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     def _ends(
         self, after: dict[str, np.ndarray], info: dict[str, Any], live: np.ndarray, ended: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, Any], dict[str, Any] | None]:
-        """Return next observations, a mask of lanes where they are unknown, and extra and episode fields from info."""
+        """Return next observations, a mask of lanes where these are unknown, and extra and episode fields from info."""
         lanes, ends = np.flatnonzero(live), np.flatnonzero(ended)
         if self._mode is not AutoresetMode.SAME_STEP or not ends.size:
             return after, np.zeros_like(live), *self._values.from_infos([(info, lanes)], [(info, ends)])

@@ -325,7 +325,8 @@ def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
 def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
     """Return `Sampler.stats`, or `ShardedSampler.stats` in the form that the table `SAMPLER` describes.
 
-    ``missing`` is then the number of missing shards, and ``shards`` has for each measure a dict of numbers by shard.
+    For a `ShardedSampler`, ``missing`` is the number of missing shards, and ``shards`` has, for each measure, a dict of
+    numbers by shard.
     """
     if "shards" not in stats:
         return dict(stats)
@@ -343,7 +344,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _places(measure: Measure, flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield, for each number of a measure, the label's value ("" if there is no label) and its key in ``flat``."""
+    """Yield, for each number of a measure, its label's value ("" without a label) and the number's key in ``flat``."""
     if not measure.label:
         if measure.key in flat:
             yield "", measure.key
@@ -382,7 +383,7 @@ def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> ND
         values = values[:, 0]
     snapshot = sampler.store.snapshot  # other threads may refresh the store
     first, steps = snapshot.episodes.first, snapshot.episodes.steps
-    # Ids do not order episodes of different writers, so the episode with the largest ids may be an old one.
+    # Ids do not order episodes of different writers, so the episode with the largest ids may be an old episode.
     youngest = int(np.argmax(snapshot.times(first)))
     newest = float(snapshot.rows(f"extra/{name}", int(first[youngest]), int(steps[youngest]))[-1])
     return float(np.max(values, initial=newest)) - values.ravel()

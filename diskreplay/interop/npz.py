@@ -1,11 +1,11 @@
 """Data sets of NumPy files: a folder with one ``.npz`` file for each episode, with all data of a store.
 
 ``dataset.json`` has the schema, as `docs/format.md` describes it, and the numbers of episodes and steps. A file
-``episode-NNNNNNNN.npz`` has the arrays of one episode by the paths of the schema, such as ``obs`` or ``obs/image``,
-``action``, ``reward``, ``extra/log_prob`` and ``episode/seed``. Observations have one row more than the other arrays if
-there is a final observation. The scalars ``terminated`` and ``truncated`` are both false if the episode was cut.
-The array ``priority`` exists if steps were appended with priorities. The array ``notes`` exists if the episode has
-notes, and has the bytes of their JSON text in UTF-8.
+``episode-NNNNNNNN.npz`` has the arrays of one episode, named by the paths of the schema, such as ``obs`` or
+``obs/image``, ``action``, ``reward``, ``extra/log_prob`` and ``episode/seed``. Observations have one row more than the
+other arrays if there is a final observation. The scalars ``terminated`` and ``truncated`` are both false if the episode
+was cut. The array ``priority`` exists if steps were appended with priorities. The array ``notes`` exists if the episode
+has notes, and has the bytes of their JSON text in UTF-8.
 
 An export marks hidden steps in the array ``hidden``. An import does not read this array.
 
@@ -468,7 +468,10 @@ class _Files(_Arrays):
         self._lengths = [length for length in lengths if length is not None]
 
     def _or_skip(self, read: Callable[[Path], _T], file: Path) -> _T | None:
-        """Return ``read(file)``; if it fails with ``on_error="skip"``, add the file to ``skipped`` and return None."""
+        """Return ``read(file)``; None if this call fails and ``on_error`` is "skip".
+
+        A file that fails is added to ``skipped``.
+        """
         try:
             return read(file)
         except (FormatError, SchemaError) as error:

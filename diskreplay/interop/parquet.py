@@ -1,7 +1,7 @@
 """Data sets of Parquet files: a table of steps and a table of episodes, which hold all data of a store.
 
 ``steps/`` has files with one row for each step. The columns ``episode`` and ``step`` are numbers from 0. Each leaf of a
-step has a column with the name of its path in the schema, such as ``obs/image`` or ``extra/log_prob``. A field with a
+step has a column, named by the leaf's path in the schema, such as ``obs/image`` or ``extra/log_prob``. A field with a
 shape is a nested list of fixed size. A field of more than 256 numbers is bytes of fixed size, in C order, since bytes
 are read several times as fast as lists. The column ``priority`` exists if steps were appended with priorities.
 

@@ -101,10 +101,10 @@ def import_dataset(
 ) -> Imported:
     """Import a file of demonstrations into a new store, or resume an interrupted import.
 
-    Episodes are in the order of their numbers. An episode is terminated if the last of its ``dones`` is true, otherwise
-    truncated. Attributes of a demonstration that are numbers, such as ``success``, are episode fields; texts are notes.
-    Each list in ``mask`` becomes a boolean episode field, such as ``mask_train``, which is true for the episodes in the
-    list.
+    Episodes are in the order of their numbers. An episode is terminated if its last value of ``dones`` is true,
+    otherwise truncated. Attributes of a demonstration that are numbers, such as ``success``, are episode fields; texts
+    are notes. Each list in ``mask`` becomes a boolean episode field, such as ``mask_train``, which is true for the
+    episodes in the list.
 
     Parameters
     ----------

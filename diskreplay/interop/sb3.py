@@ -120,7 +120,7 @@ class DiskReplayBuffer(ReplayBuffer):
         can be drawn.
     path : path, Store or None
         The store, or the path of a new store, which is made with the first step. If a Store is given, the buffer opens
-        it again by its path. None: a temporary folder, which is removed with the buffer.
+        the store again by its path. None: a temporary folder, which is removed with the buffer.
     n_steps : int
         Number of steps in a return, as for `NStepReplayBuffer`.
     gamma : float
@@ -242,7 +242,7 @@ class DiskReplayBuffer(ReplayBuffer):
     def _sampler_of(self, view: dr.Transitions, seed: int = 0) -> dr.Sampler:
         assert self._store is not None
         # The buffer refreshes the store itself, and only if a batch has steps that were added after the last refresh. A
-        # sampler with relabelling draws ids itself, so it refreshes for each batch.
+        # sampler with relabelling draws ids itself, so it refreshes the store for each batch.
         sampler = dr.Sampler(self._store, view, fields=_FIELDS, seed=seed, refresh=view.relabel is not None)
         self._kept.append(sampler)
         return sampler

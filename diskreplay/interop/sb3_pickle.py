@@ -165,8 +165,8 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a file that ``load_replay_buffer`` of Stable-Baselines3 loads.
 
-    The buffer has exactly the steps of these episodes, oldest first, and is full. It is made in memory, and written
-    when it is complete.
+    The buffer has exactly the steps of these episodes, oldest first, and is full. The buffer is made in memory, and
+    written when it is complete.
 
     Parameters
     ----------

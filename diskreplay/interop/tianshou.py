@@ -32,7 +32,7 @@ KEYS = ("obs", "act", "rew", "terminated", "truncated", "done", "info", "policy"
 
 
 class InStore(ReplayBufferManager):  # type: ignore[misc]
-    """A base class that keeps the steps of a buffer in a store; it must come before Tianshou's class in the bases."""
+    """A base class that keeps a buffer's steps in a store. In a list of bases, it must come before Tianshou's class."""
 
     _set_keys: frozenset[str] = frozenset()  # keys set by the user, unknown to Tianshou's `add`
 
@@ -253,7 +253,7 @@ class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     Parameters
     ----------
     store : Store or path
-        A store that is open with mode "a", or a path. If the path has no store, the first step makes one, with a
+        A store that is open with mode "a", or a path. If the path has no store, the first step makes a store, with a
         capacity of twice `total_size`, since the ring of an environment that steps less often has older steps.
     total_size : int
         Number of steps in the buffer, over all environments.

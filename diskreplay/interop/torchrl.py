@@ -34,7 +34,7 @@ UNBOUNDED = (1 << 31) - 1
 
 
 class ByReference(StorageCheckpointerBase):  # type: ignore[misc]
-    """Saves the uuid of a storage's store and the id at each position, but no steps, since they are in the store."""
+    """Saves the uuid of a storage's store and the id at each position, but no steps, since steps are in the store."""
 
     def dumps(self, storage: "StoreStorage", path: PathLike) -> None:
         """Save the state."""
@@ -69,7 +69,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     Parameters
     ----------
     store : Store or path
-        A store that is open with mode "a", or a path. If the path has no store, the first item makes one, and the
+        A store that is open with mode "a", or a path. If the path has no store, the first item makes a store, whose
         schema has all keys of this item. An existing store keeps only the keys in its schema. An extra field is a key
         at the root, which may be nested.
     capacity : int or None
@@ -183,7 +183,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
     @property
     def checkpointer(self) -> StorageCheckpointerBase:
-        """The object that saves and loads the state; the default saves no steps, since they are in the store."""
+        """The object that saves and loads the state; the default saves no steps, since steps are in the store."""
         return super().checkpointer
 
     @checkpointer.setter

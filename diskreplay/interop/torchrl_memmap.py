@@ -84,11 +84,11 @@ def import_dataset(
     """Import a folder of TorchRL into a new store, or resume an interrupted import.
 
     A key both at the root and below "next" is an observation; other keys at the root are extra fields. If the only
-    observation has the key "observation", it becomes ``obs`` itself, not a dict. If rows have trajectory ids, in the
-    key ``("collector", "traj_ids")``, rows are ordered by these ids. Without this key, each index along the axes after
-    the first is a lane, the stream of an environment.
-    An episode ends after a step that is done, or whose next observation is not the observation of the next row. If
-    several environments wrote to one axis in turn, their episodes are therefore cut at each turn.
+    observation has the key "observation", this observation becomes ``obs`` itself, not a dict. If rows have trajectory
+    ids, in the key ``("collector", "traj_ids")``, rows are ordered by these ids. Without this key, each index along the
+    axes after the first is a lane, the stream of an environment. An episode ends after a step that is done, or whose
+    next observation is not the observation of the next row. If several environments wrote to one axis in turn, their
+    episodes are therefore cut at each turn.
 
     Parameters
     ----------
@@ -144,8 +144,8 @@ def export_dataset(
 ) -> Exported:
     """Export ended episodes to a folder that TorchRL's ``ReplayBuffer.loads`` reads.
 
-    Load it into a buffer with a storage of the same capacity, such as ``LazyMemmapStorage(capacity)``, and TorchRL's
-    random sampler.
+    Load the folder into a buffer with a storage of the same capacity, such as ``LazyMemmapStorage(capacity)``, and
+    TorchRL's random sampler.
 
     Parameters
     ----------

@@ -2,8 +2,8 @@
 
 ``data/NAME`` are arrays ``(steps, ...)``. ``meta/episode_ends`` has the number of steps up to the end of each episode.
 The format has no place for rewards, for how episodes ended, and for an observation after the last action. An export
-writes these to further arrays, which other readers of the format ignore: ``data/reward``, and arrays in ``meta`` with
-one row for each episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
+writes these data to further arrays, which other readers of the format ignore: ``data/reward``, and arrays in ``meta``
+with one row for each episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
 
 An export also writes extra fields and initial priorities to ``data``. It writes ``terminated``, ``truncated``, final
 observations and episode fields to ``meta``, and the schema to the attribute ``diskreplay``. The arrays are compressed
@@ -156,7 +156,7 @@ def export_dataset(
     Raises
     ------
     SchemaError
-        Two leaves would have the same name, or one would have the name ``priority``.
+        Two leaves would have the same name, or a leaf would have the name ``priority``.
     StoreExists
         A file or folder exists at ``path``.
     """
@@ -288,7 +288,7 @@ class _DataSet:
     not_kept : list of str
         A text about the rows after the last episode. Empty if there are no such rows.
     bounds : list of (int, int)
-        The first row of each episode, and the row after its last one.
+        The first row of each episode, and the row after the episode's last row.
     metadata : dict
         The note of the import that made the exported store.
     """

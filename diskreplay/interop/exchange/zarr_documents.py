@@ -49,7 +49,7 @@ class Layout(NamedTuple):
     nbytes, chunk_nbytes : int
         The sizes of the whole array and of a chunk in bytes, without compression.
     compressor : str, optional
-        The codec that compressed the chunks. None: they are not compressed.
+        The codec that compressed the chunks. None: the chunks are not compressed.
     most : int
         The largest number of bytes to which a compressed chunk may unpack. It is more than ``chunk_nbytes``, since
         filters may add a checksum or widen the dtype.

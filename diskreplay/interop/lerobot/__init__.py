@@ -1,11 +1,11 @@
 """Data sets of LeRobot: folders of parquet files and videos. Imports read versions 2.0 to 3.0; exports write 3.0.
 
-A feature ``observation.images.top`` becomes the leaf ``obs/images/top``. If only one feature is below ``observation``,
-it becomes ``obs`` itself. The same holds for ``action``. ``next.reward`` is the reward. An episode is terminated if
-``next.done`` is true in its last step, otherwise it is cut. If both ``next.terminated`` and ``next.truncated`` exist,
-these two features tell instead how an episode ended. Other features become extra fields of steps, and columns of
-numbers in the table of episodes become episode fields. A text of a step is stored as its number in a list of texts. The
-notes of the store have this list, the texts of tasks, and the statistics.
+A feature ``observation.images.top`` becomes the leaf ``obs/images/top``. If there is only one feature below
+``observation``, this feature becomes ``obs`` itself. The same holds for ``action``. ``next.reward`` is the reward. An
+episode is terminated if ``next.done`` is true in its last step, otherwise it is cut. If both ``next.terminated`` and
+``next.truncated`` exist, these two features tell instead how an episode ended. Other features become extra fields of
+steps, and columns of numbers in the table of episodes become episode fields. A text of a step is stored as its number
+in a list of texts. The notes of the store have this list, the texts of tasks, and the statistics.
 
 An import follows these further rules:
 
@@ -21,7 +21,7 @@ An import follows these further rules:
 
 An export follows these rules:
 
-- Each episode is one row group of a parquet file. The loader of LeRobot reads these files.
+- Each episode is one row group of a parquet file. LeRobot's own loader can read these files.
 - A uint8 field with three axes is an image if it has 1, 3 or 4 channels and is at least 8 pixels high and wide.
 - Names of axes, the frame rate, the robot, texts and statistics of an imported data set are written back. Statistics
   are computed again if the steps differ from the imported steps.

@@ -75,8 +75,8 @@ class Column:
     def feature(self, noted: Feature | None = None) -> dict[str, Json]:
         """Return the feature's entry in `info.json`.
 
-        ``noted`` is the feature's entry in an imported `info.json`. If it has the same dtype and shape, the result also
-        has the other data of ``noted``, such as the names of axes.
+        ``noted`` is the feature's entry in an imported `info.json`. If ``noted`` has the dtype and shape of this
+        feature, the result also has the other data of ``noted``, such as the names of axes.
         """
         dtype = {"array": self.field.dtype.name, "text": "string"}.get(self.kind, self.kind)
         made: dict[str, Json] = {"dtype": dtype, "shape": list(self.shape), "names": None}

@@ -66,8 +66,8 @@ class Metadata:
     files : list of Path
         The file with the steps of each episode.
     fields, values : dict
-        The columns of the table of episodes that become episode fields, by name. ``fields`` has the field of a column,
-        and ``values`` its value for each episode, or None if the episode lacks it.
+        The columns of the table of episodes that become episode fields, by name. ``fields`` has the field of each
+        column. ``values`` has the column's value for each episode, or None if an episode has no value.
     tasks : dict of int to str
         Texts of tasks by their numbers.
     stats : str

@@ -74,7 +74,7 @@ class Contents:
 
     @property
     def stored(self) -> list[Column]:
-        """The columns of the files of steps: leaves other than videos, ``flags``, and `COUNTERS` that are no leaves."""
+        """The columns of the files of steps: leaves except videos, ``flags``, and `COUNTERS` that are not leaves."""
         made = [Column(name, "", Field((), "bool")) for name in self.flags]
         made += [Column(name, "", leaf) for name, leaf in COUNTERS.items() if name not in self._keys]
         return [column for column in self.columns if column.kind != "video"] + made
@@ -254,7 +254,7 @@ class _File:
         path = root / "data" / _file_name(number, "parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._sink = pa.OSFile(str(path), "wb")
-        # Columns of floats are not dictionary-encoded: they have too many different values.
+        # Columns of floats are not dictionary-encoded, since most of their values are different.
         few = [
             each.name for each in schema if not pa.types.is_nested(each.type) and not pa.types.is_floating(each.type)
         ]
@@ -270,7 +270,7 @@ class _File:
         )
 
     def add(self, table: pa.Table, rows: Mapping[str, Array]) -> dict[str, Json]:
-        """Append an episode as a row group; return its files and times as entries for the table of episodes."""
+        """Append an episode as a row group; return entries for the table of episodes: files and times."""
         chunk, file = divmod(self._number, _FILES_A_CHUNK)
         where: dict[str, Json] = {}
         for part in ("data", "meta/episodes", *(f"videos/{key}" for key in self._videos)):

@@ -229,8 +229,8 @@ def _libraries() -> AbstractContextManager[None]:
 def _check_spaces(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Check that the metadata have the spaces; without them, Minari would make the environment that the metadata name.
 
-    The entry point of this environment may be any function of any module. Minari would call it with arguments from the
-    data set.
+    The entry point of this environment may be any function of any module. Minari would call this function with
+    arguments from the data set.
     """
     for name in ("observation_space", "action_space"):
         if not isinstance(metadata.get(name), str):

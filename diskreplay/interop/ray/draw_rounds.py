@@ -38,7 +38,7 @@ def chances(within: Floats, mass: float, total: float) -> Floats:
 
     `within` is the probability of each item in its shard: its priority divided by the shard's mass at the draw. `mass`
     is the mass of the shard, and `total` the sum of all masses, when the trainer divided the batch. The result is exact
-    even if these masses are old, since they decided how many items the shard drew.
+    even if these masses are old, since these masses decided how many items the shard drew.
     """
     found: Floats = within * (mass / total)
     return found
@@ -83,8 +83,8 @@ class Round:
 
     `counts`, (batches, shards), has the number of items that each shard draws for each batch. `masses`, (shards,), has
     the masses by which the batches were divided. `asked` has the requests without an answer, by shard number. `parts`
-    has each shard's answer, by shard number: its parts of all batches, joined as one part. `next` is the position of
-    the next batch in the round.
+    has each shard's answer, by shard number: the shard's parts of all batches, joined as one part. `next` is the
+    position of the next batch in the round.
     """
 
     masses: NDArray[np.float64]

@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 class ShardedSampler(IterableDataset[dr.Batch]):
-    """Draws batches from the stores of many nodes, as `Sampler` does from one.
+    """Draws batches from the stores of many nodes, as `Sampler` draws from one store.
 
     A batch is divided among the shards by one multinomial draw with their masses. The mass of a shard is its number of
     ids or, with `Prioritized`, the sum of their priorities. Each shard reports the probability of each item at the
@@ -51,7 +51,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     Parameters
     ----------
     store : ShardedStore
-        The shards. The sampler does not close it.
+        The shards. The sampler does not close this object.
     view : View
         `Transitions` or `Sequences`. Rollouts and episodes are refused.
     distribution : Uniform or Prioritized or None
@@ -256,7 +256,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         Raises
         ------
         InvalidIndex
-            A shard or an id does not exist, an id was evicted, or it cannot be sampled with this view.
+            A shard or an id does not exist, an id was evicted, or an id cannot be sampled with this view.
         ReplayError
             A shard does not answer.
         """
@@ -422,7 +422,10 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             raise
 
     def _send_updates(self, waiting_s: float = 0.0) -> None:
-        """Send the updates that waited longer than `waiting_s`. A shard applies them before it answers a later call."""
+        """Send the updates that waited longer than `waiting_s`.
+
+        A shard applies these updates before it answers a later call.
+        """
         for link in self._links:
             if link.lost is None and link.update_age() > waiting_s:
                 link.send_updates()
@@ -442,7 +445,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     def stats(self) -> dict[str, Any]:
         """Return counts and rates of the sampler, and the missing shards.
 
-        - `batches`: the number of delivered batches. `batches_per_second`: their rate since the first request.
+        - `batches`: the number of delivered batches. `batches_per_second`: the number of batches per second since the
+          first request.
         - `seconds_waiting`: the time that this trainer waited for shards.
         - `bytes`, `messages`: the numbers of bytes and messages between shards and this trainer.
         - `redrawn`: the number of items that were drawn from other shards because a shard did not answer.

@@ -89,7 +89,7 @@ PathLike = str | os.PathLike[str]
 
 
 class ShardedStore(ShardGroup):
-    """The stores of many nodes, each a shard: collectors write to the store of their node, trainers draw from all.
+    """The stores of many nodes, each a shard: collectors write to their node's store, trainers draw from all stores.
 
     A shard is an actor of Ray on its node, which opens the store there. All processes of the cluster that name the same
     path and node share the actor. Collectors use `dr.open(path, "a")` on their node as always, and need neither Ray nor

@@ -428,7 +428,7 @@ class _Folder:
             self._file.close()
 
     def finish(self) -> None:
-        """Give the files names with their total number, and write the two JSON files."""
+        """Rename the files, so that each name has the total number of files, and write the two JSON files."""
         self.close()
         count = len(self._shards)
         for number in range(count):
