@@ -183,7 +183,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         running = self._values.running.copy()
         for _, episode in self._values.of_episodes(running):
             writer.end_episode(episode=episode or None)
-        writer.end_episode()  # an episode that an error has left open
+        writer.end_episode()  # ends an episode that an error has left open
         self._values.forget(running)
 
     def _record(
@@ -403,7 +403,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         running = self._values.running & lanes
         for some, episode in self._values.of_episodes(running):
             writer.end_episode(mask=some, episode=episode or None)
-        writer.end_episode(mask=lanes)  # lanes whose episode an error has left open
+        writer.end_episode(mask=lanes)  # ends episodes that an error has left open
         self._values.forget(running)
 
     def _begin(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:

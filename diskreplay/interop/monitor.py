@@ -246,7 +246,7 @@ def to_wandb(
 
 def _wandb_histogram(values: NDArray[Any]) -> Any:
     with dr.MissingExtra.raised_for("a histogram of Weights & Biases", "wandb"):
-        import wandb  # loaded already by the caller who made the run
+        import wandb  # the caller who made the run has loaded wandb already
     return wandb.Histogram(values)
 
 

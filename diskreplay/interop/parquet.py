@@ -6,9 +6,9 @@ shape is a nested list of fixed size. A field of more than 256 numbers is bytes 
 are read several times as fast as lists. The column ``priority`` exists if steps were appended with priorities.
 
 ``episodes/`` has files with one row for each episode. Their columns are ``episode``, ``length``, ``terminated``,
-``truncated``, the observation after the last step under the paths of observations, episode fields such as
-``episode/seed``, and ``notes`` as JSON text. An episode that is neither terminated nor truncated was cut. A missing
-value is null or, if the field has a shape, a nested list with null for each number.
+``truncated``, episode fields such as ``episode/seed``, and ``notes`` as JSON text. The observation after the last step
+has columns with the paths of observations, such as ``obs/image``. An episode that is neither terminated nor truncated
+was cut. A missing value is null or, if the field has a shape, a nested list with null for each number.
 
 ``dataset.json`` has the schema, as `docs/format.md` describes it. The files in ``steps/`` also have the schema in
 their metadata.
@@ -133,7 +133,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder. Nothing may exist at this path.
+        The path of the new folder. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool

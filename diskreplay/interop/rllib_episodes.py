@@ -78,7 +78,8 @@ class StepReader:
                 return window[path]
         self.refresh()
         batch = self._sampler.gather(np.asarray(ids, np.int64))
-        # Copies, since RLlib keeps samples for long, and the memory of a batch is reused for later batches.
+        # The values are copied, since RLlib keeps samples for long, and the memory of a batch is reused for later
+        # batches.
         window = {each: _below(batch, each).numpy().copy() for each in self._paths}
         self._windows.append((key, window))
         return window[path]

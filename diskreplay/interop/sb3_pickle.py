@@ -225,7 +225,8 @@ class _Buffer:
     settings : dict
         The name of the buffer's class, and arguments of this class.
     cut : int
-        The number of cuts: an episode is cut where the next step's observation is not the step's next observation.
+        The number of cuts. An episode is cut after a step whose next observation is not the observation of the next
+        step.
     """
 
     def __init__(self, file: Path) -> None:

@@ -189,7 +189,7 @@ class StepValues:
         return self._schema.unflatten(part, values)
 
     def from_info(self, info: Mapping[str, Any], ended: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the extra fields in info, and its episode fields, or None if the step did not end an episode."""
+        """Return the extra fields in info, and the episode fields in info or, if the step ended no episode, None."""
         schema = self._schema
         extra = {name: _value(schema.extra[name], info, name, name) for name in self._extra_infos}
         if not ended:

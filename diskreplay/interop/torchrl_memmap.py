@@ -152,7 +152,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder. Nothing may exist at this path.
+        The path of the new folder. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
@@ -197,7 +197,7 @@ class _Transitions:
     left_out : list of str
         The keys that the caller skips.
     cut : int
-        The number of cuts: an episode is cut where the next row's observation is not the row's next observation.
+        The number of cuts. An episode is cut after a row whose next observation is not the observation of the next row.
     """
 
     def __init__(self, folder: Path, choice: Choice) -> None:
@@ -259,7 +259,7 @@ class _Transitions:
         return chosen
 
     def _split(self, lanes: int) -> None:
-        """Set ``pieces`` and ``cut``. If rows have trajectory ids, all rows become one lane, ordered by these ids."""
+        """Set ``pieces`` and ``cut`` from the rows. Rows with trajectory ids become one lane, ordered by these ids."""
         trajectories = self._leaves.get(_TRAJECTORY)
         if trajectories is not None and trajectories.ndim == 2:
             flat = (self._order[:, None] * lanes + np.arange(lanes)).reshape(-1)

@@ -5,9 +5,9 @@ The format has no place for rewards, for how episodes ended, and for an observat
 writes these data to further arrays, which other readers of the format ignore: ``data/reward``, and arrays in ``meta``
 with one row for each episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
 
-An export also writes extra fields and initial priorities to ``data``. It writes ``terminated``, ``truncated``, final
-observations and episode fields to ``meta``, and the schema to the attribute ``diskreplay``. The arrays are compressed
-by Blosc, as in diffusion_policy. If arrays have rows after the last episode, an import lists these rows in
+An export also writes extra fields and initial priorities to ``data``. An export writes ``terminated``, ``truncated``,
+final observations and episode fields to ``meta``, and the schema to the attribute ``diskreplay``. The arrays are
+compressed by Blosc, as in diffusion_policy. If arrays have rows after the last episode, an import lists these rows in
 `Imported.not_kept`. An import reads images that a codec of another library compressed, such as JPEG XL, if this library
 is installed and registered.
 """

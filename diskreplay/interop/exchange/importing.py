@@ -134,7 +134,8 @@ class Source:
     names : dict of str to str, optional
         The name of each feature, by its default path. None: the names are the paths.
     numbers : list of int, optional
-        The number of each episode in the data set, for messages and for ``where``. None: 0, 1, 2 and so on.
+        The number of each episode in the data set, for messages and for ``where``. None: the numbers are 0, 1, 2 and so
+        on.
     files : list of str, optional
         The name of each episode's file, for messages, if each episode is a file of its own.
     """
@@ -195,8 +196,8 @@ class Imported:
     resumed : int
         The number of episodes that earlier calls appended.
     cut : int
-        The number of cuts in the data set. An episode is cut where the next row's observation is not the step's next
-        observation. An import with more than one cut in ten steps warns.
+        The number of cuts in the data set. An episode is cut after a step whose next observation is not the observation
+        of the next row. An import with more than one cut in ten steps warns.
     skipped : list of Skipped
         The episodes that ``on_error="skip"`` or the reader left out.
     not_kept : list of str

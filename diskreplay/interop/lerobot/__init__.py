@@ -147,7 +147,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder. Nothing may be there.
+        The path of the new folder. Nothing may exist at this path.
     fps : float, optional
         Frames per second, for the timestamps. None: the rate of the data set that the store was imported from, or 30.
     task : str

@@ -52,8 +52,8 @@ class Column:
     field : Field
         The field of the leaf.
     kind : str
-        "array", "image", "video" or "text". For a text, the leaf has the number of the text in the feature's list of
-        texts.
+        The kind of the feature's values: "array", "image", "video" or "text". For a text, the leaf has the number of
+        the text in the feature's list of texts.
     """
 
     key: str

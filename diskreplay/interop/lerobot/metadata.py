@@ -56,7 +56,7 @@ class Metadata:
     numbers : array
         The numbers of the episodes in the data set, ``(episodes,)``.
     info : dict
-        `info.json`.
+        The contents of `info.json`.
     features : dict
         The features in `info.json`, by name.
     fps : float

@@ -91,9 +91,9 @@ PathLike = str | os.PathLike[str]
 class ShardedStore(ShardGroup):
     """The stores of many nodes, each a shard: collectors write to their node's store, trainers draw from all stores.
 
-    A shard is an actor of Ray on its node, which opens the store there. All processes of the cluster that name the same
-    path and node share the actor. Collectors use `dr.open(path, "a")` on their node as always, and need neither Ray nor
-    this class. The stores must exist and have one schema.
+    A shard is an actor of Ray, which runs on the node of a store and opens this store. All processes of the cluster
+    that name the same path and node share the actor. Collectors use `dr.open(path, "a")` on their node as always, and
+    need neither Ray nor this class. The stores must exist and have one schema.
 
     `ray.init` is called if this process is not connected to Ray. A ShardedStore can be pickled; the copy has the same
     shards.

@@ -131,7 +131,7 @@ def export_dataset(
     store_or_path : Store or path
         The store.
     path : path
-        The folder. Nothing may be there.
+        The path of the new folder. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool

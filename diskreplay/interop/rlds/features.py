@@ -64,13 +64,13 @@ class Feature(NamedTuple):
     Attributes
     ----------
     kind : str
-        "tensor", "image" or "text".
+        The kind of the value: "tensor", "image" or "text".
     shape : tuple of int
         The shape of a value. -1: the size may differ from value to value.
     dtype : numpy.dtype
         The dtype of a value; object for texts.
     encoding : str
-        "none", "bytes" or "zlib" for tensors; "png" or "jpeg" for images.
+        How a value is packed: "none", "bytes" or "zlib" for tensors; "png" or "jpeg" for images.
     """
 
     kind: str
