@@ -176,7 +176,7 @@ def export_dataset(
     Parameters
     ----------
     store_or_path : Store or path
-        The store.
+        The store to export, or its path.
     path : path
         The HDF5 file. Nothing may exist at this path.
     hdf5_compression : str or None

@@ -90,7 +90,7 @@ def import_dataset(
     Parameters
     ----------
     source : path
-        The folder.
+        The folder to import.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
@@ -144,7 +144,7 @@ def export_dataset(
     Parameters
     ----------
     store_or_path : Store or path
-        The store.
+        The store to export, or its path.
     path : path
         The path of the new folder. Nothing may exist at this path.
     progress : callable, optional

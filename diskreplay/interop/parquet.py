@@ -131,7 +131,7 @@ def export_dataset(
     Parameters
     ----------
     store_or_path : Store or path
-        The store.
+        The store to export, or its path.
     path : path
         The path of the new folder. Nothing may exist at this path.
     progress : callable, optional

@@ -175,7 +175,7 @@ def export_dataset(
     Parameters
     ----------
     store_or_path : Store or path
-        The store.
+        The store to export, or its path.
     path : path
         The HDF5 file. Nothing may exist at this path.
     progress : callable, optional

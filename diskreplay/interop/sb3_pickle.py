@@ -114,7 +114,7 @@ def import_dataset(
     Parameters
     ----------
     source : path
-        The file.
+        The file to import.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this file.
     progress : callable, optional
@@ -171,9 +171,9 @@ def export_dataset(
     Parameters
     ----------
     store_or_path : Store or path
-        The store.
+        The store to export, or its path.
     path : path
-        The file. Nothing may exist at this path.
+        The path of the new file. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool

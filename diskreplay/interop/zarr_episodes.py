@@ -140,7 +140,7 @@ def export_dataset(
     Parameters
     ----------
     store_or_path : Store or path
-        The store.
+        The store to export, or its path.
     path : path
         The data set: a folder, or a file if it ends in ``.zip``. Nothing may exist at this path.
     progress : callable, optional

@@ -174,7 +174,7 @@ class VideoWriter:
     path : Path
         The file.
     fps : float
-        Frames per second.
+        The number of frames per second.
     size : (int, int)
         Height and width of a frame.
 

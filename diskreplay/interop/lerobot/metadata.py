@@ -60,7 +60,7 @@ class Metadata:
     features : dict
         The features in `info.json`, by name.
     fps : float
-        Frames per second.
+        The number of frames per second.
     lengths : array
         The number of steps of each episode, ``(episodes,)``.
     files : list of Path

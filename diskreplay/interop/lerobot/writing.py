@@ -58,7 +58,7 @@ class Contents:
     flags : tuple of str
         The names of the columns that tell how episodes ended.
     fps : float
-        Frames per second.
+        The number of frames per second.
     task : str
         The text of the task, if ``noted`` has no tasks.
     noted : dict

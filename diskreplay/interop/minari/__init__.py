@@ -173,7 +173,7 @@ def export_dataset(
     Parameters
     ----------
     store_or_path : Store or path
-        The store.
+        The store to export, or its path.
     path : str or path
         A name in the local folder of Minari, such as ``"mine/cartpole-v0"``, or a path. A text is a path if it begins
         with a dot or a slash, or does not end in a version such as "-v0". Nothing may be there.
