@@ -13,7 +13,7 @@ from diskreplay.schema.schema import Schema
 
 
 def switch(name: str, value: Any) -> bool:
-    """Return `value` as a bool. Numbers are refused: a misplaced argument, such as a length, would count as True."""
+    """Return `value` as a bool. Numbers are refused, because a length in the place of a bool would count as True."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name} must be True or False, not {value!r}")
     return bool(value)
@@ -55,7 +55,7 @@ def name_or_none(name: str, value: Any) -> str | None:
 
 
 def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
-    """Replace each attribute of a frozen view that `checks` names by the result of ``check(name, value)``."""
+    """Check attributes of a frozen view: each ``name=check`` replaces the value by ``check(name, value)``."""
     for name, check in checks.items():
         object.__setattr__(view, name, check(name, getattr(view, name)))
 
@@ -63,7 +63,7 @@ def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
 def frame_stack_depths(
     frame_stack: int | Mapping[str, int], observations: Mapping[tuple[str, ...], str]
 ) -> dict[tuple[str, ...], int]:
-    """Return stack depths by path: for all leaves in `observations`, or for those that a dict `frame_stack` names."""
+    """Return frame stack depths by path: of all leaves in `observations`, or of the keys of a dict `frame_stack`."""
     if isinstance(frame_stack, int):
         return dict.fromkeys(observations, frame_stack)
     known = {"/".join(path[1:]): path for path in observations}
@@ -93,9 +93,9 @@ def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] 
 
 
 def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
-    """Return path, dtype and weight of each field in the sum that replaces the reward.
+    """Return path, dtype and weight of each field in the weighted sum that a batch has as its reward.
 
-    `weights` maps field names to weights. None: the reward alone, with weight 1.
+    `weights` maps field names to weights; None is {"reward": 1.0}.
     """
     found = []
     for name, weight in (weights or {"reward": 1.0}).items():
@@ -106,7 +106,7 @@ def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any]
 
 
 def weighed(columns: Sequence[NDArray[Any]], weights: Sequence[np.float64]) -> Floats:
-    """Return the rewards of steps in float64: each column holds one field's values, and is multiplied by its weight."""
+    """Return the sum of `columns`, each times its weight, in float64: a column has one field's values at all steps."""
     total = np.zeros(columns[0].shape)
     for column, weight in zip(columns, weights, strict=True):
         total += column.astype(np.float64) * weight
@@ -122,7 +122,7 @@ def discount_leaf(schema: Schema, name: str | None) -> tuple[str, np.dtype[Any]]
 
 
 def described(view: Any, always: Sequence[str]) -> str:
-    """Return the repr of a view: its arguments in `always`, and all arguments that differ from their defaults."""
+    """Return the repr of a view with its arguments that `always` names, and all that differ from their defaults."""
     values = {field.name: getattr(view, field.name) for field in fields(view)}
     shown = [field.name for field in fields(view) if field.name in always or values[field.name] != field.default]
     return f"{type(view).__name__}({', '.join(f'{name}={_written(values[name])}' for name in shown)})"

@@ -31,7 +31,7 @@ FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
 ALIGNMENT = 64  # bytes: a cache line. Aligned arrays are also copied to a device faster.
 
 EPISODE_KNOWN = "episode_known"
-"""The name of the bool field of a batch that is True for an item if its episode was given values of episode fields."""
+"""The name of a bool field of batches: True for an item if the store has values of its episode's fields."""
 
 # Kinds of advice for the system call `madvise`.
 WILL_NEED = MADV_WILLNEED  # start to read the pages from disk
@@ -55,8 +55,8 @@ class Leaf:
 class Block:
     """The arrays of one batch of `size` items, one after the other in `memory`.
 
-    `arrays[i]` is the array of leaf i, (size, *shape), and `addresses[i]` its address. `addresses` ends with a 0 that
-    belongs to no array: kernels use the number -1 for a leaf that the batch lacks, and `addresses[-1]` is 0.
+    `arrays[i]` is the array of leaf i, (size, *shape), and `addresses[i]` its address. `addresses` has one more entry,
+    0, at its end: kernels give a leaf that the batch lacks the number -1, and find this 0 as `addresses[-1]`.
     """
 
     def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8]) -> None:
@@ -107,20 +107,20 @@ NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 PART = 512 << 10
-"""The smallest number of bytes that another thread copies: a thread takes a tenth of a millisecond to wake up."""
+"""The smallest number of bytes to give to another thread, because its wake-up takes a tenth of a millisecond."""
 
 MOST_THREADS = 4
-"""The largest number of threads that copy one batch: more threads would exceed the memory bandwidth of most machines.
+"""The largest number of threads that copy one batch: most machines have no memory bandwidth for more.
 
 On a server with 16 processors, one thread copies 8 GB/s, two threads 13 GB/s, four 18 GB/s and eight 21 GB/s.
 """
 
 
 class CopyThreads:
-    """`count` threads that copy parts of a batch, next to the calling thread. The first copy starts them.
+    """`count` threads that copy parts of a batch, next to the calling thread. The first call of `copy` starts them.
 
-    Callers use them for batches of at least `least` bytes. Between calls, `jobs` is empty, unless an interrupt ended
-    `copy` early. Only one thread may call the methods.
+    Callers use the threads only for batches of `least` or more bytes. Between calls of `copy`, the list `jobs` is
+    empty, unless an interrupt ended the last call early. Only one thread may call the methods.
     """
 
     def __init__(self, count: int) -> None:
@@ -129,16 +129,17 @@ class CopyThreads:
         self.jobs: list[Job[int]] = []
 
     def parts(self, nbytes: int) -> int:
-        """Return into how many parts to divide `nbytes` bytes: 1 for fewer than `least` bytes, at most `count` + 1."""
+        """Return the number of parts to copy `nbytes` bytes in: 1 for less than `least`, and at most `count` + 1."""
         return max(1, min(self.count + 1, nbytes // PART))
 
     def copy(self, count: int, size: int, work: Callable[[int, int], int]) -> int:
         """Process items 0 to `size` - 1 in `count` parts: the first part in this thread, the others in free threads.
 
-        Parts that no thread has begun when the first part is done are processed in this thread, too.
-        `work(first, stop)` returns the first item that could not be processed, or -1. This method waits for all parts
-        and returns the first of these items, or -1. If an interrupt ends this method early, a thread may still be
-        working: call `settle` before changing any memory that `work` uses. `work` must hold references to that memory.
+        When the first part is done, this thread also processes the parts that no other thread has begun.
+        `work(first, stop)` returns the first item of its part that could not be processed, or -1. This method waits for
+        all parts, and returns the first such item of all parts, or -1. If an interrupt ends this method early, a thread
+        may still be working: call `settle` before changing any memory that `work` uses. `work` must hold references to
+        that memory.
         """
         self.settle()
         bounds = [part * size // count for part in range(count + 1)]
@@ -188,10 +189,10 @@ def copy_threads(reserved: int) -> CopyThreads | None:
 
 
 class Reader:
-    """A view bound to a schema and a choice of fields. Not thread-safe: it owns scratch memory.
+    """Gathers batches of one view for one schema and one choice of fields. Not thread-safe: it owns scratch memory.
 
-    A reader has `leaves` and `paths`, and defines `fill`, `check` and `pages`. It defines `present` if the fields of a
-    batch are not the leaves themselves, and `leaves_for` if the shapes of leaves depend on the ids.
+    A reader has `leaves` and `paths`, and defines `fill`, `check` and `pages`. It also defines `present` if the fields
+    of a batch differ from the gathered leaves, and `leaves_for` if the shapes of leaves depend on the ids.
     """
 
     leaves: Sequence[Leaf]  # the arrays to gather, for items of one step if the shapes depend on the ids
@@ -224,8 +225,8 @@ class Reader:
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the items of these ids into a block that has the leaves of `leaves_for`; all weights are 1.
 
-        Raises InvalidIndex if no item can begin at an id. It may accept other ids that the view does not offer; `check`
-        refuses these, too.
+        Raises InvalidIndex if no item can begin at an id. It may accept some ids at which no item of this view begins;
+        `check` refuses these ids, too.
         """
         raise NotImplementedError(f"{type(self).__name__} must define fill")
 
@@ -238,7 +239,7 @@ class Reader:
         raise NotImplementedError(f"{type(self).__name__} must define pages")
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, with the id and the reason, if the view does not offer an id."""
+        """Raise InvalidIndex, with the id and the reason, if no item of the view begins at an id."""
         raise NotImplementedError(f"{type(self).__name__} must define check")
 
 
@@ -257,12 +258,12 @@ class View(Protocol):
     @property
     @abstractmethod
     def item_steps(self) -> int | None:
-        """The number of environment steps in an item of a batch; None: it depends on the item."""
+        """The number of environment steps in each item of a batch; None if this number differs between items."""
 
     @property
     @abstractmethod
     def starts(self) -> Starts:
-        """The rule that says at which steps of an episode a sample can start: the ids of these steps can be drawn."""
+        """The rule for the steps of an episode at which an item can start: the ids of these steps can be drawn."""
 
     @property
     def prefetchable(self) -> bool:
@@ -282,7 +283,7 @@ class View(Protocol):
         return None
 
     def crossing(self) -> "Crossing | None":
-        """Return an object that finds where samples across several episodes start; None: a sample has one episode."""
+        """Return an object that finds where items across several episodes start; None: there are no such items."""
         return None
 
     @abstractmethod
@@ -326,7 +327,7 @@ def select(
 
 
 def tuple_fields(names: Iterable[str], schema: Schema) -> dict[str, Tree]:
-    """Return the schema's tree of each batch field in `names`, by name, except fields without a tuple in their tree."""
+    """Return the trees in the schema of the batch fields in `names`, by name; only trees that contain a tuple."""
     parts = {"obs": schema.obs, "action": schema.action, "episode": schema.episode, **schema.extra}
     trees = {name: parts.get(name.removeprefix("next_")) for name in names}
     return {name: tree for name, tree in trees.items() if _has_tuple(tree)}
@@ -337,7 +338,7 @@ def _has_tuple(tree: Tree) -> bool:
 
 
 def nested(paths: Sequence[Path], values: Sequence[Any], tuples: Mapping[str, Tree]) -> dict[str, Any]:
-    """Return `values`, one for each path, as nested dicts.
+    """Return nested dicts with `values`, one value for each path.
 
     Fields in `tuples`, the result of `tuple_fields`, have a `TupleRecord` in place of each tuple.
     """

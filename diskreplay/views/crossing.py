@@ -1,4 +1,4 @@
-"""Windows that cross the ends of episodes within a lane: where they start, and their reader."""
+"""Windows that cross the ends of episodes within a lane: where these windows start, and the reader of their batches."""
 
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -40,7 +40,7 @@ _STEPS, _NEXT, _FIRST = "steps", "next", "first"
 
 
 class CrossingStarts:
-    """Counts the steps of each episode at which a window of `length` steps of the lane starts. Not thread-safe.
+    """Counts, in each episode, the steps at which a window of `length` steps of the lane starts. Not thread-safe.
 
     A window continues in the lane's next episode that is still in the store, if the sampler's filter admits that
     episode. A lane continues across the segments of its writer.
@@ -70,8 +70,8 @@ class CrossingStarts:
 
         In both tables an episode has only the steps at which windows start. The first result is None instead of an
         empty table, unless `is_fresh` is True. `ended` are the episodes that ended since the last call, or None. With
-        `is_fresh`, they are all ended episodes, and earlier calls are forgotten. `admitted` are the admitted episodes
-        among `ended`, and `still_open` the admitted open episodes.
+        `is_fresh`, `ended` has all ended episodes, and earlier calls are forgotten. `admitted` are the admitted
+        episodes among `ended`, and `still_open` the admitted open episodes.
         """
         if is_fresh:
             self._clear()
@@ -120,10 +120,10 @@ class _Lanes:
         self.runs_on = self._has_next & _following(counts)
 
     def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
-        """Return how many steps after each episode its windows can reach, and the index of the last episode they reach.
+        """Return, for each episode, how many later steps its windows can hold, and the last episode they can reach.
 
-        `runs_on` tells which episodes windows can leave. The last episode is the first one from the given episode on
-        that they cannot leave.
+        `runs_on` is True for an episode if windows continue in the next one. So the last episode is the first one, from
+        the given episode on, whose `runs_on` is False. It is returned as an index.
         """
         places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
         last = np.minimum.accumulate(places[::-1])[::-1]
@@ -135,8 +135,9 @@ class _Lanes:
         for_good, last = self.steps_behind(self.runs_on & ~next_open)
         is_broken = (self._has_next & ~self.runs_on & ~next_open)[last]
         done = ~self.is_open & (~self.counts | is_broken | (for_good >= behind))
-        # An open episode can precede ended episodes, which are in later segments of the lane. Those with less than
-        # `behind` steps between are not done: when the open episode ends, windows that start in it need their steps.
+        # An open episode can precede ended episodes, which are in later segments of the lane. An ended episode is not
+        # done if fewer than `behind` steps lie between the open episode and it: windows of the open episode may need
+        # its steps.
         opened = np.append(-1, np.maximum.accumulate(np.where(self.is_open, np.arange(len(done)), -1)))[: len(done)]
         distance = self._before - self._before[opened] - self.steps[opened]
         is_near = (opened >= 0) & (self._key[opened] == self._key) & (distance < behind)
@@ -145,15 +146,15 @@ class _Lanes:
 
 
 def _following(values: NDArray[Any]) -> NDArray[Any]:
-    """Return, for each value, the value after it; for the last one, the last one again."""
+    """Return `values` moved by one place: each place gets the value after it, and the last place keeps its value."""
     return np.append(values[1:], values[-1:])
 
 
 class _Steps(NamedTuple):
     """The steps of windows: `ids` and `windows` are flat, (items * length,), the other arrays (items, length).
 
-    `ends` is TERMINATED or TRUNCATED for the last step of an episode, else 0. `has_obs` is True if the next row has the
-    step's next observation. `is_known`, (items,), is True if rows that are appended later cannot change `ends` and
+    `ends` is TERMINATED or TRUNCATED for the last step of an episode, else 0. `has_obs` is True for a step if the next
+    row has its next observation. `is_known`, (items,), is True if rows that are appended later cannot change `ends` and
     `has_obs` of the item's last step.
     """
 
@@ -174,7 +175,8 @@ class LaneWalk:
     def __init__(self, length: int, stack: int) -> None:
         self._length, self._stack = length, stack
         self._successors, self._lanes = Successors(stack), LaneMap()
-        # Rows to read at once: usually enough for a window, the row after it, and rows without steps in between.
+        # The number of rows to read at once: usually enough for a window, the row after it, and rows without steps
+        # inside it.
         self._width = length + 2 + length // 8
         self._flags = GatherPlan([Copy("done", cols.ROW, cols.AFTER, 0, self._width, 0)])
 
@@ -214,8 +216,8 @@ class LaneWalk:
         """Read the flags of the `_width` rows from each window's `row` on.
 
         Returns four arrays (windows, rows): the numbers of the rows, their flags, whether each row exists, and whether
-        it is a step. The last row never counts as a step, because the next row's flags are needed to tell whether a
-        step ends its episode.
+        each row is a step. The last row never counts as a step, because the next row's flags are needed to tell whether
+        a step ends its episode.
         """
         seen, further = self._flags.rows(snapshot, at)[0], np.arange(self._width)
         row = at.row[:, None] + further
@@ -227,7 +229,7 @@ class LaneWalk:
         return row, seen, inside, is_step
 
     def _windows(self, snapshot: Snapshot, places: Ints) -> Windows:
-        """Return one-row windows of the steps at these slots, lanes and rows, with the `floor` of frame stacks."""
+        """Return a one-row window of each step by slot, lane and row, with the `floor` that frame stacks need."""
         windows = Windows(places.shape[1])
         windows.slot[:], windows.lane[:], windows.row[:] = places
         windows.floor[:], windows.after[:] = windows.row, windows.row + 1
@@ -236,7 +238,7 @@ class LaneWalk:
         return windows
 
     def _next_lanes(self, snapshot: Snapshot, places: Ints) -> Ints:
-        """Return each lane's place (see `LaneMap`) in the next segment that exists and has rows of it, or NONE."""
+        """Return each lane's place (see `LaneMap`) in the next existing segment with rows of the lane, or NONE."""
         found = self._lanes.next_rows(snapshot, places)
         while True:
             some = np.flatnonzero(found != NONE)
@@ -250,7 +252,7 @@ class LaneWalk:
     ) -> tuple[Ints, Windows]:
         """Return the items that lack steps and have more rows, and windows of their next rows.
 
-        The next rows are in the same segment, or in the writer's next one, where the lane is at the place `following`
+        The next rows are in the same segment, or in the writer's next segment, where the lane has the place `following`
         (see `LaneMap`).
         """
         behind = at.row + self._width - 1
@@ -266,10 +268,10 @@ class LaneWalk:
 
 
 def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, observed: Bools) -> tuple[Bytes, Bools]:
-    """Return `ends` of steps with the flags `own`, see `_Steps`, and whether each step has a next observation.
+    """Return `ends` (see `_Steps`) of steps with the flags `own`, and whether each step has a next observation.
 
-    `behind` has the flags of the next rows, and `is_behind` tells which of these rows exist. For a row that does not
-    exist, `is_closed` is True if it will never exist, and `observed` if its observation already exists.
+    `behind` has the flags of the next rows, and `is_behind` is True if such a row exists. If it does not exist,
+    `is_closed` is True if it will never exist, and `observed` is True if the store already has its observation.
     """
     marked = behind & ENDS | np.where(behind & CUT, TRUNCATED, 0)
     derived = np.where(behind & NO_STEP, marked, np.where(behind & FIRST, TRUNCATED, 0))
@@ -377,7 +379,7 @@ class CrossingReader(Reader):
         return walk.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _windows(self, steps: _Steps) -> dict[str, Windows]:
-        """Return the windows whose rows each gather plan copies, by the plan's name."""
+        """Return, by the name of each gather plan, the windows whose rows this plan copies."""
         windows = steps.windows
         found = {_STEPS: windows}
         if _FIRST in self._plans:

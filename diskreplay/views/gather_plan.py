@@ -38,8 +38,8 @@ class EarlierParts:
     """Completes frame stacks at the start of an episode that continues an episode cut for its length.
 
     Both episodes are parts of one stream of frames, and the earlier part may be in an earlier segment. The kernel reads
-    only one segment for each window: in place of frames of an earlier segment, it repeats the first frame of the newest
-    part. `copies` are the copies that read observations before a window. Not thread-safe.
+    only one segment for each window: in place of frames of an earlier segment, the kernel repeats the first frame of
+    the newest part. `copies` are the `Copy` objects that read observations before a window. Not thread-safe.
     """
 
     def __init__(self, copies: Sequence[Copy]) -> None:
@@ -49,7 +49,7 @@ class EarlierParts:
 
     def fill(self, snapshot: Snapshot, windows: Windows, block: Block) -> None:
         """In the stacks of a block, replace repeated frames by frames of earlier parts, if the store still has them."""
-        # Only a part that begins in the first row of its lane can continue a part in an earlier segment.
+        # Only a part that begins in a lane's first row in a segment can continue a part in an earlier segment.
         for item in np.flatnonzero((windows.floor == 0) & (windows.row < self._depth)).tolist():
             slot, lane, row = windows.table[:3, item].tolist()
             try:
@@ -100,7 +100,7 @@ class EarlierParts:
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
         """Return the lane's place (see `LaneMap`) in its writer's previous segment that has rows of the lane, or -1.
 
-        -1 means that there is no such segment, or that a segment after it is gone, which may have been the writer's.
+        -1: there is no such segment, or a segment between the two is gone that may have been the writer's.
         """
         self._lanes.update(snapshot)
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
@@ -120,14 +120,14 @@ class GatherPlan:
 
     Rows of `TIME_SOURCE` become seconds since the epoch in arrays of float64. `_record`, the array of numbers and
     addresses that the kernel reads (see `kernels.gathering`), is made once and changed in place. The plan keeps alive
-    the arrays at these addresses. Only the last assignment of a change shows that the change is complete, so that the
-    next call repeats an interrupted change.
+    the arrays at these addresses. A change of `_record` counts as complete only after its last assignment: if an
+    interrupt prevents this assignment, the next call makes the change again.
 
-    `view` is named in error messages. `bounds` selects the windows that `gather` finds; None for a plan that only
-    copies rows of given windows. `summands` are path, dtype and weight of the scalar fields whose weighted sum is the
-    reward. Rewards are summed over each window. A step discounts all later rewards by `gamma`, times its value of the
-    scalar field `discount`, if given. `computed` maps names in `gathering.COMPUTED` to numbers of arrays in a block.
-    Fields with the number -1, or without a number, are not in the batch.
+    `view` is named in error messages. `bounds` has the arguments with which `gather` finds windows; None for a plan
+    that only copies rows of given windows. `summands` are path, dtype and weight of the scalar fields whose weighted
+    sum is the reward. Rewards are summed over each window. Each step multiplies all later rewards by `gamma` and, if
+    the scalar field `discount` is given, by its value at the step. `computed` maps names in `gathering.COMPUTED` to
+    numbers of arrays in a block. A name with the number -1, or without a number, is not a field of the batch.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class GatherPlan:
         deep = [copy for copy in copies if copy.offset < 0 and copy.leaf.split("/")[0] == "obs"]
         self._earlier = EarlierParts(deep) if deep else None
         self.windows = Windows(0)
-        self._size = self._nbytes = -1  # items and bytes of the last block
+        self._size = self._nbytes = -1  # numbers of items and bytes of the last block
         self._kernel: Kernel
         self._scratch: Block | None = None
         self._lengths: Sequence[int] | None = None
@@ -170,7 +170,7 @@ class GatherPlan:
         self._held: Callable[[], MappingGuard | None] = no_reference  # returns the guard of `_seen`, if alive
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
-        """Find the windows of these ids, and write their rows and their sums of rewards to the arrays of a block.
+        """Find the windows of these ids, and write the windows' rows and sums of rewards to the arrays of a block.
 
         `threads` copy parts of a large block. Raises InvalidIndex if an id has no window, and FormatError if a chunk is
         missing.
@@ -180,8 +180,8 @@ class GatherPlan:
         held: MappingGuard | None = snapshot.segments.tables.held  # see `ChunkTables.addresses`
         if held is not self._held():
             held = self._bind_tables(snapshot)
-        # Nearly always all rows are mapped. If not, the kernel returns an item that it could not copy: this is cheaper
-        # than a check before each call.
+        # Nearly always all rows are mapped. If one is not, the kernel returns the item that it could not copy, which is
+        # cheaper than a check before each call.
         for attempt in range(ATTEMPTS):
             if threads is None or block.nbytes < threads.least:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
@@ -213,7 +213,7 @@ class GatherPlan:
         return wide_pages(snapshot, windows, self._reached(self._given))
 
     def _reached(self, copies: Sequence[Copy]) -> Sequence[Copy]:
-        """Return copies that include all rows that `copies` may read; a plan that shortens windows overrides this."""
+        """Return `Copy` objects with all rows that `copies` may read; a plan that shortens windows overrides this."""
         return copies
 
     def _to_seconds(self, snapshot: Snapshot, times: NDArray[np.float64]) -> None:
@@ -228,7 +228,7 @@ class GatherPlan:
         self.gather(snapshot, _NO_IDS, block, threads)
 
     def rows(self, snapshot: Snapshot, windows: Windows) -> list[NDArray[Any]]:
-        """Return an array for each copy with the rows of given windows, (items, length, *shape).
+        """Return an array for each `Copy` of the plan, with the rows of given windows: (items, length, *shape).
 
         The arrays are valid until the next call.
         """
@@ -241,7 +241,7 @@ class GatherPlan:
         return [array[: windows.size] for array in self._scratch.arrays]
 
     def set_lengths(self, lengths: int | Sequence[int]) -> None:
-        """Set how many rows are copied for each window: one number for all copies, or one number for each copy.
+        """Set the number of rows to copy for each window: one number, or one number for each `Copy` of the plan.
 
         Not for a plan with summands.
         """
@@ -332,7 +332,7 @@ class RandomSteps(GatherPlan):
         self._limits = np.zeros(0, np.int64)
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the draw of the next `gather`; later calls draw only if `seed` is called again. None: no call draws."""
+        """Seed the draw of the next `gather`, which draws nothing for None; later calls need another call of `seed`."""
         self._entropy = entropy
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
@@ -346,7 +346,7 @@ class RandomSteps(GatherPlan):
         super().gather(snapshot, ids, block, threads)
 
     def _reached(self, copies: Sequence[Copy]) -> list[Copy]:
-        """Return copies that include the rows after a window, for every length that the window may get."""
+        """Return `Copy` objects with the rows after a window, for every length that the window may get."""
         found = []
         for copy in copies:
             if copy.begin == cols.AFTER:

@@ -31,9 +31,9 @@ class Hindsight:
 
     An item of a batch is relabelled with probability `ratio`, independently of the others. Its new goal, in ``obs`` and
     ``next_obs``, is the ``achieved_goal`` of the observation after some step of the same episode. The rewards of the
-    item's steps are recomputed. With `terminated_fn`, `terminated` and `discount` are recomputed, too. Without it, they
-    stay as recorded: a step that reaches its new goal bootstraps. No other field changes, and nothing is written to the
-    store.
+    item's steps are recomputed. With `terminated_fn`, `terminated` and `discount` are recomputed, too. Without
+    `terminated_fn`, both stay as recorded: a step that reaches its new goal bootstraps. No other field changes, and
+    nothing is written to the store.
 
     Observations must be goal-conditioned, like the observations of gymnasium-robotics: a dict with "observation",
     "achieved_goal" and "desired_goal". Both goals must be single arrays of the same dtype and shape.
@@ -43,12 +43,12 @@ class Hindsight:
     Parameters
     ----------
     strategy : {"future", "final", "episode"}
-        The steps whose outcome may become the goal, each with the same probability. "future": from the item's own step
-        to the episode's last step. "final": the last step. "episode": any step of the episode, including steps that the
-        capacity of the store hides.
+        The steps whose next observation may give the new goal, each with the same probability. "future": from the
+        item's own step to the episode's last step. "final": the last step. "episode": any step of the episode,
+        including steps that the capacity of the store hides.
     ratio : float
-        Probability that an item is relabelled, 0 to 1. The paper (see Notes) has k new goals for each real goal; this
-        corresponds to k / (k + 1).
+        Probability that an item is relabelled, 0 to 1. The paper (see Notes) uses k new goals for each real goal, which
+        is a `ratio` of k / (k + 1).
     reward_fn : callable
         ``reward_fn(achieved_goal, desired_goal)``, both (M, *goal_shape) in the dtype of the store, returns the
         rewards of M steps: (M,), or an array that broadcasts to it. It is called once per batch, for all steps of all
@@ -161,7 +161,7 @@ def _extra_arguments(reward_fn: Any) -> tuple[Any, ...]:
 
 
 class ReturnsReader(Reader):
-    """A reader of items that have a return: the discounted sum of rewards from the item's first step on.
+    """A reader of items with a return: the discounted sum of the rewards from an item's first step on.
 
     `weights` are path, dtype and weight of each field in the reward. `discount` is path and dtype of the field with the
     environment's discounts, or None. `gamma` is the agent's discount per step. `view` is named in error messages.
@@ -213,7 +213,7 @@ class HindsightReader(Reader):
         self._entropy: int | None = None
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the goals of the next call of `fill`; later calls relabel only if `seed` is called again."""
+        """Seed the draw of goals in the next call of `fill`; later calls relabel only if `seed` is called again."""
         self._entropy = entropy
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
@@ -271,7 +271,8 @@ class HindsightReader(Reader):
         """Replace the goals of these items of the block, and the fields that depend on the goals.
 
         `windows` reach from each item's first step to the end of its episode, and `k` is the item's number of steps.
-        `last` is the episode's last row with an observation. `choice`, in [0, 1), selects the goal.
+        `last` is the episode's last row with an observation. `choice` is a random number in [0, 1) for each item, which
+        selects its goal.
         """
         strategy = self._hindsight.strategy
         # A goal comes from the observation after a step, which is in the row after the step's row.

@@ -1,4 +1,4 @@
-"""Computed fields of batches: fields on request, and the layout of batches of windows.
+"""Fields of batches that are computed on request, and the layout of batches of windows.
 
 A field on request is in a batch only if the sampler's `fields` names it. If the store has a field of the same name, the
 name means the store's field.
@@ -24,10 +24,10 @@ from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, step
 _Dtypes = Mapping[str, np.dtype[Any]]
 FLOAT64 = np.dtype("float64")
 
-# The largest number of steps of one episode for which rewards are read in one call.
+# The largest number of steps of an episode whose rewards are read in one call.
 _AT_ONCE = 1024
 
-# Fields on request: in `_OF_STEPS` with a value for each step, in `_OF_ITEMS` with a value for each item.
+# Fields on request: those in `_OF_STEPS` have a value for each step, those in `_OF_ITEMS` a value for each item.
 RETURNS = ("return_to_go", "discounted_return_to_go")
 PRIORITY = "priority"
 _OF_STEPS: _Dtypes = {
@@ -47,7 +47,7 @@ def each_step(schema: Schema) -> list[Leaf]:
 
 
 def each_item(schema: Schema, drawn: bool = True) -> list[Leaf]:
-    """Return the fields on request with one value for each item; with `drawn`, also the fields about an item's draw."""
+    """Return the fields on request with one value for each item; `drawn` includes the fields about an item's draw."""
     values = {path: field for path, field in schema.leaves.items() if path.startswith("episode/")}
     episode = [Leaf(tuple(path.split("/")), field.dtype, field.shape) for path, field in values.items()]
     known = [Leaf((EPISODE_KNOWN,), BOOL)] if episode else []
@@ -58,15 +58,15 @@ def _leaves(schema: Schema, dtypes: _Dtypes) -> list[Leaf]:
     return [Leaf((name,), dtype) for name, dtype in dtypes.items() if name not in schema.extra]
 
 
-# The largest number of pairs of a step and an episode that are searched in one call.
+# In one call, at most this number of pairs is searched: a given step, and an episode that may have newer steps.
 _PAIRS_AT_ONCE = 1 << 18
 
 
 class _ByTime(NamedTuple):
     """Episodes sorted by `begin`; `begin` and `end` are the times of their first and last steps in ns since the epoch.
 
-    `first` is the id of the first step, and `stride` the difference between the ids of successive steps. `latest[i]` is
-    the largest number in `end[: i + 1]`. `from_here[i]` is the sum of `steps[i:]`; its last number is 0.
+    `first` has the id of each episode's first step, and `stride` the difference between the ids of successive steps.
+    `latest[i]` is the largest number in `end[: i + 1]`. `from_here[i]` is the sum of `steps[i:]`; its last number is 0.
     """
 
     first: Ints
@@ -81,9 +81,10 @@ class _ByTime(NamedTuple):
 class Ages:
     """Counts the steps that are newer than given steps. Not thread-safe: it keeps sorted tables.
 
-    Steps are ordered by their times of publication and then by their ids. The steps of an episode are in that order.
-    Compared with a given step, all steps of an episode that began later are newer, and all steps of an episode that
-    ended earlier are older. The remaining episodes, at most one per lane, are searched by the times of their steps.
+    Steps are ordered by their times of publication, and steps of the same time by their ids. This is also the order of
+    the steps in an episode. Compared with a given step, all steps of an episode that began later are newer, and all
+    steps of an episode that ended earlier are older. In the remaining episodes, at most one per lane, the times of
+    steps are searched.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,7 @@ class Ages:
         return found
 
     def _inside(self, snapshot: Snapshot, table: _ByTime, ids: Ints, times: Ints, start: Ints, stop: Ints) -> Ints:
-        """Return for each step the number of newer steps in episodes `start` to `stop` - 1 of the table."""
+        """Return, for each step, the number of newer steps in the episodes `start` to `stop` - 1 of the table."""
         item = np.repeat(np.arange(len(ids)), stop - start)
         number = places_of(start, stop - start)
         going_on = table.end[number] >= times[item]
@@ -129,7 +130,8 @@ class Ages:
         Times of episodes in the table `before` are reused, because the segments of these episodes may be gone.
         """
         episodes = episodes.without_discarded()
-        # The log may still have episodes of evicted segments. They are older than all visible steps, and not counted.
+        # The log may still have episodes of evicted segments. Their steps are older than all visible steps, and are not
+        # counted.
         episodes = episodes.select(locate(episodes.first, snapshot.origin, snapshot.lanes)[0])
         first, stride, steps = episodes.first, episodes.stride, episodes.steps
         begin, end = np.zeros((2, len(first)), np.int64)
@@ -215,7 +217,7 @@ class Requested:
                 arrays[name][np.arange(arrays[name].shape[1]) >= real[:, None]] = 0
 
     def _sum(self, snapshot: Snapshot, ids: Ints, rest: Ints, sums: Mapping[str, NDArray[Any]]) -> None:
-        """Write the returns R_t = r_t + gamma_t R_{t+1} of each item's steps, and 0 after the end of its episode.
+        """Write the returns R_t = r_t + gamma_t R_{t+1} of each item's steps, and 0 for steps after the episode's end.
 
         `rest` is the number of steps from each item to the end of its episode. `sums` has the arrays to write, (items,
         steps), by field; gamma_t is 1 for `return_to_go`. Sums are in float64 and rounded when they are written.
@@ -267,7 +269,7 @@ class Requested:
         if self._values:
             places = last.slot[given], last.lane[given], last.own[given]
             last.own[given] = snapshot.value_rows(*places)
-            last.floor[:] = last.own  # in a pack, the row numbers of values may be below 0
+            last.floor[:] = last.own  # for a pack, `value_rows` may return numbers below 0
         last.own_stop[:] = last.own + given
         if known is not None:
             known[:] = given
@@ -297,8 +299,8 @@ FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 class ShownField(NamedTuple):
     """How the field `path` of a batch is made from leaf number `leaf`.
 
-    With `stack` 0 the field is the leaf itself. Otherwise the leaf has successive frames, and the field is stacks of
-    `stack` of them. The field begins with frame number `offset`: 0 for `obs`, and 1 for `next_obs`.
+    With `stack` 0 the field is the leaf itself. Otherwise the leaf has successive frames, and the field has stacks of
+    `stack` frames each. The first stack begins with frame number `offset`: 0 for `obs`, and 1 for `next_obs`.
     """
 
     path: Path
@@ -321,8 +323,8 @@ class WindowLeaf(NamedTuple):
     """A leaf of a batch of windows."""
 
     value: Leaf  # The path, dtype and shape of one value.
-    source: str | None = None  # The leaf of the store that is copied, if any.
-    each_step: bool = True  # Whether each step has a value; False: each item has one.
+    source: str | None = None  # The store's leaf that has the values; None: they are not copied from the store.
+    each_step: bool = True  # Whether each step has a value; False: each item has one value.
     stack: int = 0  # The depth of the stacks if successive steps share frames, else 0.
     frames: int = 1  # The number of frames in one value.
 
@@ -339,10 +341,11 @@ def window_layout(
     start_only: Sequence[str],
     shares_frames: bool = True,
 ) -> tuple[list[WindowLeaf], list[ShownField]]:
-    """Return the leaves of a batch of windows, and the batch's fields in their order.
+    """Return the leaves to gather for a batch of windows, and the fields of the batch in their order.
 
-    With `shares_frames` the observations of a window are one run of frames. Without it, each step has separate frames,
-    and `next_obs` is a field on request. Raises ValueError if an argument names a field that the schema does not have.
+    With `shares_frames`, the observations of a window are gathered as one run of frames. Without it, each step has
+    frames of its own, and `next_obs` is a field on request. Raises ValueError if an argument names a field that the
+    schema does not have.
     """
     steps = step_fields(schema, frame_stack)
     _check_start_only(start_only, steps)
@@ -371,7 +374,7 @@ def _no_observations(steps: Mapping[str, Sequence[StepField]]) -> list[StepField
 
 
 def _shown(kinds: Sequence[WindowLeaf], sharing: Sequence[StepField]) -> dict[Path, ShownField]:
-    """Return all fields by path. Observations in `sharing`, and their next observations, are made from one leaf."""
+    """Return all fields by path. An observation in `sharing` and its next observation are made from one leaf."""
     shown = {kind.value.path: ShownField(kind.value.path, at, kind.stack) for at, kind in enumerate(kinds)}
     for field in sharing:
         if field.path in shown:

@@ -20,10 +20,10 @@ _NO_LANES: Ints = np.zeros(0, np.int64)
 
 
 class Positions:
-    """Up to which id the steps of each lane were drawn. Immutable.
+    """Records, for each lane, up to which id its steps were drawn. Immutable.
 
-    `keys` are the sorted keys of lanes; see `LaneMap`. `after` has the position of each of these lanes: its ids below
-    this number were drawn. No id was drawn of a lane whose key is not in `keys`.
+    `keys` are the sorted keys of lanes; see `LaneMap`. `after` has the position of each of these lanes: a number such
+    that all smaller ids of the lane were drawn. From a lane whose key is not in `keys`, no id was drawn.
     """
 
     def __init__(self, keys: Any = (), after: Any = ()) -> None:
@@ -48,17 +48,17 @@ class Positions:
 
 
 class LaneEpisodes(NamedTuple):
-    """Episodes, and the key (see `LaneMap`) of each one's lane. Most functions need them sorted by lane, then id."""
+    """Episodes, and the keys (see `LaneMap`) of their lanes; most functions need them sorted by lane, then id."""
 
     key: Ints
     episodes: EpisodeTable
 
     def select(self, which: NDArray[Any]) -> "LaneEpisodes":
-        """Return the episodes that `which`, a mask or positions, selects."""
+        """Return the episodes that `which` selects: a mask, or the positions of episodes."""
         return LaneEpisodes(self.key[which], self.episodes.select(which))
 
     def with_others(self, others: "LaneEpisodes") -> "LaneEpisodes":
-        """Return these episodes, then `others`, without sorting them."""
+        """Return these episodes followed by `others`, not sorted."""
         episodes = EpisodeTable.concatenate([self.episodes, others.episodes])
         return LaneEpisodes(np.append(self.key, others.key), episodes)
 
@@ -68,7 +68,7 @@ class LaneEpisodes(NamedTuple):
 
 
 class Bootstrap(NamedTuple):
-    """The sources of bootstrap values: the names of fields, and whether `value_fn` is called.
+    """The sources of bootstrap values: two fields, and the view's `value_fn` if `calls_value_fn` is True.
 
     `value` names the field with V of each step's observation. `next_value` names the field with V of each step's next
     observation; None: no field has it.
@@ -93,7 +93,8 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
     continued = np.append(end[1:] & CONTINUES != 0, False) & has_next
     still_open = (end & OPEN != 0) & ~has_next
     if not bootstrap.calls_value_fn:
-        # Only the next step tells whether an episode was cut for its length; that step also has the bootstrap value.
+        # Only the step after a cut shows whether the episode was cut for its length; this step also has the bootstrap
+        # value.
         given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
         return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued
@@ -162,9 +163,9 @@ class _SnapshotLanes(NamedTuple):
 class RolloutCursor(Owned):
     """Draws each lane's steps once, oldest first. It belongs to one sampler and is called under the sampler's lock.
 
-    Steps are planned when they are drawn, and seen when their batch is `delivered`. After `rewind`, steps that were
-    planned and not delivered are drawn again. The share of a rank is the lanes with (writer + lane) % world_size ==
-    rank: it does not change when writers come and go.
+    Steps count as planned once they are drawn, and as seen once their draw is passed to `delivered`. After `rewind`,
+    steps that were planned and not seen are drawn again. The share of a rank is the lanes with (writer + lane) %
+    world_size == rank: it does not change when writers come and go.
 
     Each draw takes `num_steps` steps of a lane. `episode_filter` admits episodes; None admits all.
     """
@@ -181,7 +182,7 @@ class RolloutCursor(Owned):
         self._share = EVERY_ID
         self._lanes = LaneMap()
         self._planned = self._seen = Positions()
-        # The keys of lanes that had too few steps, and have caused a refresh for this reason.
+        # The keys of lanes that had too few steps in the last draw; RefreshNeeded was raised for each of them.
         self._ended_lanes = _NO_LANES
         self._forget()
 
@@ -232,7 +233,7 @@ class RolloutCursor(Owned):
         return True
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw the next steps of each lane, in place of the lost draw; see `draw`."""
+        """Draw the next steps of each lane, in place of the draw `lost`, whose steps are gone; see `draw`."""
         return self.draw(population, size, rng)
 
     def accept(self, population: Population, draw: Draw) -> bool:
@@ -250,7 +251,7 @@ class RolloutCursor(Owned):
         return positions.advanced(keys[known], last[known] + 1)
 
     def state_dict(self) -> dict[str, Ints]:
-        """Return `lanes`, the keys of lanes, and `next_ids`, the lowest id of each lane to draw; both (lanes,)."""
+        """Return `lanes`, the keys of lanes, and `next_ids`, each lane's smallest id not yet seen; both (lanes,)."""
         return {"lanes": self._seen.keys.copy(), "next_ids": self._seen.after.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -263,7 +264,7 @@ class RolloutCursor(Owned):
         self._forget()
 
     def _follow(self, population: Population) -> _SnapshotLanes:
-        """Return the lanes of a population's share."""
+        """Return the lanes in the rank's share of a population."""
         if population.share != self._share:
             self._share = population.share
             self._forget()
@@ -272,7 +273,7 @@ class RolloutCursor(Owned):
         return self._current
 
     def _next(self, current: _SnapshotLanes) -> tuple[_SnapshotLanes, Grid]:
-        """Return the lanes and the grid of their next steps; a writer whose process died counts as closed.
+        """Return the lanes, and the grid of the next steps to draw; a writer whose process died counts as closed.
 
         Raises NotEnoughData if a lane of an open writer has too few steps.
         """

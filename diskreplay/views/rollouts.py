@@ -1,7 +1,7 @@
 """Rollouts: the view, its reader, and advantages of columns of steps.
 
-A batch is a grid of ids, (num_steps, columns), flattened row by row. The reader copies the leaves, and finds the steps
-whose column does not continue with their successor. It bootstraps at these steps, and sums rewards backwards.
+A batch is a grid of ids, (num_steps, columns), flattened row by row. The reader copies the leaves, and finds each step
+whose successor is not the next step of its column. It bootstraps at these steps, and sums rewards backwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,9 +75,9 @@ class Rollouts(View):
 
     Advantages are generalized advantage estimates (Schulman et al. 2016, equation 16) of the stored values; `ret` is
     advantage + value. Sums are in float64 and rounded once. Columns are in the order of (writer, lane). A lane
-    continues across its writer's segments. A batch needs `num_steps` new steps of every lane of an open writer. A lane
-    counts from the writer's first step on, or, if each episode has its own segment, from the lane's own first step on.
-    The bootstrap value of a step, V(next), is
+    continues across its writer's segments. A batch needs `num_steps` new steps of every lane of an open writer. This
+    applies to a lane from the writer's first step on, or, if each episode has its own segment, from the lane's own
+    first step on. The bootstrap value of a step, V(next), is
 
     - 0 if the step terminated, even if it was also truncated;
     - else `value_fn` of the next observation, if given, for the last step of an episode or of a column;
@@ -250,7 +250,7 @@ class StepRuns:
 class RolloutsReader(Reader):
     """Gathers `Rollouts`. Not thread-safe: it keeps a map of the store's lanes.
 
-    `leaves` are the leaves of one step, without weights.
+    `leaves` describe the values of one step; there is no `weight`.
     """
 
     shows_leaves = False
@@ -267,7 +267,7 @@ class RolloutsReader(Reader):
             numbers.append(discount[0])
         self._numbers, self._values = numbers, row_plan([value])
         steps = step_fields(schema, view.frame_stack)
-        del steps["reward"]  # `fill` computes it as a sum
+        del steps["reward"]  # `fill` computes the reward as a weighted sum
         steps["value"] = [StepField(("value",), value, schema.leaves[value].dtype, (), 1)]
         self._obs = steps["obs"]
         requested = [*each_step(schema), *each_item(schema, drawn=False)]
@@ -363,7 +363,7 @@ class RolloutsReader(Reader):
         return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _copied(self, runs: StepRuns, block: Block) -> dict[str, NDArray[Any]]:
-        """Copy the leaves in `_rows` to the block; return their arrays, and the arrays of `_numbers`, by leaf."""
+        """Copy the leaves of `_rows` to the block; return, by leaf, their arrays and arrays of those in `_numbers`."""
         found = dict[str, NDArray[Any]]()
         for copy in self._rows:
             array = found[copy.leaf] = block.arrays[copy.target]
@@ -386,8 +386,8 @@ class RolloutsReader(Reader):
         """Return V of each step's next observation; for a terminated step, any number.
 
         `values` are the stored V of all steps, and `next_values` those of the field `next_value`, if named. `places`
-        are the positions of steps that may not be followed by their successor in their column. `following` and
-        `chained` have the successors of these steps, and whether they do follow them.
+        are the positions of steps whose next step in the column is perhaps not their successor. `following` has the
+        successors of these steps, and `chained` is True if the successor is the next step in the column.
         """
         columns = len(ids) // self._view.num_steps
         found = np.append(values[columns:], np.full(columns, np.nan)) if next_values is None else next_values

@@ -42,7 +42,7 @@ class Sequences(View):
     The batch has `obs`, `next_obs`, `action`, `reward`, `terminated`, `truncated`, `is_first`, `mask`, `loss_mask` and
     the extra fields, all (batch, length, ...), and `index` and `weight`, (batch,). `obs` and `next_obs` share memory.
     Padding after an episode's end is zeros and False, except that the first padded `obs` is the final observation.
-    `mask` is true at real steps. `loss_mask` leaves out the burn-in, except in a window that starts its episode: there
+    `mask` is true at real steps. `loss_mask` leaves out the burn-in, except in a window at its episode's start, where
     the initial state is exact. `is_first` marks the step after a reset of the environment. An episode that continues
     one that was cut for its length begins without a reset, so windows at its start have a burn-in.
 
@@ -50,9 +50,9 @@ class Sequences(View):
     `is_first` marks the resets in it. Windows start at steps 0, stride, 2 stride, ... of each episode, as soon as the
     lane has `length` steps from there on; all windows are full. They also hold the last step of episodes that were
     truncated without a final observation. They continue across a writer's segments and across evicted episodes, but not
-    across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the burn-in up to the first reset.
-    `next_obs` is in a batch only if the sampler's `fields` names it, and has its own memory. At an episode's end it is
-    the final observation, or zeros if the store does not have this observation.
+    across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the burn-in steps before the
+    window's first reset. `next_obs` is in a batch only if the sampler's `fields` names it, and has its own memory. At
+    an episode's end it is the final observation, or zeros if the store does not have this observation.
 
     Immutable: any thread may use it, and several samplers may share it.
 
@@ -81,12 +81,12 @@ class Sequences(View):
         Number of steps from one window's start to the next. A stride above `length` leaves out steps between windows.
         None: length - overlap.
     cross_episodes : bool
-        Whether windows cross the ends of episodes; see above. Then no window is partial, and `pad` must not be False.
-        ``Sequences(64, stride=1, cross_episodes=True)`` draws uniformly from all windows of 64 steps.
+        Whether windows cross the ends of episodes; see above. If True, no window is partial, and `pad` must not be
+        False. ``Sequences(64, stride=1, cross_episodes=True)`` draws uniformly from all windows of 64 steps.
     align : {"start", "end"}
-        Where windows are counted from. With "end" they end at the episode's end, and stride, 2 stride, ... steps before
-        it. Open episodes have no windows, since their end is not known. If the earliest window would begin before the
-        episode, it begins with the episode, for `pad` True or False; with "drop" it is left out.
+        Where windows are counted from. With "end", windows end at the episode's end, and stride, 2 stride, ... steps
+        before it. Open episodes have no windows, since their end is not known. If the earliest window would begin
+        before the episode, it begins with the episode, for `pad` True or False; with "drop" it is left out.
     gamma : float
         Discount per step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
 
@@ -175,7 +175,7 @@ class Sequences(View):
         """
         step = self.length - (self.overlap or 0) if self.stride is None else self.stride
         if self.cross_episodes:
-            return Starts(step=step)  # of the steps that the object of `crossing` finds
+            return Starts(step=step)  # among the steps that `CrossingStarts` finds
         if self.align == "end":
             return Starts(self.length, step, DROPPED if self.pad == "drop" else MOVED_BACK, from_end=True)
         last = DROPPED if self.pad == "drop" else PADDED if self.pad else MOVED_BACK
@@ -206,7 +206,7 @@ class Episodes(View):
     ----------
     max_length : int or None
         Largest number of steps of an item: of a longer episode, only the first `max_length` steps are gathered. None:
-        all steps; then one long episode pads all other items of its batch to its length.
+        all steps, so that one long episode pads all other items of its batch to its own length.
     gamma : float
         Discount per step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
 
@@ -320,7 +320,7 @@ class _StepsReader(Reader):
         return [shown.of(tensors[shown.leaf]) for shown in self._shown]
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the steps from each id on, as many as the leaves of the block hold."""
+        """Gather the steps from each id on; the leaves of the block determine the number of steps."""
         length = self._length_of(block.leaves)
         if length != self._length:
             self._length = -1
@@ -340,7 +340,8 @@ class _StepsReader(Reader):
         """Write the masks and flags of each step, such as `loss_mask` and `terminated`, to the block."""
         windows, step = self._plan.windows, np.arange(length)
         real, is_last = step < windows.k[:, None], step == windows.k[:, None] - 1
-        # A continuation after a length cut has both flags, FIRST and CUT: the environment was not reset there.
+        # The first step of a continuation after a length cut has the flags FIRST and CUT: the environment was not reset
+        # there.
         resets = ((windows.ends & (FIRST | CUT)) == FIRST)[:, None]
         made = {
             "mask": real,
@@ -374,7 +375,7 @@ class SequencesReader(_StepsReader):
             )
 
     def _from_start(self, snapshot: Snapshot, ids: Ints, windows: Windows, before: Ints) -> NDArray[np.bool_]:
-        """Return whether a window starts at each id; `before` is the number of earlier steps in the episode."""
+        """Return, for each id, whether a window starts there; `before` counts the earlier steps in the episode."""
         length, step, last = self._view.starts[:3]
         whole = windows.k == length
         # An episode's last window is the first one that reaches its end, so the window before it must end earlier.
@@ -386,7 +387,7 @@ class SequencesReader(_StepsReader):
         return good
 
     def _from_end(self, windows: Windows, before: Ints) -> NDArray[np.bool_]:
-        """Return whether a window starts at each id.
+        """Return, for each id, whether a window starts there.
 
         `windows` reach to the episode's end; `before` is the number of earlier steps in the episode.
         """

@@ -39,8 +39,9 @@ class Following(NamedTuple):
     """The successors of steps; each array has a value for each step.
 
     `successor` is the id of the next step of the same episode, or of the first step of its continuation after a length
-    cut. It is NONE if there is no such step, or not yet. `truncated` is True for the last step of an episode that was
-    truncated, or was cut and is not continued. `has_obs` tells whether the next observation exists; see `observations`.
+    cut. It is NONE if the store does not have such a step (yet). `truncated` is True for the last step of an episode
+    that was truncated, or was cut and is not continued. `has_obs` tells whether the next observation exists; see
+    `observations`.
     """
 
     steps: Windows
@@ -51,7 +52,7 @@ class Following(NamedTuple):
     elsewhere: Bools  # whether the next observation is the `obs` of a successor in a continuation
 
     def observations(self, snapshot: Snapshot, which: Ints) -> Windows:
-        """Return one-row windows of the next observations of the steps at positions `which`, which must have them."""
+        """Return one-row windows of the next observations of steps at positions `which`; all must have `has_obs`."""
         obs = self.steps.select(which)
         obs.row += 1
         moved = np.flatnonzero(self.elsewhere[which])
@@ -142,7 +143,7 @@ class Successors:
 
 
 def place(snapshot: Snapshot, ids: Ints) -> Windows:
-    """Return a one-row window for each id, arbitrary if the id's segment is gone. Stacks of frames repeat the row."""
+    """Return a one-row window for each id, whose frame stacks repeat the row; arbitrary if the id's segment is gone."""
     windows = Windows(len(ids))
     _, windows.slot[:], _, windows.lane[:], windows.row[:] = locate(ids, snapshot.origin, snapshot.lanes)
     windows.floor[:] = windows.row
@@ -157,16 +158,16 @@ def ids_of(snapshot: Snapshot, slot: Ints, lane: Ints, row: Ints) -> Ints:
 
 Table = TypeVar("Table")
 
-# Up to this number of new episodes, the large table is not rebuilt.
+# The large table is not made again for this number of new episodes, or fewer.
 _FEW = 1024
 
 
 class EpisodeTables(Generic[Table]):
-    """Two tables of a snapshot's episodes, made by `make`. Not thread-safe.
+    """Two tables with the episodes of a snapshot; the function `make` makes each table. Not thread-safe.
 
-    The large table has most ended episodes. It is rebuilt when the number of ended episodes has grown by an eighth, or
-    when some of them are gone; `make` then gets the previous table. The small table has the other ended episodes and
-    the open episodes, and is rebuilt for each snapshot.
+    The large table has most ended episodes. It is made again when the number of ended episodes has grown by an eighth,
+    or when some of them are gone; `make` then gets the previous large table. The small table has the other ended
+    episodes and the open episodes, and is rebuilt for each snapshot.
     """
 
     def __init__(self, make: Callable[[Snapshot, EpisodeTable, Table | None], Table]) -> None:
@@ -206,7 +207,7 @@ class EpisodeFinder:
         self._tables = EpisodeTables(_by_place)
 
     def find(self, snapshot: Snapshot, ids: Ints) -> EpisodeTable:
-        """Return the episode of each visible step; an episode includes its hidden steps."""
+        """Return the episode of each visible step, with the hidden steps of the episode."""
         keys = _keys(snapshot, ids)
         found, best = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.full(len(ids), -1)
         for table in self._tables.of(snapshot):

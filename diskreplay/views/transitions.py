@@ -56,27 +56,29 @@ class Transitions(View):
     ----------
     n_step : int, (int, int) or None
         Number of steps in the return; fewer if the episode ends first. None: all steps to the end of the episode (the
-        Monte-Carlo return); then only ended episodes are sampled. A pair, such as (1, 5), is the least and the most:
-        each item draws a number between them, all with the same probability, and the batch has these numbers as
-        `n_steps`. The largest number decides which steps can be sampled, and `Sampler.gather` uses it for all items.
+        Monte-Carlo return); then only ended episodes are sampled. A pair, such as (1, 5), is the smallest and the
+        largest number: each item draws one from this range, all with the same probability, and the batch has the drawn
+        numbers as `n_steps`. The largest number decides which steps can be sampled, and `Sampler.gather` uses it for
+        all items.
     gamma : float
         Discount per step, 0 to 1.
     frame_stack : int or dict
-        Number of frames in each observation, oldest first, (batch, frame_stack, *shape). Before the episode's start its
-        first frame repeats. If the episode continues one that was cut for its length, stacks show frames of the cut
-        episode instead, while its segment exists. An int applies to every observation leaf; a dict has a number for
-        each named leaf ("image", "camera/left"). 1 adds no axis.
+        Number of frames in each observation, oldest first, (batch, frame_stack, *shape). In a stack that reaches back
+        beyond the episode's start, the first frame repeats. If the episode continues one that was cut for its length,
+        stacks show frames of the cut episode instead, while its segment exists. An int applies to every observation
+        leaf; a dict has a number for each named leaf ("image", "camera/left"). 1 adds no axis.
     reward : dict or None
         Weights of the fields whose sum is the reward, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
     next_fields : sequence of str
-        Step fields that a batch also holds n steps later, as next_<name>: ("action",) for SARSA. A window that ends
-        with its episode has no such step: the values are zeros, and `next_mask`, (batch,) bool, is False.
+        Step fields whose value n steps later is in the batch, too, as next_<name>: ("action",) for SARSA. A window that
+        ends with its episode has no such step: the values are zeros, and `next_mask`, (batch,) bool, is False.
     relabel : Hindsight or None
         Replaces goals by goals that the episode reached. Then only ended episodes are sampled, since the later goals of
         an open episode are not known. `Sampler.gather` ignores `relabel` and returns stored values.
     next_missing : {"mask", "drop"}
-        Treatment of windows that end with an episode that did not terminate: their discount is not 0, but they have no
-        next fields to bootstrap from. "mask": they are sampled, with `next_mask` False. "drop": they are not sampled.
+        Treatment of windows that end with their episode, if the episode did not terminate: the discount is not 0, but
+        the window has no next fields to bootstrap from. "mask": they are sampled, with `next_mask` False. "drop": they
+        are not sampled.
     discount : str or None
         A scalar extra field with the environment's discount d of each step, such as `dm_env.TimeStep.discount`. It
         multiplies `gamma` step by step: the `reward` of a batch is the sum over i < k of r_{t+i} times the product over
@@ -286,16 +288,16 @@ class _Stacks(NamedTuple):
 class DeviceFrameStack(Reader):
     """Gathers single frames for `reader`; the device makes stacks of them. Not thread-safe.
 
-    The stacks of obs and next_obs, n steps apart, share frames if n is less than their depth: together they show n +
-    depth different frames instead of 2 · depth. The frames of an item are gathered as one run, which is copied to the
-    device. The device selects both stacks from the run.
+    The stacks of obs and next_obs are n steps apart. If n is less than their depth, they share frames: both together
+    show n + depth different frames instead of 2 · depth. The different frames of an item are gathered as one run, which
+    is copied to the device. The device makes both stacks from the run.
     """
 
     shows_leaves = False
 
     def __init__(self, reader: TransitionsReader, stacks: list[_Stacks]) -> None:
         view, self._reader, self._stacks = reader.view, reader, stacks
-        assert view.most_steps is not None  # Monte-Carlo stacks share no frames
+        assert view.most_steps is not None  # stacks of Monte-Carlo returns share no frames
         self._steps = view.most_steps
         self.paths = reader.paths
         later = {path for s in stacks for path in (s.obs, s.next_obs)}
@@ -314,7 +316,7 @@ class DeviceFrameStack(Reader):
         self._rest.plan([Copy(*run) for run in runs])
 
     def _run(self, stack: Leaf) -> tuple[int, ...]:
-        """Return the shape of a run of frames: the frames of `stack`, and the frames of the n steps after it."""
+        """Return the shape of a run of frames: the frames of one stack, and the frames of the n steps after it."""
         return stack.shape[0] + self._steps, *stack.shape[1:]
 
     def seed(self, entropy: int | None) -> None:

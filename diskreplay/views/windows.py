@@ -1,4 +1,4 @@
-"""Windows of steps: functions that find the windows of a batch's ids, and map the rows to copy into memory."""
+"""Windows of steps: functions that find the windows of a batch's ids, and memory-map the rows that will be copied."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,10 +31,10 @@ TO_THE_END = -1
 
 
 class Bounds(NamedTuple):
-    """Arguments of `kernels.gathering.find_windows`: windows have `n` steps, or TO_THE_END, and stacks `stack` frames.
+    """Arguments of `kernels.gathering.find_windows`: `n` steps a window (or TO_THE_END), `stack` frames a stack.
 
-    With `whole`, a window of an open episode must be followed by a step. Without it, an observation after the window is
-    enough.
+    With `whole`, a window of an open episode counts only if a step follows it. Without `whole`, an observation after
+    the window is enough.
     """
 
     n: int
@@ -46,8 +46,8 @@ class Copy(NamedTuple):
     """The rows of a leaf to copy for each window: `length` successive rows of the window's lane.
 
     `begin` and `stop` name two entries of `Windows.table`, such as `gathering.ROW`, which are rows of the lane. The
-    first copied row is `offset` rows after the row in `begin`. Rows from the one in `stop` on are copied as zeros.
-    `target` is the number of the array in a `Block` that receives the rows.
+    first copied row is `offset` rows after the row in `begin`. The row in `stop`, and all rows after it, are copied as
+    zeros. `target` is the number of the array in a `Block` that receives the rows.
     """
 
     leaf: str
@@ -59,7 +59,7 @@ class Copy(NamedTuple):
 
 
 class StepField(NamedTuple):
-    """A field of a batch with `stack` frames for each step: its path there, and the leaf of the store, `source`."""
+    """A field of a batch with `stack` frames for each step: its path in the batch, its leaf `source` in the store."""
 
     path: Path
     source: str
@@ -69,11 +69,11 @@ class StepField(NamedTuple):
 
     @property
     def leaf(self) -> Leaf:
-        """The leaf of a batch, whose value for a step is (stack, *shape), or only `shape` if `stack` is 1."""
+        """The leaf of the batch: a step's value has the shape (stack, *shape), or only `shape` if `stack` is 1."""
         return Leaf(self.path, self.dtype, (self.stack, *self.shape) if self.stack > 1 else self.shape)
 
     def copy(self, target: int) -> Copy:
-        """Return the `Copy` of the field for windows of one step, to the array with the number `target`."""
+        """Return the `Copy` that fills the array with the number `target` with this field, for windows of one step."""
         return Copy(self.source, cols.ROW, cols.AFTER, 1 - self.stack, self.stack, target)
 
 
@@ -138,7 +138,7 @@ class Windows:
         return kept
 
     def rows(self, copy: Copy) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the slot, the lane, the first row and the last row that `copy` reads, for each window that it reads.
+        """Return, for each window, its slot, its lane, and the first and the last row that `copy` reads.
 
         A slot is the index of a segment in the snapshot. Windows from which no row is read are left out.
         """
@@ -150,7 +150,7 @@ class Windows:
 
 
 def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
-    """Map the flags of all rows that the windows of these ids may reach; False if the snapshot does not have an id."""
+    """Map the flags of all rows that the windows of these ids may reach; return False if the snapshot lacks an id."""
     known, slot, _, lane, row = locate(ids, snapshot.origin, snapshot.lanes)
     if not known.all():
         return False
@@ -163,12 +163,12 @@ def map_flags(snapshot: Snapshot, ids: Ints, n: int, stack: int) -> bool:
 
 
 def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since: int) -> None:
-    """Map all rows of these windows that `copies` read.
+    """Map all rows that the `Copy` objects in `copies` read for these windows.
 
     Chunks that were used at `since` (see `chunk_budget.now`) or later are not unmapped to make room.
     """
     reached: dict[str, list[tuple[Ints, ...]]] = {}
-    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # by `where`: most copies read the same rows
+    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # keys: `where`, because most copies read the same rows
     for copy in copies:
         where = copy[1:-1]
         if where not in found:
@@ -204,7 +204,7 @@ def refuse_evicted(snapshot: Snapshot, ids: Ints) -> None:
 
 
 def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
-    """Return the error with the reason why the view does not offer an id."""
+    """Return the error with the reason why no item of the view begins at an id."""
     if step_id < 0 or (step_id >> POSITION_BITS) - snapshot.origin >= len(snapshot.lanes):
         return InvalidIndex(f"id {step_id} never existed")
     known, slot, _, lane, row = (column[0] for column in locate(np.array([step_id]), snapshot.origin, snapshot.lanes))
@@ -252,7 +252,8 @@ def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, 
     Rows in several chunks have a range in each chunk. The caller holds `snapshot.tables.lock`.
     """
     table = snapshot.leaf(leaf)
-    # `holder` keeps only chunks of this leaf mapped. Chunks that other leaves release must be unmapped at once.
+    # A reference to `holder` keeps only chunks of this leaf mapped: chunks that other leaves release are unmapped at
+    # once.
     held, first_chunk, bases = table.holder, table.first_chunk, table.bases
     folder, line, before = snapshot.tables.find(slot, lane)
     shift, first, last = table.shift[folder], before + first, before + last
