@@ -78,10 +78,11 @@ def distribution_argument(distribution: Any) -> Distribution:
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
     """Return a tensor as an array, usually without a copy."""
-    # In the usual case a single call: calls of torch are slow, because its code is seldom in the processor's caches.
+    # The usual case needs a single call of torch: such calls are slow, because torch's code is seldom in the
+    # processor's caches.
     try:
         return tensor.numpy()
-    except (RuntimeError, TypeError):  # it has a gradient, is on a device, or has a dtype that numpy lacks
+    except (RuntimeError, TypeError):  # the tensor has a gradient, is on a device, or has a dtype that numpy lacks
         found = tensor.detach().cpu()
         return (found.double() if found.is_floating_point() else found).numpy(force=True)
 

@@ -31,7 +31,7 @@ class Batch(Mapping[str, Tree]):
     DataLoader work. It is also a pytree of torch. `len` is the number of fields, `batch_size` the number of items.
 
     Dict spaces give nested dicts. Tuple spaces give tuples that also have the keys "0", "1", ...: `batch.action[0]` and
-    `batch.action["0"]` are the same. A path names a leaf, as in `fields`: `batch["obs/image"]`.
+    `batch.action["0"]` are the same. A path such as "obs/image" names a leaf, as in `fields`: `batch["obs/image"]`.
 
     The memory of a batch is not reused while the batch, any of its tensors, or any view of them is alive. A field
     cannot be replaced, but you may change its tensors in place.
@@ -219,8 +219,8 @@ class Batch(Mapping[str, Tree]):
     def minibatches(self, size: int, epochs: int = 1, seed: int | None = None) -> Iterator["Batch"]:
         """Return an iterator over the items in random order, `size` at a time.
 
-        The items of a rollout are its num_steps times num_envs steps. Minibatches are copies. The last one of an epoch
-        may be smaller.
+        The items of a rollout are its num_steps times num_envs steps. Minibatches are copies. The last minibatch of an
+        epoch may be smaller.
 
         Parameters
         ----------
@@ -229,8 +229,8 @@ class Batch(Mapping[str, Tree]):
         epochs : int
             The number of passes over all items, each in another order.
         seed : int or None
-            The seed of the random orders. Give each rollout a different seed, else all have the same orders. None: no
-            fixed seed.
+            The seed of the random orders. Use a different seed for each rollout; with the same seed, all rollouts have
+            the same orders. None: no fixed seed.
 
         Raises
         ------
@@ -263,10 +263,10 @@ class Batch(Mapping[str, Tree]):
             See `minibatches`.
         length : int or None
             Sequences are cut after `length` steps, and L is `length` (truncated backpropagation through time). None:
-            sequences are whole, and L is the length of the longest one in the minibatch.
+            sequences are not cut, and L is the length of the longest sequence in the minibatch.
         start_only : sequence of str
-            Fields that a minibatch has for the first step of each sequence only, (B, ...). An example is the
-            collector's recurrent state, which is the initial state of the sequence.
+            Fields that a minibatch has for the first step of each sequence only, (B, ...). For example, the collector's
+            recurrent state at this step is the initial state of the sequence.
 
         Returns
         -------
@@ -295,12 +295,12 @@ class Batch(Mapping[str, Tree]):
                 yield flat.select(order[start : start + size])
 
 
-# Looked up once: a batch is made and read in a few microseconds.
+# These names are looked up only once, because a batch is made and read in a few microseconds.
 _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"].__set__
 _set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
 _tensor, _array = torch.from_numpy, np.ndarray
 _NODES = frozenset([dict, TupleRecord])
-# torch neither fills nor pickles unsigned integers wider than a byte. In these signed dtypes, zero has the same bytes.
+# Unsigned dtypes that torch can neither fill nor pickle, and signed dtypes in which zero has the same bytes.
 _SAME_BYTES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -328,7 +328,8 @@ def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
     """Return where each sequence of a rollout begins, (n,), and its number of steps, (n,).
 
     `ends`, (steps, columns), is True at the last step of an episode: a sequence ends there. No sequence has more than
-    `length` steps. A sequence that begins at a step of a column has the number column * steps + step.
+    `length` steps. The begin of a sequence is given as column * steps + step, with the column and the step of its first
+    step.
     """
     first = np.ones(ends.shape, np.bool_)
     first[1:] = ends[:-1]
@@ -345,7 +346,7 @@ def shuffled_sequences(
 ) -> Iterator[Windows]:
     """Yield the sequences of all columns in random order, `size` at a time, in another order each epoch.
 
-    Sequences are padded to `length` or, if that is None, to the longest sequence of the minibatch. For `ends` see
+    Sequences are padded to `length` steps, or for None to the longest sequence of the minibatch. For `ends` see
     `find_sequences`.
     """
     steps, columns = ends.shape
@@ -413,7 +414,7 @@ def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
 
 
 def map_paths(function: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
-    """Return a tree with `function(path, leaf)` for each leaf; `path` is the path of the root."""
+    """Return a tree with `function(path, leaf)` in place of each leaf; `path` is the path of the tree's root."""
     if isinstance(tree, (dict, TupleRecord)):
         below = [(name, map_paths(function, inner, f"{path}/{name}")) for name, inner in tree.items()]
         return dict(below) if isinstance(tree, dict) else TupleRecord(inner for _, inner in below)
@@ -499,14 +500,14 @@ def to_tensordict(batch: Mapping[str, Any]) -> "TensorDict":
 
 
 def _over_steps(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return a value of each item, (B, ...), expanded to `shape`, (B, L), with the item's value at all of its steps."""
+    """Return a value of steps, (B, L, ...), unchanged; expand a value of items, (B, ...), over their steps."""
     if value.shape[: len(shape)] == shape:
         return value
     return value[:, None].expand(*shape, *value.shape[1:])
 
 
 def _leaves(tree: Any, above: tuple[str, ...], shape: torch.Size) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the tensors of a tree, expanded over all steps, by their keys from the root of the TensorDict.
+    """Return the tensors of a tree, expanded over all steps; their keys have all names from the TensorDict's root.
 
     Such full keys merge the items of an extra field named "next" with TorchRL's "next".
     """

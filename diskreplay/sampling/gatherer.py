@@ -58,7 +58,7 @@ class Slot:
     def __init__(self, memory: Memory, leaves: Sequence[Leaf], size: int) -> None:
         self.memory = memory
         self.poisoned = True
-        self.event: torch.cuda.Event | None = None  # after it, the copy of the block to the device is complete
+        self.event: torch.cuda.Event | None = None  # happens when the block's copy to the device is complete
         self.block = Block(leaves, size, self.memory)
         names = [leaf.path if len(leaf.path) > 1 else leaf.path[0] for leaf in leaves]
         self.fields: Fields = dict(zip(names, self.block.arrays, strict=True))
@@ -77,10 +77,11 @@ class Slot:
 class BufferPool:
     """The memory of batches: a `Slot` for each batch that is alive, and some spare ones. Any thread may take a slot.
 
-    A slot's arrays are made once, and each batch's tensors are made of them. A tensor holds a reference to its array.
-    So does every view of the tensor, through the tensor's storage, and every array made of a view. Once the arrays'
-    reference counts are back at their first values, nothing refers to the memory. A lease object that owns each batch's
-    memory would serve as well, but needs new arrays for each batch: 20 of the 140 microseconds of a small batch.
+    A slot's arrays are made once, and the tensors of each batch in the slot are made of these arrays. A tensor holds a
+    reference to its array. So does every view of the tensor, through the tensor's storage, and every array made of a
+    view. When the reference counts of a slot's arrays are back at their first values, nothing else refers to the
+    memory. An object for each batch that owns its memory would serve as well, but would need new arrays for each batch,
+    which takes 20 of the 140 microseconds of a small batch.
 
     ``allocate(nbytes)`` returns uint8 memory, ordinary or pinned. At most `spare` free slots are kept. `debug`
     overwrites the memory of batches that are no longer referenced, so that a pointer that outlived its tensor reads
@@ -132,11 +133,11 @@ class BufferPool:
         return chosen
 
     def _lay_out(self, free: list[Slot], leaves: Sequence[Leaf], size: int) -> Slot:
-        """Return a new slot. It takes over the memory of a slot in `free` if that has one to two times the size."""
+        """Return a new slot, in the memory of a slot in `free` if that memory has one to two times the needed size."""
         _, nbytes = offsets(leaves, size)
         for place, slot in enumerate(self._slots):
             if nbytes <= len(slot.memory) <= 2 * nbytes and slot in free:
-                # Replaced by a single assignment: an interrupt must not leave a slot half laid out.
+                # The slot is replaced by a single assignment, so that an interrupt cannot leave a slot half laid out.
                 self._slots[place] = laid_out = Slot(slot.memory, leaves, size)
                 free.remove(slot)
                 return laid_out
@@ -167,7 +168,7 @@ def pinned_memory(nbytes: int) -> Memory:
 
 
 class Sent(NamedTuple):
-    """A batch that is being copied to a device: its memory there, which is complete after `event`."""
+    """A batch that is being copied to a device: the memory there has the whole batch once `event` has happened."""
 
     buffer: torch.Tensor
     event: torch.cuda.Event
@@ -177,7 +178,7 @@ class DeviceCopy:
     """Copies slots to a device. Any thread may send; the thread that uses a batch receives it.
 
     Copies run concurrently with the trainer's kernels. Only the trainer's stream waits for the copy of a batch; the
-    trainer itself does not.
+    trainer's thread does not.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -219,7 +220,7 @@ class DeviceCopy:
 class HostCopy:
     """Copies tensors from a device to the CPU, concurrently with the trainer's kernels.
 
-    One thread calls `later`; any thread may make the copy.
+    Only one thread calls `later`; any thread may call the function that it returns.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -229,8 +230,8 @@ class HostCopy:
     def later(self, *values: Any) -> Callable[[], tuple[Any, ...]]:
         """Return a function that waits for the present work of the current stream, and returns `fetched(*values)`.
 
-        The tensors must not change before that function returns. If the device is not a CUDA device, the function
-        returns the values unchanged.
+        The tensors among `values` must not change before this function returns. If the device is not a CUDA device, the
+        function returns the values unchanged.
         """
         stream = self._stream
         if stream is None:
@@ -251,7 +252,7 @@ WARM_BATCHES = 32
 
 
 class Readahead:
-    """Requests the wide rows of batches from disk ahead of their use, as long as making batches reads from disk.
+    """Requests the wide rows of batches from disk before the rows are used, as long as batches read from disk.
 
     Wide rows have at least `WIDE_ROW` bytes. ``wide`` is whether a field of the schema has such rows; if not, no method
     needs to be called.
@@ -267,7 +268,7 @@ class Readahead:
 
     @property
     def cold(self) -> bool:
-        """Whether one of the last `WARM_BATCHES` batches has read from disk, or fewer were made. Needs wide rows."""
+        """True if `wide`, and one of the last `WARM_BATCHES` batches has read from disk or fewer batches were made."""
         return self.wide and self._asks > 0
 
     def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:
@@ -287,7 +288,7 @@ class Readahead:
         return pages
 
     def begin(self, snapshot: Snapshot, ids: NDArray[np.int64], pages: Pages | None) -> int:
-        """Wait until the pages of these ids are in memory; return the argument of `end`.
+        """Wait until the pages of these ids are in memory; return the value to pass to `end`.
 
         `pages` are the pages that `ask` has requested; None: this method requests them.
         """
@@ -338,9 +339,9 @@ class Destination:
 class Gatherer:
     """Makes batches of one view. One thread at a time may call `gather`, and one thread at a time `to_batch`.
 
-    `draw_fields` maps the names of fields about a batch's draw to the numbers of their arrays in a block. `pipeline`
-    has the transforms. For view, schema and fields see `Sampler`. `threads`, if any, copy parts of large arrays;
-    `close` ends these threads.
+    `draw_fields` maps the names of fields about a batch's draw to numbers of arrays in a block. `pipeline` applies the
+    transforms. For view, schema and fields see `Sampler`. `threads`, if any, copy parts of large arrays; `close` ends
+    these threads.
     """
 
     def __init__(
@@ -396,7 +397,7 @@ class Gatherer:
         SegmentGone
             A segment was evicted since the snapshot.
         """
-        if self._threads is not None and self._threads.jobs:  # jobs of a call that an interrupt has ended
+        if self._threads is not None and self._threads.jobs:  # an interrupt has ended the call that began them
             self._threads.settle()
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()
@@ -465,12 +466,12 @@ _AT_ONCE = 256
 
 
 class ItemErrors:
-    """Combines errors of steps into errors of a view's items. Not thread-safe: a sampler calls it under its lock."""
+    """Computes errors of a view's items from errors of steps. Not thread-safe: a sampler calls it under its lock."""
 
     def __init__(self, view: View, schema: Schema) -> None:
         self._view, self._schema = view, schema
         self._readers: dict[tuple[str, ...], Gatherer] = {}
-        self._has_windows = True  # False once the view was found to have no windows
+        self._has_windows = True  # False once a call has shown that the view has no windows
 
     def loss_mask(self, snapshot: Snapshot, ids: Ints, length: int) -> NDArray[np.bool_]:
         """Return the loss mask of sequences, (n, length) bool, False after the end of a sequence.

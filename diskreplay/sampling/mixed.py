@@ -20,8 +20,8 @@ from diskreplay.sampling.sampler import Sampler
 from diskreplay.sampling.sampler_states import Change, as_arrays, as_tensors, mapped, replace_attributes
 from diskreplay.schema.schema import TupleRecord
 
-# The bits of an id from this bit on hold the number of its sampler. A store's own ids do not reach these bits before it
-# has made 8 million segments.
+# The bits of an id from this bit on hold the number of its sampler. The ids of a store with fewer than 8 million
+# segments so far do not reach these bits.
 SOURCE_SHIFT = 58
 MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
 
@@ -44,10 +44,10 @@ class MixedSampler(IterableDataset[Batch]):
         Samplers and their shares, which need not sum to one. All samplers' batches must have the same fields. The mixed
         sampler does not close its samplers.
     batch_size : int
-        Number of items in a batch. If the shares are not whole numbers of items, the remaining items are assigned at
-        random, so that each sampler gets its share on average.
+        Number of items in a batch. If a share is not a whole number of items, it is rounded down, and the remaining
+        items are assigned to samplers at random, so that each sampler gets its share on average.
     seed : int or None
-        Makes the assignment of remaining items a function of the seed. None: a random seed.
+        Seed of the random assignment of the remaining items. None: a random seed.
 
     Raises
     ------
@@ -69,8 +69,8 @@ class MixedSampler(IterableDataset[Batch]):
         self._shares = shares / shares.sum()
         self._batch_size = int_argument("batch_size", batch_size)
         self._rng = np.random.default_rng(seed)
-        # Each sampler's number of items in the next batches. After a failed call, the parts of the next batch that were
-        # drawn, by sampler number.
+        # Each sampler's number of items in the next batches. After a failed call of `sample`: the parts of the next
+        # batch that were already drawn, by sampler number.
         self._planned: deque[list[int]] = deque()
         self._drawn: dict[int, Batch] = {}
         for sampler, share in zip(self._samplers, self._shares, strict=True):
@@ -100,7 +100,7 @@ class MixedSampler(IterableDataset[Batch]):
         return batch
 
     def _draw(self, planned: Sequence[list[int]], beta: float | None, drawn: dict[int, Batch]) -> dict[int, Batch]:
-        """Draw the parts of the first planned batch that `drawn` lacks, and return all parts by sampler number."""
+        """Draw those parts of the first planned batch that `drawn` lacks; return all its parts by sampler number."""
         for source, sampler in enumerate(self._samplers):
             if planned[0][source] and source not in drawn:
                 sizes = [counts[source] for counts in planned if counts[source]]
@@ -170,7 +170,8 @@ class MixedSampler(IterableDataset[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the samplers' states and the state of the assignment of items; see `Sampler.state_dict`.
 
-        After a failed call, the state also has the parts of the batch that were drawn, with all their fields.
+        After a failed call of `sample`, the state also has the parts of the batch that were already drawn, with all
+        fields.
         """
         states = [sampler.state_dict() for sampler in self._samplers]
         planned = np.array(self._planned, np.int64).reshape(-1, len(states))
@@ -222,7 +223,7 @@ class MixedSampler(IterableDataset[Batch]):
         load(0, [(self, own)])
 
     def _routed(self, index: Any) -> tuple[Any, Any]:
-        """Return the ids without the numbers of their samplers, and these numbers; (n,) each."""
+        """Return the two parts of mixed ids, (n,) each: ids in the samplers' stores, and the samplers' numbers."""
         ids = ids_argument(index)
         sources = ids >> SOURCE_SHIFT
         unknown = np.flatnonzero((sources < 0) | (sources >= len(self._samplers)))
@@ -286,7 +287,7 @@ def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
 
 
 def _nested(plain: Any) -> Tree:
-    """Return the tree of tensors that was saved as `plain`, in which lists take the place of tuples."""
+    """Return a tree of tensors as it was before it was saved; its saved form `plain` has lists in place of tuples."""
     if isinstance(plain, list):
         return TupleRecord(map(_nested, plain))
     if isinstance(plain, Mapping):
@@ -300,7 +301,7 @@ def _length(batch: Batch) -> int:
 
 
 def _form(batch: Batch) -> Any:
-    """Return what batches must have in common: of each field, dtype, ndim, shape after the second axis, and device."""
+    """Return what batches must have in common: dtype, ndim, shape after the second axis, and device of each field."""
     return {
         name: map_tree(lambda tensor: (tensor.dtype, tensor.ndim, tensor.shape[2:], tensor.device), batch[name])
         for name in batch

@@ -29,10 +29,10 @@ RETURN = "return"
 """The name of the moments of returns; moments of leaves have their paths as names."""
 # The number of bytes of rows to read at once.
 PIECE_BYTES = 8 << 20
-# An outlier is farther from the mean of the other values than this factor times max(1, their standard deviation). Such
-# an outlier makes the standard deviation of all values useless.
+# An outlier is farther from the mean of the other values than this factor times max(1, their standard deviation). An
+# outlier makes the standard deviation of all values useless.
 _FAR = 1e6
-# Values within this factor of an outlier are outliers, too.
+# Values of at least an outlier's magnitude divided by this factor are outliers, too.
 _ALIKE = 1e3
 # Values of larger magnitude are left out like infinities: the sums of squares of their returns would be infinite.
 _LARGEST = 1e140
@@ -70,8 +70,8 @@ class Moments(NamedTuple):
 class _Runs(NamedTuple):
     """Runs of successive new steps within episodes, sorted by lane, then by step.
 
-    `place` is the index of a run's lane among all lanes of the snapshot. `before` is the return at the step before the
-    run, or 0 if the run begins its episode, or the step before it was not counted.
+    `place` has the index of each run's lane among all lanes of the snapshot. `before` is the return at the step before
+    the run, or 0 if the run begins its episode, or the step before it was not counted.
     """
 
     place: Ints
@@ -93,7 +93,7 @@ class _Runs(NamedTuple):
 
 
 class StoreMoments:
-    """Moments of fields over a store's steps, and of the steps' returns. Not thread-safe.
+    """The moments of a store's leaves over all counted steps, and the moments of these steps' returns. Not thread-safe.
 
     Each step counts once, when `follow` is first called with a snapshot that has it. It still counts after its
     eviction. The return of a step is the discounted sum of its episode's rewards so far, R_t = r_t + gamma R_{t-1}.
@@ -113,7 +113,7 @@ class StoreMoments:
         The moments by leaf, and the moments of returns as `RETURN`. Counting steps replaces this dict by a new one.
     not_finite : int
         The number of steps with NaN, an infinity or a number beyond 1e140 in a leaf or a reward. The moments of that
-        leaf, or of returns, leave them out. In the returns of later steps, such a reward counts as 0.
+        leaf, or of returns, leave these steps out. In the returns of later steps, such a reward counts as 0.
     """
 
     def __init__(self, fields: Mapping[str, Field], rewards: Sequence[tuple[str, Any, Any]], gamma: float) -> None:
@@ -163,13 +163,13 @@ class StoreMoments:
         self._snapshot, self._read = snapshot, len(snapshot.log)
 
     def _is_older(self, snapshot: Snapshot) -> bool:
-        """Return whether a snapshot is older than the last followed one: its lanes may have other indices."""
+        """Return whether a snapshot is older than the one that was followed last: its lanes may have other indices."""
         if self._snapshot is None:
             return False
         return (snapshot.generation, len(snapshot.oldest)) < (self._snapshot.generation, len(self._newest))
 
     def _list_lanes(self, snapshot: Snapshot) -> None:
-        """Reorder `_newest` and `_returns` by the indices that lanes have in a snapshot of another generation."""
+        """Reorder `_newest` and `_returns` for a snapshot of another generation, in which lanes have other indices."""
         known = self._newest >= 0
         newest, returns = self._newest[known], self._returns[known]
         at = snapshot.visible.places(newest)
@@ -195,7 +195,7 @@ class StoreMoments:
         return runs.select(order)
 
     def _counted(self, snapshot: Snapshot, runs: _Runs) -> tuple[dict[str, Moments], Floats, int]:
-        """Return the moments after counting the steps of `runs`, each step's return, and how many are not finite."""
+        """Return the moments with the steps of `runs`, each step's return, and the number of steps not finite."""
         ids, moments, rewards = runs.ids, dict(self.moments), []
         is_finite = np.ones(len(ids), np.bool_)
         if self._plan is None:
@@ -284,7 +284,7 @@ def _are_countable(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | None:
-    """Return an outlier in a column of `values`, see `_FAR`, and the standard deviation of the other values, or None.
+    """Return an outlier (see `_FAR`) of a column of `values`, and the other values' standard deviation; or None.
 
     The outlier is the value of largest magnitude. The other values are the earlier values, which have the moments
     `known`, and the values of the column that are not within a factor of `_ALIKE` of the outlier. The other values must
@@ -293,7 +293,7 @@ def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | No
     flat = values.reshape(len(values), -1)
     means, deviations = known.mean.reshape(-1), np.sqrt(known.var.reshape(-1))
     most, total = np.abs(flat).max(axis=0), known.count + len(flat)
-    # Cheap, since few columns have values this large.
+    # This loop is cheap, since few columns have values this large.
     for at in np.flatnonzero(most >= _FAR * (np.maximum(1.0, deviations) if known.count else 1.0)):
         column = flat[:, at].astype(np.float64)
         alike = np.abs(column) >= np.abs(column).max() / _ALIKE
@@ -307,7 +307,7 @@ def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | No
 
 
 def loaded(state: Mapping[str, Any]) -> Moments:
-    """Return moments from the `count`, `mean` and `var` in a state. Raises ValueError if they are invalid."""
+    """Return the moments that a saved state has as `count`, `mean` and `var`. Raises ValueError if they are invalid."""
     count, mean, var = float(state["count"]), np.array(state["mean"], np.float64), np.array(state["var"], np.float64)
     if not (np.isfinite(count) and count >= 0) or mean.shape != var.shape or (var < 0).any():
         raise ValueError(f"count is {count}, mean {mean.shape} and var {var.shape}, at least {var.min(initial=0)}")
@@ -323,7 +323,7 @@ class RunningMeanStd(Protocol):
 
 
 class VecNormalizeLike(Protocol):
-    """The attributes of a VecNormalize that are read; `obs_rms` is a dict by key if observations are dicts."""
+    """The attributes of a VecNormalize that `Normalize` reads; `obs_rms` is a dict by key if observations are dicts."""
 
     norm_obs: bool
     norm_reward: bool
@@ -340,13 +340,14 @@ class Normalize(OneOwner, Transform):
 
     Observations become (x - mean) / sqrt(var + epsilon), with the mean and variance of all steps of the store. Rewards
     become r / sqrt(var + epsilon), with the variance of the returns R_t = r_t + gamma R_{t-1} from the beginning of
-    each episode (Engstrom et al. 2020, section 3). Both are computed in float64 and clipped. Floats keep their dtype,
-    other dtypes become float32.
+    each episode (Engstrom et al. 2020, section 3). Both results are computed in float64 and clipped. Floats keep their
+    dtype, other dtypes become float32.
 
     The statistics follow the store as it grows. Each step counts once, when the sampler first sees it, whether it is
     drawn or not, and it still counts after its eviction. New steps are merged when a batch is drawn; the first batch
-    reads the whole store. A batch is normalised by the statistics as of its draw. The statistics are part of the
-    sampler's saved state. Stored values never change. Padding and missing observations are zeros before normalisation.
+    reads the whole store. A batch is normalised by the statistics of the time when the batch was drawn. The statistics
+    are part of the sampler's saved state. Stored values never change. Padding and missing observations are zeros before
+    normalisation.
 
     A step with NaN, an infinity or a number beyond 1e140 in a leaf or in its reward is left out of the statistics of
     that leaf, or of returns. The first of these steps causes a warning, and `Sampler.stats` has their number as
@@ -361,9 +362,9 @@ class Normalize(OneOwner, Transform):
         Whether to normalise observations. True: all leaves of floats. Names select leaves, such as "state" or
         "arm/joints" ("obs" if the observation is one array).
     reward : bool or dict
-        Whether to normalise `reward`. If the view sums several fields, pass the same dict of weights as to
-        the view. n-step returns are divided and clipped as a whole. Not for `Rollouts`, whose advantages are
-        computed from stored rewards.
+        Whether to normalise `reward`. If the reward of the view is a weighted sum of fields, give the same dict of
+        weights as to the view. n-step returns are divided and clipped as a whole. Not for `Rollouts`, whose advantages
+        are computed from stored rewards.
     clip_obs, clip_reward : float or None
         The largest absolute values of the results; None: no limit.
     gamma : float
@@ -410,7 +411,7 @@ class Normalize(OneOwner, Transform):
         self._gamma, self._epsilon = fraction("gamma", gamma), number("epsilon", epsilon, 0.0)
         self.frozen = False
         self._store: StoreMoments | None = None
-        self._given: Mapping[str, Moments] | None = None  # moments to begin with, until `bind` makes `_store`
+        self._given: Mapping[str, Moments] | None = None  # initial moments, from which `bind` makes `_store`
         self._prepared: Arrays = {}
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Plans of the next batches: ids are drawn in the order of the batches, for some batches ahead of their delivery."""
+"""Plans of the next batches: the ids of some batches are drawn ahead of their delivery, in the order of the batches."""
 
 import json
 import math
@@ -35,11 +35,12 @@ ATTEMPTS = 100
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """A batch that is drawn and not yet delivered. It keeps its snapshot, with all mapped chunks, alive.
+    """A batch that is drawn and not yet delivered. The plan keeps its snapshot, with all mapped chunks, alive.
 
     `asked` is the requested batch size. `entropy` seeds the random numbers of the view and the transforms; it is None
     if they need none. `draw_info` has the batch's fields about its draw. `prepared` has the statistics that transforms
-    need, as of the draw. `gathered` is the job that makes the batch ahead (see `Prefetcher`), or None.
+    need, as they were when the batch was drawn. `gathered` is the job that makes the batch ahead (see `Prefetcher`), or
+    None.
     """
 
     snapshot: Snapshot
@@ -92,9 +93,10 @@ class Limits(NamedTuple):
 class Target:
     """A view, the population of its ids, and the distribution that draws batches of them.
 
-    `distribution` is the sampler's argument. `own` is a distribution that the view made, to draw instead, or None.
-    `bounded` draws within `max_size`, and `active` within all limits. `errors` computes the errors of items from errors
-    of steps. `random` is whether batches depend on random numbers in addition to their ids.
+    `distribution` is the sampler's argument. `own` is a distribution that the view made, which draws instead of
+    `distribution`; None: the view made none. `bounded` draws within `max_size`, and `active` within all limits.
+    `errors` computes the errors of items from errors of steps. `random` is whether batches depend on random numbers in
+    addition to their ids.
     """
 
     view: View
@@ -117,7 +119,7 @@ class Target:
 
     @property
     def kind(self) -> str:
-        """A text that is equal for two targets if their samplers can load each other's states."""
+        """A text, equal for two targets if the sampler of each can load the other's state."""
         return json.dumps(self.view.kind) + (self.own.key if self.own is not None else "")
 
     def ids(self) -> Ints:
@@ -142,7 +144,7 @@ class Target:
         return math.nan if self.population.snapshot is None else self.active.priority_sum(self.population)
 
     def draw_info_of(self, names: Sequence[str], ids: Ints) -> DrawInfo:
-        """Return the named fields about a draw of these ids."""
+        """Return the fields with these names about a draw of these ids."""
         draw_info = DrawInfo()
         if "probability" in names:
             draw_info["probability"] = self.active.share_chances(self.population, ids)
@@ -190,18 +192,18 @@ class Planner:
         self.queue: deque[Plan] = deque()
         # Undelivered plans that `draw_other_size` drew, by the size of their batches.
         self._other_sizes: dict[int, Plan] = {}
-        self._returned = _NONE  # undelivered ids to draw again, if the distribution gives each id once
+        self._returned = _NONE  # ids of dropped plans, to draw again, if the distribution gives each id once
         self._priorities: Prioritized | None = None
         limits = Limits(
             None if max_times_sampled is None else TimesSampled(max_times_sampled),
             None if max_size is None else Indices(max_size, remover, int(self.rng.integers(1 << 62))),
         )
         self._check_target(view, distribution, limits)
-        self._cursors: dict[str, Any] = {}  # states of `Target.own` for earlier views, by key
+        self._cursors: dict[str, Any] = {}  # states of the distributions that earlier views made, by key
         self.target = self._target_of(view, self._claim(distribution), {}, limits)
 
     def set_target(self, view: View, distribution: Distribution) -> None:
-        """Use this view and distribution from now on, and drop the batches drawn ahead.
+        """Use this view and this distribution from now on, and drop the batches that were drawn ahead.
 
         An interrupt leaves everything as it was, or everything changed. The call may be repeated.
         """
@@ -217,14 +219,14 @@ class Planner:
             cursors = self._every_cursor()
             target = self._target_of(view, claimed, cursors, before.limits)
         state = {"target": target, "_cursors": cursors, "_returned": returned}
-        # A single operation, which no interrupt can divide.
+        # All attributes change in a single operation, which no interrupt can divide.
         vars(self).update({**state, "queue": deque[Plan](), "_other_sizes": dict[int, Plan]()})
         before.active.rewind()
         for plan in plans:
             before.active.forget(before.population, plan.draw)
 
     def _once(self, draws: Iterable[Draw]) -> Ints:
-        """Return the ids in `_returned` and in these draws, to draw them again; none if draws may repeat ids."""
+        """Return the ids to draw again: those in `_returned` and in these draws; none if draws may repeat ids."""
         once = self.target.active.gives_once and self.target.own is None
         return np.concatenate([self._returned, *(draw.ids for draw in draws)]) if once else _NONE
 
@@ -234,7 +236,7 @@ class Planner:
         limits.check(view, distribution)
 
     def _every_cursor(self) -> dict[str, Any]:
-        """Return the states of `Target.own` for this view and for earlier views, by key."""
+        """Return the states of the distributions that this view and earlier views made, by `Distribution.key`."""
         own = self.target.own
         return self._cursors if own is None else {**self._cursors, own.key: own.state_dict()}
 
@@ -248,7 +250,7 @@ class Planner:
         return Target(view, distribution, own, population, errors, view.random or self._transforms_random, limits)
 
     def _claim(self, distribution: Distribution) -> Distribution:
-        """Own a distribution, and return it. A new `Prioritized` gets the priorities of the previous `Prioritized`."""
+        """Claim and return a distribution; a new `Prioritized` gets the priorities of the previous `Prioritized`."""
         known = [leaf for leaf in self._store.schema.leaves if leaf.startswith("episode/")]
         if unknown := set(distribution.episode_fields).difference(known):
             names = ", ".join(known) or "none"
@@ -282,8 +284,8 @@ class Planner:
     def _draw_kept(self, size: int, refresh: bool, is_other_size: bool = False, instead: Plan | None = None) -> Plan:
         """Draw a batch, and put its plan in the queue, in `_other_sizes`, or in the place of the lost plan `instead`.
 
-        The empty plan at the end of all draws is kept only if the queue is empty. An interrupt before the plan is kept
-        leaves the distribution as it was.
+        When a distribution has ended, its draw is empty; this plan is kept only if the queue is empty. An interrupt
+        before the plan is kept leaves the distribution as it was.
         """
         active, plan, returned = self.target.active, None, self._returned
         place = active.place() if active.gives_once else None
@@ -349,7 +351,7 @@ class Planner:
         return draw_info
 
     def batches_left(self, size: int, refresh: bool) -> int | None:
-        """Return the number of batches of this size until the distribution ends; None: it never ends."""
+        """Return the number of batches of this size until the distribution ends; None if it never ends."""
         active, population = self.target.active, self.target.population
         if not active.ends:
             return None
@@ -371,7 +373,7 @@ class Planner:
     def delivered(self, plan: Plan) -> None:
         """Record that the batch of a plan is delivered.
 
-        If an interrupt ends the call, repeat it. Otherwise the batch is delivered again.
+        If an interrupt ends the call, call this again: without a complete call, the batch is delivered a second time.
         """
         if self.target.active.gives_once:
             self.target.active.delivered(plan.draw)
@@ -490,7 +492,7 @@ class Planner:
         return new
 
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
-        """Return the plans before the first plan that lost an id; for the ids of the other plans see `_once`."""
+        """Return the saved plans before the first one that lost an id; for the ids of the other plans see `_once`."""
         queue, target = deque[Plan](), self.target
         for plan in plans:
             if (plan.entropy is None) == target.random or not target.active.accept(target.population, plan.draw):
@@ -521,7 +523,7 @@ class Planner:
     def _of_sequences(
         self, ids: Ints, errors: NDArray[np.float64], eta: float
     ) -> tuple[Ints, NDArray[np.float64], int]:
-        """Return the ids that can be drawn, one error for each of them, and the number of the other given ids."""
+        """Return those given ids that can be drawn, one error for each of them, and the number of the other ids."""
         population = self.target.population
         for _ in range(ATTEMPTS):
             known = population.contains(ids)

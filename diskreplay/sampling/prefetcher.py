@@ -1,4 +1,4 @@
-"""The makers of a sampler's batches. Threads make large batches ahead, while the trainer computes."""
+"""The makers of a sampler's batches. Threads make large batches ahead of their delivery, while the trainer computes."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -19,7 +19,7 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import Pages, View, copy_threads, offsets
 from diskreplay.workers import Job, Workers
 
-# In bytes. A smaller batch is made in the call that delivers it, which is faster than to wake another thread for it.
+# In bytes. A smaller batch is made in the call that delivers the batch: to wake another thread for it would be slower.
 # Tried and not kept: eight small batches made in one call take a seventh less time, but every eighth call is slow.
 LEAST_FOR_A_THREAD = 256 << 10
 
@@ -28,9 +28,9 @@ class Prefetcher:
     """Makes planned batches in threads. Not thread-safe: a sampler calls it under its lock.
 
     Batches are made in the order of their plans, at most one for each plan. Two threads are started with the first
-    plan. One thread requests each plan's pages from disk at once. The other thread waits for the pages and copies the
-    rows, with the gatherer's own threads. If the system cannot start threads, the caller of `wait` makes the batch. The
-    gatherer is not thread-safe: it makes one batch at a time, under a lock.
+    plan. One thread requests the pages of each plan from disk as soon as it gets the plan. The other thread waits for
+    the pages and copies the rows, with the gatherer's own threads. If the system cannot start threads, the caller of
+    `wait` makes the batch. The gatherer is not thread-safe: it makes one batch at a time, under a lock.
     """
 
     def __init__(self, gatherer: Gatherer) -> None:
@@ -41,10 +41,10 @@ class Prefetcher:
         self.seconds_waiting = 0.0
 
     def begin(self, plans: Iterable[Plan], first: Plan) -> None:
-        """Start to make the batches of these plans, except plans that were started before.
+        """Start to make the batches of these plans, except batches that an earlier call has started.
 
-        `first` is the plan of the batch to deliver. It is not started here either: if it was not started before, the
-        caller makes its batch.
+        `first` is the plan of the batch to deliver. The batch of `first` is not started here either: if no earlier call
+        has started it, the caller makes this batch.
         """
         for plan in plans:
             if plan.gathered is None and plan is not first:
@@ -53,11 +53,12 @@ class Prefetcher:
                 if disk.cold:
                     asked = self._asking.begin(Job(partial(disk.ask, plan.snapshot, plan.draw.ids)))
                 make = partial(_make, self._gathering, self.gatherer, plan, asked)
-                # If an interrupt comes before this assignment, the job still runs, and a later call starts another.
+                # If an interrupt comes before this assignment, the job still runs, and a later call starts another job
+                # for the plan.
                 plan.gathered = self._making.begin(Job(make))
 
     def wait(self, gathered: Job[Gathered | Batch]) -> Gathered | Batch:
-        """Return the result of a job of `begin`, a `Batch` if the job applied transforms; or raise its exception."""
+        """Return a job's result, which is a `Batch` if the job applied transforms, or raise the job's exception."""
         started = perf_counter()
         found = gathered.result()
         self.seconds_waiting += perf_counter() - started
@@ -83,8 +84,8 @@ class Makers:
     """Makes the batches of one view: `gatherer` in the calls that deliver them, and `prefetcher` ahead of these calls.
 
     `prefetcher` is None if `prefetch` is 0, the view does not allow it, or batches are too small. `planned` is the
-    number of batches with drawn ids: the next one, and the batches made ahead. For `item_steps` see `View`, for the
-    arguments see `Sampler`.
+    number of batches whose ids are drawn: the next batch, and the batches made ahead. For `item_steps` see `View`, for
+    the arguments see `Sampler`.
     """
 
     def __init__(

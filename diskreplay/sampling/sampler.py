@@ -83,24 +83,24 @@ class Statistics:
         self._kept: Counter[str] = Counter()
 
     def resumed(self, batches: int, steps: int) -> "Statistics":
-        """Return statistics that start from the counts of another run."""
+        """Return statistics that continue from the counts of another run."""
         new = copy(self)
         new.batches, new.steps, new._steps_before, new.first, new.last = batches, steps, steps, 0.0, 0.0
         new.ids = None
         return new
 
     def last_ids(self) -> NDArray[np.int64]:
-        """Return the ids of the last batch. Raises NotEnoughData before the first one."""
+        """Return the ids of the last batch. Raises NotEnoughData before the first batch."""
         if self.ids is None:
             raise NotEnoughData("no batch was delivered yet: draw one first, or give ids")
         return self.ids
 
     def keep(self, seconds: Mapping[str, float]) -> None:
-        """Add these seconds, by name, to those of all later calls of `report`."""
+        """Add these seconds, by name, to the results of all later calls of `report`."""
         self._kept.update(seconds)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the counts that a resumed run starts from."""
+        """Return the counts from which a resumed run continues."""
         return {"batches": self.batches, "steps": self.steps}
 
     def report(self, stored_steps: int, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -121,7 +121,7 @@ class Payments:
     """Reports the steps that a sampler draws to its `limiter`; None: no limiter.
 
     `steps` is the smallest number of steps of a batch; if the limiter could never allow that number, ValueError is
-    raised. ``paid`` is the number of steps reported by a call that failed later: they count for the next batch.
+    raised. ``paid`` is the number of steps reported by a call that failed later: these steps count for the next batch.
     """
 
     def __init__(self, limiter: RateLimiter | None, store: Store, steps: int) -> None:
@@ -188,7 +188,7 @@ class Sampler(IterableDataset[Batch]):
         early. Batch i is drawn in the call that delivers batch i - prefetch, from the snapshot and the priorities of
         that moment. Rollouts, and batches of less than 256 KiB on the CPU, are not made ahead.
     seed : int or None
-        Makes the draws a function of the seed and the calls. None: random draws.
+        With a seed, the draws depend only on the seed and the calls. None: random draws.
     fields : sequence of str or None
         The fields of a batch, in addition to index and weight. "obs" includes all leaves below it, "obs/image" is one
         leaf. None: the default fields. The name "..." means the default fields, if you add some of the following.
@@ -201,9 +201,9 @@ class Sampler(IterableDataset[Batch]):
         "episode_known" is whether it was given), "probability" (P(i) of the draw), "population" (N, the number of ids
         to draw from) and "priority_sum" (the sum of their priorities). See "Fields on request" in docs/api/sampling.md.
     where : callable or None
-        A predicate over episodes, which selects the episodes whose steps are drawn. It is called once for an ended
-        episode, and for an open one at every refresh that changes the store. Its result for an ended episode must
-        depend on the episode alone. If the result depends on `hidden_steps` or on the time, a resumed sampler
+        A function of an episode, which returns True if steps of the episode may be drawn. It is called once for an
+        ended episode, and for an open episode at every refresh that changes the store. The result for an ended episode
+        must depend on the episode alone. If the result depends on `hidden_steps` or on the time, a resumed sampler
         draws other batches.
     rank, world_size : int
         This trainer's share of the ids, by a hash of each id. Shares are even and complete, and do not overlap. An id
@@ -217,19 +217,19 @@ class Sampler(IterableDataset[Batch]):
         Overwrite the memory of batches that are no longer referenced, so that a pointer that outlives its tensor reads
         NaN.
     max_times_sampled : int or None
-        The largest number of times that an id of a kind is in batches of this sampler, as in Reverb; None: no limit.
-        The other ids keep the ratios of their probabilities. Not for `Rollouts` or a `Sweep`, which decide
+        The largest number of times that this sampler draws each id of a kind, as in Reverb; None: no limit. The ids
+        that can still be drawn keep the ratios of their probabilities. Not for `Rollouts` or a `Sweep`, which decide
         themselves how often each id is drawn.
     max_size : int or None
-        The largest number of ids of a kind that this sampler draws from, over all ranks; None: no limit. For a new id,
-        an old id is removed. The removed id is never drawn again, but the store keeps its steps. Not for `Rollouts` or
-        a `Sweep`.
+        The largest number of ids of a kind that this sampler draws from, over all ranks; None: no limit. When this
+        number is reached, each new id replaces an old id. The old id is never drawn again, but the store keeps its
+        steps. Not for `Rollouts` or a `Sweep`.
     remover : {"oldest", "lowest_priority", "random"}
         The id to remove for a new one, as in Reverb (Fifo, MinHeap, Uniform). "oldest" removes the id
         that was published first.
         "lowest_priority" removes the oldest of several ids with the lowest priority. "random" is a reservoir: every id
-        so far remains with the same probability (Vitter 1985, algorithm R). The latter two may remove the new id
-        itself.
+        so far remains with the same probability (Vitter 1985, algorithm R). "lowest_priority" and "random" may remove
+        the new id itself.
     transform : callable or sequence of callables, or None
         Changes each batch before its delivery; several are applied in their order. A transform is a `Normalize`,
         `RandomShift` or `ToFloat`, or a function of a batch that returns a batch or a dict of new fields. Transforms
@@ -278,7 +278,7 @@ class Sampler(IterableDataset[Batch]):
         transform: TransformLike | Sequence[TransformLike] | None = None,
     ) -> None:
         self._batch_size = int_argument("batch_size", batch_size)
-        self._sizes: tuple[int, ...] = (self._batch_size,)  # of the next batches; all after the first are made ahead
+        self._sizes: tuple[int, ...] = (self._batch_size,)  # sizes of next batches, made ahead except the first
         self._prefetch = int_argument("prefetch", prefetch, 0)
         drawing = drawing_arguments(where, rank, world_size, max_times_sampled, max_size, remover)
         self._view, distribution = view_argument(view), distribution_argument(distribution)
@@ -287,7 +287,7 @@ class Sampler(IterableDataset[Batch]):
         self._statistics = Statistics()
         self._closed = False
         self._change: Makers | None = None
-        self._before: Rollback | None = None  # set during a load
+        self._before: Rollback | None = None  # not None during a load
         self._destination = Destination(device_argument(device), 2 + self._prefetch, debug)
         self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
         self._steps_when_closed: int | None = None
@@ -326,7 +326,7 @@ class Sampler(IterableDataset[Batch]):
         self._sizes = self._sizes[:1] * makers.planned
 
     def _expect(self, size: int) -> None:
-        """Make batches of this size ahead, instead of batches of the sampler's own size."""
+        """From now on, make batches of this size ahead, instead of batches of the size that the sampler was given."""
         if self._prefetch:
             with self._lock:
                 self._sizes = (size,)
@@ -377,7 +377,7 @@ class Sampler(IterableDataset[Batch]):
 
     @property
     def distribution(self) -> Distribution:
-        """The rule for drawing ids. Setting it applies to the next batch; batches drawn ahead are drawn again.
+        """The rule by which ids are drawn. Setting it applies to the next batch; batches drawn ahead are drawn again.
 
         Priorities are kept when another distribution replaces a `Prioritized`. `update_priorities` still updates them,
         and a later `Prioritized` takes them over.
@@ -414,8 +414,8 @@ class Sampler(IterableDataset[Batch]):
         Parameters
         ----------
         batch_size : int or None
-            Items of this batch; None: the sampler's `batch_size`. A batch of another size is drawn in this call, and
-            delivered before the batches drawn ahead.
+            Number of items in this batch; None: the sampler's `batch_size`. A batch of another size is drawn in this
+            call, and delivered before the batches drawn ahead.
         beta : float or None
             Exponent of this batch's importance weights; None: the beta of the distribution.
 
@@ -599,8 +599,8 @@ class Sampler(IterableDataset[Batch]):
         """Continue from a state. With the same arguments and steps in the store, the next batches are the same.
 
         Ids that are gone are dropped, and new ids get the largest priority so far. The first batch drawn ahead that
-        has lost an id, and all batches after it, are drawn again. In the batches before it, `age`, and fields that
-        depend on later steps of open episodes, have their current values.
+        has lost an id, and all batches after it, are drawn again. The batches before that one keep their ids, but
+        `age`, and fields that depend on later steps of open episodes, have their current values.
 
         Raises
         ------
@@ -652,7 +652,7 @@ class Sampler(IterableDataset[Batch]):
         return {**own, "planner": self._planner.state_dict(), "transforms": transforms}
 
     def _load(self, state: Any, replace: Callable[[Sequence[Change]], None] = replace_attributes) -> None:
-        """Load a state. If `replace` does not apply the changes that it receives, the load is undone."""
+        """Load a state. `replace` gets the changes to apply; if it raises or applies none, the load is undone."""
         with self._lock:
             self._check_open()
             state = as_arrays(state)
@@ -709,7 +709,7 @@ class Sampler(IterableDataset[Batch]):
 
         - `batches` and `steps`: delivered batches, and delivered steps of the environment (a window of 20 is 20 steps)
         - `steps_per_second`: delivered steps a second, since the first batch was requested
-        - `replay_ratio`: delivered steps per step in the store; if `close` has closed the store, per step at that time
+        - `replay_ratio`: delivered steps per step in the store, or after `close` per step at that time
         - `seconds_planning`: drawing ids, and waiting for a limiter
         - `seconds_waiting`: waiting for batches that are made ahead
         - `seconds_elsewhere`: between the calls, in the trainer
@@ -773,7 +773,7 @@ class _ForeignLock:
         )
 
     def __exit__(self, *_: object) -> None:
-        pass  # `__enter__` took no lock
+        pass  # there is no lock to release
 
 
 # A forked child's samplers get a lock that raises, so no call has to compare process ids.

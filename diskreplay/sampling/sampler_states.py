@@ -22,7 +22,7 @@ DrawInfo = dict[str, NDArray[Any]]
 
 
 Change = tuple[object, Mapping[str, Any]]
-"""An object, and its new attributes."""
+"""An object, and the new values of its attributes by name."""
 
 
 class SavedPlan(NamedTuple):
@@ -78,7 +78,7 @@ class PlannerState(NamedTuple):
             priorities = None if kept is None else Prioritized(**kept["arguments"])
             if priorities is not None:
                 priorities.load_state_dict(kept["state"])
-            # The distributions that load these states check them further.
+            # Each distribution checks its state further when it loads the state.
             cursors = {
                 str(key): dict(zip(map(str, cursor), columns(cursor, cursor), strict=True))
                 for key, cursor in state["cursors"].items()

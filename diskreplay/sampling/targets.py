@@ -1,8 +1,9 @@
 """Targets inside windows of steps: n-step and lambda-returns, and targets with off-policy corrections.
 
-All functions have the arguments of `nstep_targets`, and one rule for the end of a sum. After a terminated step nothing
-is added. After a truncated step, the last real step, or the last step of the window, the value of the next observation
-is added. `rescale_value` shrinks large returns, so that a network can learn them; `unscale_value` is its inverse.
+All functions share the arguments of `nstep_targets`, and the same rule for the end of a sum. After a terminated step
+nothing is added. After a truncated step, the last real step, or the last step of the window, the value of the next
+observation is added. `rescale_value` shrinks large returns, so that a network can learn them; `unscale_value` is its
+inverse.
 """
 
 from typing import Any, NamedTuple
@@ -47,16 +48,17 @@ def nstep_targets(
     n : int
         Number of steps in a sum.
     gamma : float or Tensor
-        Discount per step, 0 to 1. Or (batch, length), a discount after each step, such as gamma times the environment's
-        discounts. Then ``gamma**i`` is the product of the discounts of the i steps from t on.
+        Discount per step, 0 to 1. Or a tensor (batch, length) with the discount after each step, such as gamma times
+        the environment's discounts. Then ``gamma**i`` is the product of the discounts of the i steps from t on.
     mask : Tensor or None
-        (batch, length), True at real steps; None: all are real. Targets of other steps are 0.
+        (batch, length), True at real steps; None: all steps are real. Targets of other steps are 0.
     truncated : Tensor or None
-        (batch, length), True where an episode was cut short. A batch of `Sequences` does not need it, since its
-        mask ends there.
+        (batch, length), True where an episode was cut short. A batch of `Sequences` does not need it, since its `mask`
+        ends with the episode.
     next_values : Tensor or None
         (batch, length) float: the value of the observation after each step, in place of ``values[:, 1:]``. Windows that
-        cross episodes need it, and `truncated`: the final observation of an episode is not the next step's.
+        cross episodes need it, and `truncated`: the final observation of an episode is not the observation of the next
+        step.
 
     Returns
     -------
@@ -125,9 +127,9 @@ def q_lambda_targets(
 ) -> torch.Tensor:
     """Compute Watkins's Q(lambda) target of every step of a batch of windows (Sutton & Barto, 2nd ed., section 12.10).
 
-    These are `lambda_returns` whose sums end before the first later action that was not greedy. `values`, (batch,
-    length + 1), is the largest Q of each observation. `greedy`, (batch, length), is True if the step's action has the
-    largest Q. `lambda_` is 0 to 1. For the other arguments, the result and the errors see `nstep_targets`.
+    These are `lambda_returns`, except that a sum ends before the first later action that was not greedy. `values`,
+    (batch, length + 1), is the largest Q of each observation. `greedy`, (batch, length), is True if the step's action
+    has the largest Q. `lambda_` is 0 to 1. For the other arguments, the result and the errors see `nstep_targets`.
 
     Examples
     --------
@@ -245,7 +247,7 @@ class _Steps(NamedTuple):
     """A batch of windows in float64, (batch, length), with 0 at padded steps.
 
     `discount` is the discount after a step, and `following` the value of the next observation; both are 0 if the step
-    terminated. `continues` is whether sums continue with the next step, and `real` whether a step is no padding.
+    terminated. `continues` is whether sums continue with the next step, and `real` whether a step is not padding.
     `dtype` is the dtype of the targets.
     """
 
@@ -269,9 +271,9 @@ class _Steps(NamedTuple):
         /,
         **others: torch.Tensor,
     ) -> "_Steps":
-        """Return the checked arguments as a `_Steps`, with 0 in place of unused values.
+        """Return the checked arguments as a `_Steps`, with 0 in place of values that no target uses.
 
-        Unused values are replaced by `torch.where`, because a product with 0 would keep a NaN.
+        These values are replaced by `torch.where`, because a product with 0 would keep a NaN.
         """
         discounts = gamma if isinstance(gamma, torch.Tensor) else None
         shaped = {"terminated": terminated, "mask": mask, "truncated": truncated, "gamma": discounts, **others}
@@ -295,7 +297,7 @@ class _Steps(NamedTuple):
         )
 
     def known(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return a number of each step in float64, with 0 at padded steps."""
+        """Return a tensor of one number per step in float64, with 0 at padded steps."""
         return torch.where(self.real, numbers.double(), 0.0)
 
     def corrected(self, estimates: torch.Tensor, traces: torch.Tensor) -> torch.Tensor:
@@ -318,7 +320,7 @@ def _backward(terms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def _next(steps: torch.Tensor) -> torch.Tensor:
-    """Return the next step's value at each step; callers must ignore the value at the last step."""
+    """Return, for each step, the value at the next step; callers must ignore the result for the last step."""
     return steps.roll(-1, 1)
 
 
@@ -396,7 +398,8 @@ def unscale_value(values: torch.Tensor, eps: float = 1e-3) -> torch.Tensor:
     tensor([100.])
     """
     y, eps = _checked_floats(values, eps)
-    # With u = sqrt(|x| + 1) - 1, |y| = u + eps * u * (u + 2). Solved for u in a form that loses no digits near 0.
+    # With u = sqrt(|x| + 1) - 1, |y| = u + eps * u * (u + 2). The next lines solve this for u in a form that loses no
+    # digits near 0.
     linear = 1.0 + 2.0 * eps
     u = 2.0 * y / (linear + torch.sqrt(linear * linear + 4.0 * eps * y.abs()))
     return (u * (u.abs() + 2.0)).to(values.dtype)

@@ -1,4 +1,4 @@
-"""Transforms of batches before their delivery: functions of batches, and transforms of frames."""
+"""Transforms, which change batches before their delivery: users' functions, and transforms of frames."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +27,8 @@ class Transform(ABC):
     """Changes each batch of a sampler. Only `apply` must be defined; several threads may call it at once.
 
     The result of `apply` may depend only on its arguments and the transform's parameters, so that it is independent of
-    the thread and the time. `random` transforms get `entropy`. Transforms that keep a state (`keeps_state`) get the
-    result of `prepare` at the batch's draw.
+    the thread and the time. Transforms that draw random numbers (`random`) get `entropy`. Transforms that keep a state
+    (`keeps_state`) get the result of `prepare` at the batch's draw.
     """
 
     random: bool = False
@@ -46,7 +46,7 @@ class Transform(ABC):
         """Return the new batch, or a dict of the new fields. `entropy` seeds a `random` transform."""
 
     def prepare(self, snapshot: Snapshot) -> Arrays:
-        """Return the arrays that `apply` needs for a batch of this snapshot; called in the order of the draws."""
+        """Return the arrays that `apply` needs for a batch from this snapshot; called in the order of the draws."""
         return {}
 
     def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
@@ -85,7 +85,8 @@ def transform_argument(transform: TransformLike | Sequence[TransformLike] | None
     """Return a sampler's argument `transform` as a tuple of transforms. Raises ValueError if it is invalid."""
     if transform is None:
         return ()
-    # Only lists and tuples: other iterables may be transforms, such as a torch.nn.Sequential.
+    # Only lists and tuples are sequences of transforms: another iterable may be a transform, such as
+    # torch.nn.Sequential.
     return tuple(map(_one_argument, transform if isinstance(transform, (list, tuple)) else [transform]))
 
 
@@ -156,9 +157,10 @@ class Rollback:
 def obs_leaves(
     schema: Schema, argument: str, names: Sequence[str] | None, fits: Callable[[Field], bool], described: str
 ) -> dict[str, Field]:
-    """Return observation leaves by path: the leaves with these names, or for None all leaves that fit.
+    """Return the observation leaves with these names, or for None all leaves that fit, by path.
 
-    If the observation is one array, its name is "obs". ``described`` says in an error which leaves fit.
+    If the observation is one array, its name is "obs". ``described`` says in error messages which leaves fit, for
+    example "of uint8".
 
     Raises
     ------
@@ -199,7 +201,7 @@ class ToFloat(Transform):
     Parameters
     ----------
     scale : float
-        The factor of each value.
+        The number by which each value is multiplied.
     fields : sequence of str or None
         Names of observation leaves, such as "image" or "camera/left" ("obs" if the observation is one array). None: all
         uint8 leaves.
@@ -247,7 +249,7 @@ class RandomShift(Transform):
 
     Each item is padded by `pad` pixels on every side, which repeat its border, and cropped to its size at a random
     place. All frames of a stack, and all steps of a window, have the same shift. Each leaf has its own shift. Shifts
-    are a function of the sampler's seed and the batch. Frames keep their dtype.
+    depend only on the sampler's seed and the batch. Frames keep their dtype.
 
     Parameters
     ----------
@@ -331,7 +333,8 @@ class RandomShift(Transform):
             size = padded.shape[axis]
             before, behind = padded.narrow(axis, 0, 1), padded.narrow(axis, size - 1, 1)
             padded = torch.cat([*[before] * self._pad, padded, *[behind] * self._pad], axis)
-        # For each row of the result, the index in the padded frames from which the row is copied in one piece.
+        # For each row of the result: the index in the padded frames where its values begin; a row is copied in one
+        # piece.
         items, channels, lines, columns = padded.shape
         frame = torch.arange(items * channels, device=down.device).view(items, channels, 1) * (lines * columns)
         row = (torch.arange(height, device=down.device) + down[:, None])[:, None] * columns + right[:, None, None]

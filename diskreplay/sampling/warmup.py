@@ -17,8 +17,8 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import View
 from diskreplay.writing.writer import Writer
 
-# The episode in the trial store has this number of steps more than an item, so that items at its start, in its middle
-# and at its end are drawn.
+# The episode in the temporary store has this number of steps more than an item, so that items at the episode's start,
+# in its middle and at its end are drawn.
 _MORE = 8
 
 
@@ -27,7 +27,7 @@ def warmup(
     view: View | None = None,
     distribution: Distribution | None = None,
 ) -> None:
-    """Compile the kernels of samplers, so that the first batch does not wait for the compiler.
+    """Compile the kernels that samplers use, so that a sampler's first batch does not wait for the compiler.
 
     Compiled kernels are kept on disk: after the first time on a machine, this takes a fraction of a second. Without
     arguments all kernels are compiled.
@@ -69,14 +69,14 @@ def warmup(
         return
     schema, view = store_argument(store).schema, view_argument(view)
     distribution = copy.deepcopy(distribution_argument(distribution))
-    store.follow_compiled(of_sampler(distribution.weighted))  # limits of the store need a kernel, too
+    store.follow_compiled(of_sampler(distribution.weighted))  # the limits of a store need a kernel, too
     with tempfile.TemporaryDirectory(prefix="diskreplay-") as folder, create(f"{folder}/store", schema) as trial:
         sampler = Sampler(trial, view, distribution, batch_size=2, seed=0)
         with sampler, trial.writer() as writer, suppress(NotEnoughData, StopIteration):
             steps = (view.item_steps or 1) + _MORE
             for step in range(steps):
                 _append(trial, writer, step == steps - 1)
-            for _ in range(2):  # only before the first batch, the store has new steps
+            for _ in range(2):  # the store has new steps only before the first batch
                 batch = sampler.sample()
             if distribution.weighted:
                 sampler.update_priorities(batch.index, np.ones(len(batch.index)))

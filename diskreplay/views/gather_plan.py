@@ -205,7 +205,7 @@ class GatherPlan:
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         """Map the wide rows of these ids into memory, and return their memory pages; see `wide_pages`. Thread-safe.
 
-        Only rows inside the windows are mapped, even if a copy has more rows than a window.
+        Only rows inside the windows are mapped, even if a `Copy` has more rows than a window.
         """
         windows = Windows(len(ids))
         if self._bounds is None or windows.find(snapshot, ids, *self._bounds) >= 0:
@@ -274,7 +274,7 @@ class GatherPlan:
         places = {leaf: [cols.FLAGS] if leaf == "done" else [] for leaf in self._leaves}
         for number, copy in enumerate(self._copies):
             places[copy.leaf].append(cols.HEAD + number * cols.COLUMNS)
-        self._held = no_reference  # so that the next `gather` repeats this method if it is interrupted
+        self._held = no_reference  # so that the next `gather` repeats this call if an interrupt ends it
         held, self._seen = snapshot.tables.lines(self._leaves)
         for leaf, (line, _) in zip(self._leaves, self._seen, strict=True):
             for place in places[leaf]:

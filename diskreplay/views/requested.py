@@ -186,7 +186,7 @@ class Requested:
         self._episode = row_plan(["/".join(path) for path in self._values], cols.OWN, cols.OWN_STOP)
 
     def if_any(self) -> "Requested | None":
-        """Return this object if the batch has any field that it computes, else None."""
+        """Return this object if it has to compute any field of the batch, else None."""
         return self if self._at or self._values else None
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block, real: Ints | None = None) -> None:

@@ -128,7 +128,7 @@ def unseen_steps(lanes: LaneEpisodes, usable: Ints, positions: Positions, least:
 def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, least: Ints, num_steps: int) -> Grid:
     """Return the oldest `num_steps` steps that were not drawn before, of every lane with enough such steps.
 
-    `usable` is the number of steps of each episode that may be drawn (see `usable_steps`), and `least` the lowest
+    `usable` is the number of steps of each episode that may be drawn (see `usable_steps`), and `least` the smallest
     visible id in the episode's lane and segment. `growing` has the keys of growing lanes.
     """
     first, stride, count = unseen_steps(lanes, usable, positions, least)

@@ -80,13 +80,13 @@ class Rollouts(View):
     first step on. The bootstrap value of a step, V(next), is
 
     - 0 if the step terminated, even if it was also truncated;
-    - else `value_fn` of the next observation, if given, for the last step of an episode or of a column;
-    - else the step's field `next_value`, if named;
+    - else, for the last step of an episode or of a column, `value_fn` of the next observation, if `value_fn` is given;
+    - else the step's value of the field that `next_value` names, if any;
     - else the stored value of the lane's next step, in the same episode or in its continuation after a length cut.
 
-    A truncated or cut step without any of these raises ReplayError. `value_fn` needs the next observation of a step; if
-    the store does not have it, `next_value` is used if given. If a lane ends in a cut without a bootstrap value, for
-    example because its writer closed, the lane's last step is left out.
+    A truncated or cut step with none of these values raises ReplayError. `value_fn` needs the next observation of a
+    step; if the store does not have it, `next_value` is used if given. If a lane ends in a cut without a bootstrap
+    value, for example because its writer closed, the lane's last step is left out.
 
     The sum over lambda stops at the end of an episode, but not where an episode was cut for its length. `truncated` is
     true at a step that did not terminate if its episode ends there without a continuation, or if the column's next step

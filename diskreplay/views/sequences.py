@@ -288,7 +288,7 @@ class _StepsReader(Reader):
         self._requested = Requested(schema, place, reward_leaves(schema, None), gamma).if_any()
 
     def _leaves(self, length: int) -> tuple[Leaf, ...]:
-        """Return the leaves for windows of this length; the same object each time, so that memory is reused."""
+        """Return the leaves for windows of this length; later calls return the same object, to reuse memory."""
         if length not in self._layouts:
             if len(self._layouts) == KEPT_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
