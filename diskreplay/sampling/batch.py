@@ -150,7 +150,7 @@ class Batch(Mapping[str, Tree]):
         Parameters
         ----------
         indices : array_like of int or bool, or Tensor
-            The items in the order of the result, (n,); or a mask of all items, (batch_size,).
+            The positions of the items, (n,), in the order of the result; or a mask of all items, (batch_size,).
 
         Raises
         ------
@@ -328,7 +328,7 @@ def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
     """Return where each sequence of a rollout begins, (n,), and its number of steps, (n,).
 
     `ends`, (steps, columns), is True at the last step of an episode: a sequence ends there. No sequence has more than
-    `length` steps. The begin of a sequence is given as column * steps + step, with the column and the step of its first
+    `length` steps. Where a sequence begins is given as column * steps + step, with the column and the row of its first
     step.
     """
     first = np.ones(ends.shape, np.bool_)
@@ -516,6 +516,6 @@ def _leaves(tree: Any, above: tuple[str, ...], shape: torch.Size) -> dict[tuple[
     return {key: leaf for name, part in tree.items() for key, leaf in _leaves(part, (*above, name), shape).items()}
 
 
-# torch has no public module of pytrees, but its warnings recommend this function.
+# torch has no public module for pytrees, but torch's own warnings recommend this function.
 pytree.register_pytree_node(Batch, _parts, _of_parts)
 pytree.register_pytree_node(TupleRecord, lambda node: (list(node), None), lambda items, _: TupleRecord(items))

@@ -39,7 +39,7 @@ from diskreplay.views.requested import OF_DRAWS
 Memory = NDArray[np.uint8]
 Fields = dict[Any, Any]  # arrays by name, or by path if the path has several parts
 
-POISON = 0xFF  # NaN in every float dtype, -1 in every signed one
+POISON = 0xFF  # a byte: repeated, it is NaN in every float dtype, and -1 in every signed integer dtype
 
 
 def ordinary_memory(nbytes: int) -> Memory:
@@ -102,7 +102,7 @@ class BufferPool:
         return len(self._slots)
 
     def acquire(self, leaves: Sequence[Leaf], size: int) -> tuple[Slot, Fields]:
-        """Return a free slot laid out for a batch of `size` items, and its fields, with arbitrary contents.
+        """Return a free slot with arrays for a batch of `size` items, and these arrays by field, with any contents.
 
         The slot is in use while the arrays of the fields, or tensors made of them, are referenced.
         """
@@ -175,7 +175,7 @@ class Sent(NamedTuple):
 
 
 class DeviceCopy:
-    """Copies slots to a device. Any thread may send; the thread that uses a batch receives it.
+    """Copies slots to a device. Any thread may call `send`; the thread that uses a batch calls `receive`.
 
     Copies run concurrently with the trainer's kernels. Only the trainer's stream waits for the copy of a batch; the
     trainer's thread does not.
@@ -203,7 +203,7 @@ class DeviceCopy:
         """
         current = torch.cuda.current_stream(self._device)
         current.wait_event(sent.event)
-        # The memory was allocated on the copying stream, which must not reuse it while this stream reads it.
+        # The memory was allocated on the copying stream, which must not reuse it while the current stream reads it.
         sent.buffer.record_stream(current)
         block = slot.block
         tensors = []

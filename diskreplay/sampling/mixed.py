@@ -34,7 +34,8 @@ class MixedSampler(IterableDataset[Batch]):
 
     The samplers may have different stores, views or distributions. For example, half of a batch may be 1-step
     transitions and half 5-step transitions, or sequences may have two lengths. Shorter sequences are padded to the
-    longest one of the batch, with the padding of their view. A mixed sampler ends with the first sampler that ends.
+    length of the longest sequence in the batch, with the padding of their view. A mixed sampler ends with the first
+    sampler that ends.
 
     Samplers with `prefetch` make their parts of the next batches ahead.
 

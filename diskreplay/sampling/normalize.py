@@ -189,7 +189,8 @@ class StoreMoments:
         is_continued = (counted > 0) & (skipped == counted)
         before = np.where(is_continued, self._returns[lane], 0.0)
         runs = _Runs(lane, first + skipped * stride, stride, steps - skipped, before)
-        # Sorted by segment, lane and row, because a lane's index depends on the order in which segments were found.
+        # Runs are sorted by segment, lane and row, because a lane's index depends on the order in which segments were
+        # found.
         order = np.argsort(lane_keys(first, snapshot.origin, snapshot.lanes), kind="stable")
         order = order[(runs.steps[order] > 0) & (lane[order] >= 0)]
         return runs.select(order)
@@ -375,8 +376,8 @@ class Normalize(OneOwner, Transform):
     Attributes
     ----------
     frozen : bool
-        Whether the statistics stay as they are. You may set it; steps that arrive while it is True are counted once it
-        is False.
+        Whether new steps leave the statistics unchanged. You may set it; steps that arrive while it is True are counted
+        once it is False.
 
     Raises
     ------
@@ -478,7 +479,7 @@ class Normalize(OneOwner, Transform):
         return [*fields]
 
     def prepare(self, snapshot: Snapshot) -> Arrays:
-        """Count new steps, and return the mean and variance of each leaf and of returns, (2, *shape)."""
+        """Count new steps, and return arrays (2, *shape) with the mean and the variance of each leaf and of returns."""
         if not self.frozen and self._store is not None:
             before = self._store.moments
             self._store.follow(snapshot)

@@ -205,7 +205,7 @@ class Planner:
     def set_target(self, view: View, distribution: Distribution) -> None:
         """Use this view and this distribution from now on, and drop the batches that were drawn ahead.
 
-        An interrupt leaves everything as it was, or everything changed. The call may be repeated.
+        After an interrupt, either nothing has changed or everything. The call may be repeated.
         """
         before, cursors = self.target, self._cursors
         self._check_target(view, distribution, before.limits)
@@ -282,7 +282,7 @@ class Planner:
         return self.queue[0]
 
     def _draw_kept(self, size: int, refresh: bool, is_other_size: bool = False, instead: Plan | None = None) -> Plan:
-        """Draw a batch, and put its plan in the queue, in `_other_sizes`, or in the place of the lost plan `instead`.
+        """Draw a batch; put its plan in place of `instead`, in `_other_sizes` if `is_other_size`, else in the queue.
 
         When a distribution has ended, its draw is empty; this plan is kept only if the queue is empty. An interrupt
         before the plan is kept leaves the distribution as it was.
@@ -360,7 +360,7 @@ class Planner:
         return len(self.queue) + -(-(returned + active.count_left(population)) // size)
 
     def draw_other_size(self, size: int, refresh: bool) -> Plan:
-        """Return the undelivered plan in `_other_sizes` of a batch of this size; if there is none, draw it."""
+        """Return the undelivered plan of a batch of this size from `_other_sizes`; if there is none, draw a batch."""
         if size not in self._other_sizes:
             self._draw_kept(size, refresh, is_other_size=True)
         return self._other_sizes[size]

@@ -81,7 +81,7 @@ def _make(gathering: Lock, gatherer: Gatherer, plan: Plan, asked: Job[Pages] | N
 
 
 class Makers:
-    """Makes the batches of one view: `gatherer` in the calls that deliver them, and `prefetcher` ahead of these calls.
+    """Makes batches of one view: `gatherer` in the call that delivers a batch, `prefetcher` ahead of such calls.
 
     `prefetcher` is None if `prefetch` is 0, the view does not allow it, or batches are too small. `planned` is the
     number of batches whose ids are drawn: the next batch, and the batches made ahead. For `item_steps` see `View`, for

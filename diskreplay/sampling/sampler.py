@@ -65,7 +65,7 @@ class Statistics:
     Attributes
     ----------
     batches, steps : int
-        Numbers of delivered batches and steps. After a load, they include the numbers of the resumed run.
+        Numbers of delivered batches and steps. After a load, these numbers include those of the saved run.
     planning, elsewhere : float
         Seconds spent on planning batches, and in the trainer between the calls of the sampler.
     first, last : float
@@ -234,8 +234,8 @@ class Sampler(IterableDataset[Batch]):
         Changes each batch before its delivery; several are applied in their order. A transform is a `Normalize`,
         `RandomShift` or `ToFloat`, or a function of a batch that returns a batch or a dict of new fields. Transforms
         get all fields of the batch on its device, with weights of 1; the weights of the draw are multiplied in last.
-        They run in the thread that makes the batch, or for a CUDA device in the call that delivers it, on the caller's
-        stream. `gather` does not transform.
+        Transforms run in the thread that makes the batch. For a CUDA device, they run in the call that delivers the
+        batch, on the caller's stream. `gather` does not transform.
 
     Raises
     ------
@@ -498,7 +498,7 @@ class Sampler(IterableDataset[Batch]):
                     planner.drop(plan)
                 raise
             except BaseException:
-                # An interrupt: the batch was not delivered, and is the next one of its size.
+                # After an interrupt, the batch is not delivered, and stays the next batch of its size.
                 plan.gathered = None
                 raise
             payments.paid = 0
@@ -523,7 +523,7 @@ class Sampler(IterableDataset[Batch]):
         Parameters
         ----------
         ids : array_like of int or Tensor or None
-            Ids, (n,). None: the ids of the last delivered batch, as of the store's current snapshot.
+            Ids, (n,). None: the ids of the last delivered batch. Values are from the store's current snapshot.
         fields : sequence of str or None
             The fields of this batch, named as for `Sampler`. None: the fields of the sampler's batches.
 
@@ -605,8 +605,9 @@ class Sampler(IterableDataset[Batch]):
         Raises
         ------
         ValueError
-            `state` is not a sampler's, or belongs to another store, distribution or kind of view. Or it has batches
-            drawn ahead or refused, and the batch size differs. Nothing is changed.
+            `state` is not a sampler's, or belongs to another store, distribution or kind of view. Or `state` has
+            batches that were drawn ahead or refused, and their size is not this sampler's batch size. Nothing is
+            changed.
         """
         self._load(state)
 
@@ -686,7 +687,7 @@ class Sampler(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Return the number of batches until the end of a `Sweep`, if the store does not change.
 
-        In the middle of a pass, this takes the time of drawing the rest of the pass.
+        In the middle of a pass, this takes as long as drawing the rest of the pass.
 
         Raises
         ------

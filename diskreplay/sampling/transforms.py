@@ -28,7 +28,7 @@ class Transform(ABC):
 
     The result of `apply` may depend only on its arguments and the transform's parameters, so that it is independent of
     the thread and the time. Transforms that draw random numbers (`random`) get `entropy`. Transforms that keep a state
-    (`keeps_state`) get the result of `prepare` at the batch's draw.
+    (`keeps_state`) get the result that `prepare` returned when the batch was drawn.
     """
 
     random: bool = False
@@ -109,7 +109,7 @@ class Pipeline:
         return [transform.prepare(snapshot) for transform, _ in self._steps if transform.keeps_state]
 
     def apply(self, batch: Batch, prepared: Sequence[Arrays], entropy: int | None) -> Batch:
-        """Return the batch after all transforms in order. The weights of the given batch are 1.
+        """Apply all transforms in order, and return the resulting batch. The weights of the given batch are 1.
 
         `prepared` has the arrays for the transforms that keep a state, and `entropy` seeds the random transforms.
         """

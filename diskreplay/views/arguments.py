@@ -122,7 +122,7 @@ def discount_leaf(schema: Schema, name: str | None) -> tuple[str, np.dtype[Any]]
 
 
 def described(view: Any, always: Sequence[str]) -> str:
-    """Return the repr of a view with its arguments that `always` names, and all that differ from their defaults."""
+    """Return the repr of a view: it shows the arguments in `always`, and those that differ from their defaults."""
     values = {field.name: getattr(view, field.name) for field in fields(view)}
     shown = [field.name for field in fields(view) if field.name in always or values[field.name] != field.default]
     return f"{type(view).__name__}({', '.join(f'{name}={_written(values[name])}' for name in shown)})"

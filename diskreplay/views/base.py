@@ -327,7 +327,7 @@ def select(
 
 
 def tuple_fields(names: Iterable[str], schema: Schema) -> dict[str, Tree]:
-    """Return the trees in the schema of the batch fields in `names`, by name; only trees that contain a tuple."""
+    """Return, by name, the schema's trees of the batch fields in `names`; trees without a tuple are left out."""
     parts = {"obs": schema.obs, "action": schema.action, "episode": schema.episode, **schema.extra}
     trees = {name: parts.get(name.removeprefix("next_")) for name in names}
     return {name: tree for name, tree in trees.items() if _has_tuple(tree)}

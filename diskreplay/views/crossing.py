@@ -69,9 +69,9 @@ class CrossingStarts:
         """Return the episodes that are done since the last call, and the episodes that may get more windows.
 
         In both tables an episode has only the steps at which windows start. The first result is None instead of an
-        empty table, unless `is_fresh` is True. `ended` are the episodes that ended since the last call, or None. With
-        `is_fresh`, `ended` has all ended episodes, and earlier calls are forgotten. `admitted` are the admitted
-        episodes among `ended`, and `still_open` the admitted open episodes.
+        empty table, unless `is_fresh` is True. `ended` are the episodes that ended since the last call; None: no
+        episode ended. With `is_fresh`, `ended` has all ended episodes, and earlier calls are forgotten. `admitted` are
+        the admitted episodes among `ended`, and `still_open` the admitted open episodes.
         """
         if is_fresh:
             self._clear()
@@ -86,7 +86,7 @@ class CrossingStarts:
         self._waiting, self._counts = lanes.episodes.select(waits), lanes.counts[waits]
         starting = np.where(lanes.counts, np.minimum(lanes.steps + behind - self._behind, lanes.steps), 0)
         first, stride, _, _, _, time = lanes.episodes.lines.T
-        # With the flag TERMINATED, because a sample can start at any step of a terminated episode.
+        # All these episodes get the flag TERMINATED, because a sample can start at any step of a terminated episode.
         found = EpisodeTable.of(first, stride, starting, starting, TERMINATED, time)
         whole, rest = found.select(leaves & (starting > 0)), found.select(~leaves & (starting > 0))
         by_lane = np.argsort(lane_keys(rest.first, snapshot.origin, snapshot.lanes))

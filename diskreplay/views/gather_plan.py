@@ -167,7 +167,7 @@ class GatherPlan:
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
         self._seen: list[TableLine] = []
-        self._held: Callable[[], MappingGuard | None] = no_reference  # returns the guard of `_seen`, if alive
+        self._held: Callable[[], MappingGuard | None] = no_reference  # weak reference to the `MappingGuard` of `_seen`
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Find the windows of these ids, and write the windows' rows and sums of rewards to the arrays of a block.
@@ -195,8 +195,8 @@ class GatherPlan:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return
-            # The first retry releases chunks at once. Later retries keep the old chunks mapped while they map new ones,
-            # to avoid thrashing.
+            # The first retry releases the old chunks before it maps new chunks. Later retries keep the old chunks
+            # mapped while they map new chunks, to avoid thrashing.
             if attempt == 0:
                 held = None
             held = self._map(snapshot, ids)

@@ -171,7 +171,7 @@ class Rollouts(View):
 
     @property
     def prefetchable(self) -> bool:
-        """False: bootstrap values must come from the current policy."""
+        """False: batches are not made ahead, because bootstrap values must come from the current policy."""
         return False
 
     def own_distribution(self, episode_filter: EpisodeFilter) -> RolloutCursor:
@@ -250,7 +250,7 @@ class StepRuns:
 class RolloutsReader(Reader):
     """Gathers `Rollouts`. Not thread-safe: it keeps a map of the store's lanes.
 
-    `leaves` describe the values of one step; there is no `weight`.
+    `leaves` describe the values of one step; rollouts have no field `weight`.
     """
 
     shows_leaves = False
@@ -306,7 +306,8 @@ class RolloutsReader(Reader):
         if len(no_step):
             raise refuse(snapshot, int(ids[no_step[0]]), self._view)
         arrays = self._copied(runs, block)
-        # Inside a run, each step is followed by its successor, unless the step ends an episode or the next begins one.
+        # Inside a run, each step is followed by its successor, unless the step ends an episode or the next step begins
+        # one.
         by_step, breaks = flags.reshape(grid.shape), runs.last.copy()
         breaks[:-1] |= (by_step[:-1] & (TERMINATED | TRUNCATED) | by_step[1:] & FIRST) != 0
         places = np.flatnonzero(breaks)
@@ -363,7 +364,7 @@ class RolloutsReader(Reader):
         return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _copied(self, runs: StepRuns, block: Block) -> dict[str, NDArray[Any]]:
-        """Copy the leaves of `_rows` to the block; return, by leaf, their arrays and arrays of those in `_numbers`."""
+        """Copy the leaves of `_rows` to the block; return the arrays of these leaves and of `_numbers`, by leaf."""
         found = dict[str, NDArray[Any]]()
         for copy in self._rows:
             array = found[copy.leaf] = block.arrays[copy.target]
@@ -409,7 +410,7 @@ class RolloutsReader(Reader):
     def _evaluated(self, snapshot: Snapshot, steps: Windows) -> Floats:
         """Return the values that `evaluate` computes for the observations of these steps."""
         size, found = steps.size, self._obs_plan.rows(snapshot, steps)
-        # Copies, because the user's function may keep them.
+        # The arrays are copied, because the user's function may keep them.
         arrays = [array.reshape(size, *field.leaf.shape).copy() for field, array in zip(self._obs, found, strict=True)]
         assert self.evaluate is not None
         observations = nested([field.path for field in self._obs], arrays, self._tuples)["obs"]

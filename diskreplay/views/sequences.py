@@ -74,7 +74,8 @@ class Sequences(View):
     frame_stack : int or dict
         Number of frames in each observation, oldest first, (batch, length, frame_stack, *shape). Stacks are views of
         frames that are gathered once. They show earlier frames of the episode; before its start, the first frame
-        repeats. Padding is by frame: stacks just after the end still show the last frames. See `Transitions`.
+        repeats. Padding replaces single frames: stacks just after the episode's end still show its last frames. See
+        `Transitions`.
     start_only : sequence of str
         Extra fields that are read only at a window's first step, (batch, ...), such as a stored recurrent state.
     stride : int or None

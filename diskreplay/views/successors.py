@@ -167,7 +167,7 @@ class EpisodeTables(Generic[Table]):
 
     The large table has most ended episodes. It is made again when the number of ended episodes has grown by an eighth,
     or when some of them are gone; `make` then gets the previous large table. The small table has the other ended
-    episodes and the open episodes, and is rebuilt for each snapshot.
+    episodes and the open episodes, and is made for each snapshot.
     """
 
     def __init__(self, make: Callable[[Snapshot, EpisodeTable, Table | None], Table]) -> None:

@@ -342,7 +342,7 @@ class DeviceFrameStack(Reader):
             places, frames = tensors[number], tensors[number + count]
             shown[stacks.obs] = frames[:, : stacks.depth].contiguous()
             picked = frames.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
-            # A window that ends with an episode without a final observation has zeros.
+            # If a window ends with an episode that has no final observation, the next observation is zeros.
             each = known.view(-1, *[1] * (picked.dim() - 1))
             shown[stacks.next_obs] = picked.where(each, picked.new_zeros(()))
         return [shown[path] for path in self.paths]

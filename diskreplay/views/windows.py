@@ -17,8 +17,8 @@ from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import frame_stack_depths
 from diskreplay.views.base import NO_PAGES, Leaf, Pages, Path
 
-# The number of attempts to map chunks into memory and use them. Before they are used, another thread may unmap them: to
-# make room for its own chunks, or because the system refuses more mappings.
+# The number of attempts to map chunks into memory and use them. Another thread may unmap the chunks before they are
+# used: to make room for its own chunks, or because the system refuses more mappings.
 ATTEMPTS = 8
 
 
@@ -78,7 +78,7 @@ class StepField(NamedTuple):
 
 
 def step_fields(schema: Schema, frame_stack: int | Mapping[str, int] = 1) -> dict[str, list[StepField]]:
-    """Return the fields of a batch that have a value for each step: the leaves of each field, by the field's name.
+    """Return, by name, the fields of a batch that have a value for each step; a field is a list of its leaves.
 
     Raises ValueError if a name in `frame_stack` is not a leaf of the observations.
     """
