@@ -202,9 +202,9 @@ class Batch(Mapping[str, Tree]):
         """Return the batch as a TensorDict with TorchRL's keys. It shares memory with the batch.
 
         `obs` is "observation"; the keys of a Dict space are at the root. `next_obs` has the same keys below "next".
-        `reward`, `terminated` and `truncated` keep their names below "next", where "done" is true if either flag is.
-        `n_steps` is "steps_to_next_obs", `is_first` is "is_init", and `weight` is "priority_weight". Other fields keep
-        their names, at the root. Rewards, flags and `n_steps` are (..., 1).
+        `reward`, `terminated` and `truncated` keep their names below "next", where "done" is true if either flag is
+        true. `n_steps` is "steps_to_next_obs", `is_first` is "is_init", and `weight` is "priority_weight". Other fields
+        keep their names, at the root. Rewards, flags and `n_steps` are (..., 1).
 
         The batch size is the shape of `reward`: (B,), or (B, L) for sequences. Fields with one value for each sequence
         are expanded over its L steps.

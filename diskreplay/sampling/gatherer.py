@@ -75,13 +75,13 @@ class Slot:
 
 
 class BufferPool:
-    """The memory of batches: a `Slot` for each batch that is alive, and some spare ones. Any thread may take a slot.
+    """The memory of batches: a `Slot` for each batch that is alive, and some spare slots. Any thread may take a slot.
 
     A slot's arrays are made once, and the tensors of each batch in the slot are made of these arrays. A tensor holds a
-    reference to its array. So does every view of the tensor, through the tensor's storage, and every array made of a
-    view. When the reference counts of a slot's arrays are back at their first values, nothing else refers to the
-    memory. An object for each batch that owns its memory would serve as well, but would need new arrays for each batch,
-    which takes 20 of the 140 microseconds of a small batch.
+    reference to its array. Every view of the tensor holds such a reference, too, through the tensor's storage, and so
+    does every array made of a view. When the reference counts of a slot's arrays are back at their first values,
+    nothing else refers to the memory. An object for each batch that owns its memory would serve as well, but would need
+    new arrays for each batch, which takes 20 of the 140 microseconds of a small batch.
 
     ``allocate(nbytes)`` returns uint8 memory, ordinary or pinned. At most `spare` free slots are kept. `debug`
     overwrites the memory of batches that are no longer referenced, so that a pointer that outlived its tensor reads
@@ -498,8 +498,9 @@ class ItemErrors:
     def initial(self, snapshot: Snapshot, ids: Ints, eta: float) -> Floats:
         """Return the initial |td| of items, (n,), from the initial priorities of their steps.
 
-        For a window it is eta · max + (1 - eta) · mean of the initial priorities of its steps in the loss mask. It is
-        NaN if none of them has an initial priority, or the segment was evicted since the snapshot.
+        For a window, it is eta · max + (1 - eta) · mean of the initial priorities of the window's steps in the loss
+        mask. It is NaN if none of these steps has an initial priority, or if the segment was evicted since the
+        snapshot.
         """
         blocks = []
         for at in range(0, len(ids), _AT_ONCE):

@@ -29,8 +29,9 @@ MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
 class MixedSampler(IterableDataset[Batch]):
     """Draws each batch from several samplers, with a fixed share for each.
 
-    A batch has the items of the first sampler, then the items of the second, and so on. Its `index` contains the number
-    of the sampler, so only this mixed sampler can use it. Each sampler gives its own items their weights.
+    A batch has the items of the first sampler, then the items of the second, and so on. The `index` of a batch contains
+    the number of each item's sampler, so only this mixed sampler can use the `index`. Each sampler gives its own items
+    their weights.
 
     The samplers may have different stores, views or distributions. For example, half of a batch may be 1-step
     transitions and half 5-step transitions, or sequences may have two lengths. Shorter sequences are padded to the

@@ -57,7 +57,7 @@ class Moments(NamedTuple):
         return cls(float(len(exact)), np.asarray(exact.mean(axis=0)), np.asarray(exact.var(axis=0)))
 
     def merged(self, other: "Moments") -> "Moments":
-        """Return the moments of all values of these and `other` moments (Chan et al. 1983, equation 2.1)."""
+        """Return the moments of the values of these and of `other` moments (Chan et al. 1983, equation 2.1)."""
         if not other.count:
             return self
         total = self.count + other.count
@@ -71,7 +71,7 @@ class _Runs(NamedTuple):
     """Runs of successive new steps within episodes, sorted by lane, then by step.
 
     `place` has the index of each run's lane among all lanes of the snapshot. `before` is the return at the step before
-    the run, or 0 if the run begins its episode, or the step before it was not counted.
+    the run, or 0 if the run begins its episode, or if that step was not counted.
     """
 
     place: Ints
@@ -255,7 +255,7 @@ class StoreMoments:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state. Raises ValueError, and changes nothing, if it is invalid or has other fields."""
+        """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or has other fields."""
         with state_of("the moments of a store"):
             moments = {str(name): loaded(found) for name, found in state["moments"].items()}
             newest, returns = np.array(state["newest"], np.int64), np.array(state["returns"], np.float64)
@@ -507,7 +507,7 @@ class Normalize(OneOwner, Transform):
         return {"frozen": self.frozen, **own.state_dict()}
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a state. Raises ValueError, and changes nothing, if it is invalid or has other fields."""
+        """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or has other fields."""
         with state_of("Normalize"):
             frozen = bool(state["frozen"])
             if self._store is not None:

@@ -266,7 +266,7 @@ class Planner:
     def next(self, sizes: Sequence[int], refresh: bool) -> Plan:
         """Draw batches of these sizes ahead, and return the plan of the first one.
 
-        The plan stays the first in the queue until it is `delivered` or dropped.
+        The plan stays the first in the queue until it is passed to `delivered` or `drop`.
         """
         if self.queue and self.queue[0].asked != sizes[0]:
             self.set_target(self.target.view, self.target.distribution)

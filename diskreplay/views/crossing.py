@@ -45,7 +45,7 @@ class CrossingStarts:
     A window continues in the lane's next episode that is still in the store, if the sampler's filter admits that
     episode. A lane continues across the segments of its writer.
 
-    An ended episode is done when later steps cannot add windows that start in it. This is the case if enough steps of
+    An ended episode is done when later steps cannot add windows that start in it. So it is done if enough steps of
     ended episodes follow it, or if the next ended episode is not admitted. Any other ended episode is waiting. The
     steps of open episodes do not count here, because an open episode may be admitted now and refused when it ends.
     """

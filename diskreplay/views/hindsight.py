@@ -51,9 +51,9 @@ class Hindsight:
         is a `ratio` of k / (k + 1).
     reward_fn : callable
         ``reward_fn(achieved_goal, desired_goal)``, both (M, *goal_shape) in the dtype of the store, returns the
-        rewards of M steps: (M,), or an array that broadcasts to it. It is called once per batch, for all steps of all
-        relabelled items. The achieved goal comes from the observation after the step. A function that needs a third
-        argument, such as gymnasium-robotics' ``env.compute_reward``, gets ``{}`` as its info.
+        rewards of M steps: (M,), or an array that broadcasts to it. `reward_fn` is called once per batch, for all steps
+        of all relabelled items. The achieved goal comes from the observation after the step. A function that needs a
+        third argument, such as gymnasium-robotics' ``env.compute_reward``, gets ``{}`` as its info.
     terminated_fn : callable or None
         ``terminated_fn(achieved_goal, desired_goal)``, called like `reward_fn`, returns whether each of M steps
         terminates, (M,) bool. An n-step window ends at its first step that terminates: later rewards do not count,

@@ -161,7 +161,7 @@ class _SnapshotLanes(NamedTuple):
 
 
 class RolloutCursor(Owned):
-    """Draws each lane's steps once, oldest first. It belongs to one sampler and is called under the sampler's lock.
+    """Draws each lane's steps once, oldest first. A cursor belongs to one sampler, which calls it under its lock.
 
     Steps count as planned once they are drawn, and as seen once their draw is passed to `delivered`. After `rewind`,
     steps that were planned and not seen are drawn again. The share of a rank is the lanes with (writer + lane) %

@@ -352,7 +352,7 @@ class RolloutsReader(Reader):
         refuse_evicted(snapshot, ids)
 
     def _grid(self, ids: Ints) -> Ints:
-        """Return ids as (num_steps, columns); raises InvalidIndex if their number is 0 or no multiple of num_steps."""
+        """Return ids as (num_steps, columns); raises InvalidIndex if there are no ids, or if they fill no such grid."""
         steps = self._view.num_steps
         if not len(ids) or len(ids) % steps:
             raise InvalidIndex(
@@ -386,9 +386,10 @@ class RolloutsReader(Reader):
     ) -> Floats:
         """Return V of each step's next observation; for a terminated step, any number.
 
-        `values` are the stored V of all steps, and `next_values` those of the field `next_value`, if named. `places`
-        are the positions of steps whose next step in the column is perhaps not their successor. `following` has the
-        successors of these steps, and `chained` is True if the successor is the next step in the column.
+        `values` are the stored V of all steps, and `next_values` the values of the field `next_value`, if the view
+        names one. `places` are the positions of steps whose next step in the column is perhaps not their successor.
+        `following` has the successors of these steps, and `chained` is True if the successor is the next step in the
+        column.
         """
         columns = len(ids) // self._view.num_steps
         found = np.append(values[columns:], np.full(columns, np.nan)) if next_values is None else next_values

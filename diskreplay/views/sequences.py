@@ -48,9 +48,9 @@ class Sequences(View):
 
     With `cross_episodes`, as in Dreamer (Hafner et al. 2023), a window continues in the next episodes of its lane, and
     `is_first` marks the resets in it. Windows start at steps 0, stride, 2 stride, ... of each episode, as soon as the
-    lane has `length` steps from there on; all windows are full. They also hold the last step of episodes that were
-    truncated without a final observation. They continue across a writer's segments and across evicted episodes, but not
-    across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the burn-in steps before the
+    lane has `length` steps from there on; all windows are full. Windows also hold the last step of episodes that were
+    truncated without a final observation. Windows continue across a writer's segments and across evicted episodes, but
+    not across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the burn-in steps before the
     window's first reset. `next_obs` is in a batch only if the sampler's `fields` names it, and has its own memory. At
     an episode's end it is the final observation, or zeros if the store does not have this observation.
 
