@@ -160,21 +160,21 @@ class Payments:
 
 
 class Sampler(IterableDataset[Batch]):
-    """Draws ids from a store with a distribution, and gathers their batches as a view defines them.
+    """Draws ids from a store by a distribution, and gathers batches of the items that a view defines at these ids.
 
     `for batch in sampler` calls `sample` until a `Sweep` ends, and for ever with other distributions. With a `Sweep`,
     `len(sampler)` is the number of batches that are left. `torch.utils.data.DataLoader(sampler, batch_size=None)` gives
     the same batches, in the process that made the sampler (``num_workers=0``).
 
     Any thread may call any method; calls of one sampler run one after the other. Several samplers may share a store. A
-    sampler belongs to the process that made it. Its use in a forked child raises ReplayError, since both processes
-    would draw the same batches.
+    sampler belongs to the process that made it. Use of the sampler in a forked child raises ReplayError, since both
+    processes would draw the same batches.
 
     Parameters
     ----------
     store : Store or path
-        The store of the steps, or its path. A sampler does not close a given store. It opens a path with mode "r", and
-        `close` closes that store.
+        The store of the steps, or its path. A sampler does not close a given store. A path is opened with mode "r", and
+        `close` closes the opened store.
     view : View
         The meaning of an id, for example `Transitions(...)`.
     distribution : Distribution
@@ -191,11 +191,12 @@ class Sampler(IterableDataset[Batch]):
         With a seed, the draws depend only on the seed and the calls. None: random draws.
     fields : sequence of str or None
         The fields of a batch, in addition to index and weight. "obs" includes all leaves below it, "obs/image" is one
-        leaf. None: the default fields. The name "..." means the default fields, if you add some of the following.
+        leaf. None: the default fields. To add some of the following fields to the default fields, give their names and
+        "...".
 
         Fields of each step: "time" (float64, its publication in seconds since the epoch), "step" (its number in its
-        episode), "return_to_go" (the sum of rewards from it on), "discounted_return_to_go", and "priority" (the initial
-        priority, NaN if the collector gave none).
+        episode), "return_to_go" (the sum of the rewards from this step on), "discounted_return_to_go", and "priority"
+        (the initial priority, NaN if the collector gave none).
 
         Fields of each item: "age" (the number of newer steps in the store), "episode/NAME" (a value of its episode;
         "episode_known" is whether it was given), "probability" (P(i) of the draw), "population" (N, the number of ids
@@ -209,8 +210,8 @@ class Sampler(IterableDataset[Batch]):
         This trainer's share of the ids, by a hash of each id. Shares are even and complete, and do not overlap. An id
         never changes its share. With `Rollouts`, a share has whole lanes.
     limiter : RateLimiter or None
-        Makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. Its counts are in
-        the store, which must be open with mode "a".
+        Makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. The limiter's
+        counts are in the store, which must be open with mode "a".
     refresh : bool
         Whether each call of `sample` refreshes the store first. If not, call `store.refresh()`.
     debug : bool
@@ -379,8 +380,8 @@ class Sampler(IterableDataset[Batch]):
     def distribution(self) -> Distribution:
         """The rule by which ids are drawn. Setting it applies to the next batch; batches drawn ahead are drawn again.
 
-        Priorities are kept when another distribution replaces a `Prioritized`. `update_priorities` still updates them,
-        and a later `Prioritized` takes them over.
+        Priorities are kept when another distribution replaces a `Prioritized`. `update_priorities` still updates these
+        priorities, and a later `Prioritized` takes them over.
         """
         return self._planner.target.distribution
 
@@ -395,8 +396,8 @@ class Sampler(IterableDataset[Batch]):
     def sampleable(self) -> int:
         """The number of ids that can be drawn now: the view's ids in this rank's share and in episodes of `where`.
 
-        It excludes ids that were sampled `max_times_sampled` times or removed for `max_size`. For rollouts it is the
-        number of steps that were not drawn yet. The store is refreshed first, as by `sample`.
+        This number excludes ids that were sampled `max_times_sampled` times or removed for `max_size`. For rollouts it
+        is the number of steps that were not drawn yet. The store is refreshed first, as by `sample`.
         """
         with self._lock:
             self._check_open()
@@ -552,8 +553,8 @@ class Sampler(IterableDataset[Batch]):
             Ids, such as a batch's `index`.
         td_error : array_like of float or Tensor
             One error of either sign for each id, (B,) or (B, 1). For sequences also (B, L): the priority is then
-            eta · max |td| + (1 - eta) · mean |td| over the steps in the loss mask. A gradient is ignored. The last
-            error of a repeated id counts.
+            eta · max |td| + (1 - eta) · mean |td| over the steps in the loss mask. A gradient is ignored. If an id is
+            repeated, its last error counts.
         kind : tuple or None
             The kind of the ids, such as a batch's `kind`. None: the kind that a batch's `index` carries, or else the
             view's.

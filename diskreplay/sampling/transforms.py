@@ -247,7 +247,7 @@ class ToFloat(Transform):
 class RandomShift(Transform):
     """Shift frames at random by up to `pad` pixels in both directions: DrQ (Kostrikov et al. 2021, section 3.1).
 
-    Each item is padded by `pad` pixels on every side, which repeat its border, and cropped to its size at a random
+    Each item is padded on every side by `pad` pixels that repeat its border, and then cropped to its size at a random
     place. All frames of a stack, and all steps of a window, have the same shift. Each leaf has its own shift. Shifts
     depend only on the sampler's seed and the batch. Frames keep their dtype.
 
@@ -261,7 +261,8 @@ class RandomShift(Transform):
     channels_last : bool
         Whether frames are (height, width, channels). If not, height and width are the last two axes.
     shared : bool
-        Whether `next_obs` has the shifts of `obs`. If not, it has its own shifts, as in DrQ-v2 (Yarats et al. 2021).
+        Whether `next_obs` has the shifts of `obs`. If not, `next_obs` has its own shifts, as in DrQ-v2 (Yarats et al.
+        2021).
 
     Raises
     ------

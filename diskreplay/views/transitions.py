@@ -73,14 +73,14 @@ class Transitions(View):
         Step fields whose value n steps later is in the batch, too, as next_<name>: ("action",) for SARSA. A window that
         ends with its episode has no such step: the values are zeros, and `next_mask`, (batch,) bool, is False.
     relabel : Hindsight or None
-        Replaces goals by goals that the episode reached. Then only ended episodes are sampled, since the later goals of
-        an open episode are not known. `Sampler.gather` ignores `relabel` and returns stored values.
+        Replaces goals by goals that the episode reached. With `relabel`, only ended episodes are sampled, since the
+        later goals of an open episode are not known. `Sampler.gather` ignores `relabel` and returns stored values.
     next_missing : {"mask", "drop"}
         Treatment of windows that end with their episode, if the episode did not terminate: the discount is not 0, but
         the window has no next fields to bootstrap from. "mask": they are sampled, with `next_mask` False. "drop": they
         are not sampled.
     discount : str or None
-        A scalar extra field with the environment's discount d of each step, such as `dm_env.TimeStep.discount`. It
+        A scalar extra field with the environment's discount d of each step, such as `dm_env.TimeStep.discount`. d
         multiplies `gamma` step by step: the `reward` of a batch is the sum over i < k of r_{t+i} times the product over
         j < i of gamma d_{t+j}. The `discount` of a batch is the product over j < k, and 0 if the episode terminated.
 
