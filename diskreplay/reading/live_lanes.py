@@ -154,7 +154,7 @@ class CapacityFrontier:
 
     def replace_oldest(self) -> None:
         """Set ``oldest`` to the first visible rows that the kernel has written to ``newer``."""
-        self._set_oldest(self.newer)
+        self.oldest, self.newer = self.newer, np.empty(len(self.newer), np.int64)  # OLDEST_AT is set by the kernel
 
     def make_ready(self) -> None:
         """Allocate the arrays that the kernel needs to hide steps; later calls of `arrays` return them."""
