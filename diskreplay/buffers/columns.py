@@ -65,7 +65,7 @@ def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -
 def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...]) -> torch.Tensor:
     """Return values of a field, ``(*leading, *shape)``, as a tensor that can be copied to a tensor of the field.
 
-    A tensor stays on its device if all values of its dtype fit the field. Axes of length 1 may be missing or added.
+    A tensor stays on its device if all values of its dtype fit the field. Its shape may differ by axes of length 1.
     Raises SchemaError if the shape differs or a value does not fit.
     """
     shape = leading + field.shape

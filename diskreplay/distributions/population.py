@@ -475,7 +475,7 @@ class Population:
         return True
 
     def _sort(self) -> None:
-        """Sort the runs of the first region by the start times of episodes, as is necessary once steps are hidden."""
+        """Sort the first region's runs by the start times of episodes. This is necessary once any step is hidden."""
         times, self._is_sorted = self._block.runs.time[self._hidden : self._main], True
         if (times[1:] < times[:-1]).any():
             self._merge()

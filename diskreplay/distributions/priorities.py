@@ -298,7 +298,7 @@ class PriorityTable:
     def draw(self, key: int, size: int, strata: int) -> tuple[Ints, Floats]:
         """Return `size` random ids in proportion to their masses, and the probability of each id.
 
-        The total mass is divided into `strata` equal parts, and the parts take turns: id i is from part i modulo
+        The total mass is divided into `strata` equal parts, and the parts take turns: the i-th id is from part i modulo
         `strata`. `key`, 0 <= key < 2 ** 63, seeds the random numbers.
         """
         self._fit(size)

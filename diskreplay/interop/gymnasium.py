@@ -297,8 +297,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._idle = np.zeros(env.num_envs, bool)  # lanes without an episode, of which the next step is not recorded
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
-        # Called last, since the lines above may raise: before gymnasium 1.3, an initialised wrapper closes its
-        # environments when it is discarded.
+        # Initialise the wrapper last: if a line above raised after it, gymnasium before 1.3 would close the
+        # environments when the wrapper is discarded.
         super().__init__(env)
 
     def set_extra(self, **fields: Any) -> None:

@@ -71,7 +71,7 @@ def lanes_of(offered: Ints) -> Ints:
 
 @jit.inner
 def width_of(step_id: int, origin: int, lanes: Ints) -> int:
-    """Return the number of lanes of an id's segment, 0 if the segment is gone; `lanes` begins with segment `origin`."""
+    """Return the number of lanes of an id's segment, 0 if it is gone; `lanes` has these numbers from `origin` on."""
     slot = (step_id >> POSITION_BITS) - origin
     return lanes[slot] if 0 <= slot < lanes.size else 0
 

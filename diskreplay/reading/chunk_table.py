@@ -493,7 +493,7 @@ class ChunkTable:
 
 
 class MappingGuard:
-    """While it exists, keeps in memory the chunks that tables have in memory now, even if a table releases them."""
+    """Keeps the chunks that tables have in memory when the guard is made, until it is gone: tables may drop them."""
 
     __slots__ = ("__weakref__", "_holders")
 

@@ -71,7 +71,7 @@ class _Runs(NamedTuple):
     """Runs of successive new steps within episodes, sorted by lane, then by step.
 
     `place` has the index of each run's lane among all lanes of the snapshot. `before` is the return at the step before
-    the run, or 0 if the run begins its episode, or if that step was not counted.
+    the run; 0 if the run begins its episode, or if the moments lack that step.
     """
 
     place: Ints
@@ -103,7 +103,7 @@ class StoreMoments:
     fields : dict of str to Field
         The leaves with moments, by path.
     rewards : sequence of (str, dtype, float)
-        Path, dtype and weight of each field in the weighted sum that is the reward; empty: no returns.
+        Path, dtype and weight of each field; the reward is their weighted sum. Empty: without moments of returns.
     gamma : float
         Discount per step.
 

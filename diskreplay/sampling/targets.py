@@ -42,8 +42,8 @@ def nstep_targets(
         (batch, length), bool, or numbers (0 is False).
     values : Tensor or None
         (batch, length + 1) float: the value of each step's observation, and of the observation after the last step.
-        At an episode's end, the entry after the last step is the value of the final observation. For a batch of
-        `Sequences`, these are the values of ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``. None if
+        If an episode ends in the window, the entry after its last step is the value of its final observation. For
+        a batch of `Sequences`, these are the values of ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``. None if
         `next_values` is given.
     n : int
         Number of steps in a sum.

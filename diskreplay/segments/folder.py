@@ -231,7 +231,7 @@ class Folder:
         except MemoryError:
             raise MemoryError(f"no memory for {leaf} of {self.info.path}") from None
         rows, at = copied.reshape(total, row_bytes), 0
-        if leaf in info.chunk_rows:  # else it is the array of priorities, and no step has a priority
+        if leaf in info.chunk_rows:  # else `leaf` is the priorities, and no step of the pack has one
             read = _row_reader(info, leaf)
             for first, count in ranges:
                 parts = np.array(before.split(first, count), np.int64).reshape(-1, 2)  # no unused rows between lanes

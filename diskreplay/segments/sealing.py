@@ -81,7 +81,7 @@ class GroupWriter:
         self._sums[name] = crc32c(data)
 
     def small(self, name: str, data: bytes) -> None:
-        """Write a small file with a checksum, such as a zarr.json or a counter."""
+        """Write a small file, such as a zarr.json or a counter, and record its checksum."""
         write_file(f"{self._folder}/{name}", data)
         self.note(name, data)
 

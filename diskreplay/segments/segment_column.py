@@ -151,7 +151,7 @@ class Column:
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
 
     def _near(self, lane: int, upto: int, rows: Ints, now: Ints, behind: int) -> Ints:
-        """Return ``lane``, and the lanes for which rows are reserved in the same call because they soon need more.
+        """Return ``lane`` and the other lanes that soon need more rows; the caller reserves rows for all in one call.
 
         ``now`` has the number of reserved rows of each lane, and ``rows`` the number of rows in use. Only lanes whose
         reserved rows end in the same chunk, before row ``upto``, are returned. A lane soon needs more if it has at most

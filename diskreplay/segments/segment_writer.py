@@ -64,10 +64,10 @@ class SegmentWriter:
         self.total_rows = 0
         self._values = np.zeros(lanes, np.int64)  # by lane: the number of rows in arrays of episode fields
         self._reserved_values = np.zeros(lanes, np.int64)
-        # The values of an episode have as many bytes as this many steps; 0 if segments are limited by steps, not bytes.
         root = info.root
+        # The episode fields of one episode take the bytes of this many steps; 0 if segments are limited by steps.
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
-        self._reserved = np.zeros(lanes, np.int64)  # by lane: every field has disk blocks for the rows below this
+        self._reserved = np.zeros(lanes, np.int64)  # by lane: each field has disk blocks for this many rows
         self._least_reserved = 0
         # For writing many lanes at once. No lane has more than `most_rows` rows. Until a lane has `_window_stop` rows,
         # each field in `_window` has the next two rows of all lanes in one mapped chunk.

@@ -420,7 +420,7 @@ def count_ended(snapshot: Snapshot) -> int:
 
 
 def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
-    """Return episodes of ``ended`` among which the newest ``most`` are likely to be, without reading times.
+    """Return a part of ``ended`` that probably has its newest episodes, ``most`` in number; no time is read.
 
     These are the episodes of the newest segments. If there are more than `_CANDIDATES`, only those in the last rows are
     returned.

@@ -73,7 +73,7 @@ class StepField(NamedTuple):
         return Leaf(self.path, self.dtype, (self.stack, *self.shape) if self.stack > 1 else self.shape)
 
     def copy(self, target: int) -> Copy:
-        """Return the `Copy` that fills the array with the number `target` with this field, for windows of one step."""
+        """Return the `Copy` that writes this field into array number `target`, for windows of one step."""
         return Copy(self.source, cols.ROW, cols.AFTER, 1 - self.stack, self.stack, target)
 
 

@@ -51,7 +51,7 @@ def verify_segment(
 ) -> tuple[list[Problem], bool]:
     """Return the problems of a segment, and whether it is sealed. An evicted segment has no problems.
 
-    ``where`` is the segment's folder; if empty, the usual folder of segment ``number``. ``on_read`` is an argument of
+    ``where`` is the segment's folder; if empty, the usual folder of segment ``number``. ``on_read`` is passed to
     `Files`.
     """
     where = where or layout.segment_folder(number)

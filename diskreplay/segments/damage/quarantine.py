@@ -365,7 +365,7 @@ def _claimed_rows(segment: Path) -> NDArray[np.int64]:
     error: Exception = ValueError("no counter")
     for name in (layout.COMMITTED, layout.DURABLE, layout.OBSERVED):
         try:
-            # One byte more than the maximum: if the file is longer, the length of the data is not a multiple of 8.
+            # Read one byte more than the maximum: the length of a file that is too long is then no multiple of 8.
             data = read_regular(f"{segment}/{name}/c.0", None, 8 * layout.MAX_LANES + 1)
         except (OSError, FormatError) as reason:
             error = reason

@@ -83,7 +83,7 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
         sync_file(f"{folder}/{_CLAIMED}")
         sync_folder(folder)
     if read_as_sealed(info) is not None:
-        # Once the chunks are write-protected, only its zarr.json distinguishes the segment from a complete copy.
+        # Once the chunks are write-protected, only zarr.json shows that the segment is not a complete sealed one.
         write_unsealed(info)
     cut_marks(str(info.path), len(info.lanes), proven)
     for name in layout.LANE_COUNTERS:
@@ -106,7 +106,7 @@ def _restore_counter(folder: str, rows: Ints) -> None:
 
 
 def claimed_rows(info: SegmentInfo, least: Ints) -> Ints:
-    """Return, for each lane, the number of rows that may hold steps and have files, or ``least[lane]`` if that is more.
+    """Return, for each lane, the number of rows that may hold steps and whose files exist; at least ``least[lane]``.
 
     Counters claim rows, and so do nonzero flags: a power loss may leave a counter that is older than the rows.
     """

@@ -27,7 +27,8 @@ class CountersByPosition:
 
     A write may find the disk full. If the counters span several pages, the write may fail after the first pages. The
     remaining counters are then owed: the next call of `store` writes them too, because the rows that they publish are
-    already written. With ``late``, counters are also owed if none of them was written, and StorageFull is not raised.
+    already written. If no counter was written, none is owed and StorageFull is raised; with ``late``, all are owed and
+    nothing is raised.
 
     Concurrency: one process writes. The file is opened for each write, so this object need not be closed.
     """
