@@ -18,6 +18,7 @@ from diskreplay.folders import hidden_sibling
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.interop.exchange.exporting import choose
 from diskreplay.reading.episodes import Episode
+from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Limits, Root, check_local, read_root
 from diskreplay.segments.files.durable import sync_folder
 
@@ -93,6 +94,8 @@ def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
             **vars(limits),
             chunk_bytes=like.chunk_bytes,
             segment_steps=like.segment_steps,  # type: ignore[arg-type]
+            compression=None if like.compression is None else ("zstd", like.compression),
+            compaction=layout.AUTO if like.compacts else layout.MANUAL,  # type: ignore[arg-type]
             validate=like.validate,  # type: ignore[arg-type]
         ) as store:
             yield store

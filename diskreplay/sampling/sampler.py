@@ -200,7 +200,7 @@ class Sampler(IterableDataset[Batch]):
 
         Fields of each item: "age" (the number of newer steps in the store), "episode/NAME" (a value of its episode;
         "episode_known" is whether it was given), "probability" (P(i) of the draw), "population" (N, the number of ids
-        to draw from) and "priority_sum" (the sum of their priorities). See "Fields on request" in docs/api/sampling.md.
+        to draw from) and "priority_sum" (Σ p, see `Prioritized`). See "Fields on request" in docs/api/sampling.md.
     where : callable or None
         A function of an episode, which returns True if steps of the episode may be drawn. It is called once for an
         ended episode, and for an open episode at every refresh that changes the store. The result for an ended episode

@@ -61,7 +61,7 @@ _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
 
 class GroupWriter:
-    """Writes the files of a sealed segment or pack, and their checksums; call `finish` after all chunks were written.
+    """Writes the files of a sealed segment or pack, and their checksums. Call `write_derived` or `finish` in the end.
 
     The folders of the arrays must exist. This class syncs nothing: the caller syncs the files, and moves the
     folder of a pack or of a rebuilt segment to its place in the store.
@@ -418,7 +418,7 @@ def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> NDArray
 
 
 def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
-    """Remove the chunks of an array after the first ``chunks`` ones, and temporary files that a power loss left."""
+    """Remove files that a power loss may have left: temporary ones, and chunks after the first ``chunks`` ones."""
     known = {layout.METADATA, *map(array.chunk_key, range(chunks))}
     for name in os.listdir(info.path / array.path):
         if name not in known and name.startswith((".", "c.")):

@@ -450,7 +450,7 @@ def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: 
 def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -> dict[SegmentWriter, Exception]:
     """Make a mark of each segment as `SegmentWriter.mark` does, but with only two syncs, of the whole file system.
 
-    ``sync`` makes all earlier writes durable. Returns the errors of segments that could not be marked.
+    ``sync`` makes all earlier writes durable. Returns the errors of segments that could not be marked; the others are.
     Raises the errors of ``sync``: it is then unknown which rows are durable.
 
     Concurrency: one thread at a time.

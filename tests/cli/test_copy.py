@@ -91,8 +91,9 @@ def test_settings_of_the_store_go_along(run: Callable, tmp_path: Path) -> None:
         "chunk_bytes": 1 << 17,
         "segment_steps": "episode",
         "validate": "finite",
+        "compaction": "manual",
     }
-    write_small(tmp_path / "a", **options)
+    write_small(tmp_path / "a", compression=("zstd", 3), **options)
     assert run("copy", tmp_path / "a", tmp_path / "b").code == 0
     kept = [json.loads((tmp_path / name / "zarr.json").read_text())["attributes"] for name in "ab"]
     assert {name: kept[0][name] for name in options} == options

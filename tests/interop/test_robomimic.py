@@ -261,6 +261,13 @@ def test_a_demonstration_that_does_not_fit_may_be_left_out(tmp_path: Path, rows:
     assert (done.episodes, [what for what, _ in done.skipped]) == (len(LENGTHS) - 1, ["episode 3"])
 
 
+def test_a_text_whose_name_is_not_utf_8_is_read(tmp_path: Path) -> None:
+    def edit(file: Any) -> None:
+        file["data/demo_0"].attrs[b"\xff"] = "text"
+
+    assert import_dataset(edited(tmp_path, edit), tmp_path / "store").episodes == len(LENGTHS)
+
+
 def test_attributes_masks_and_dones_may_be_left_out(tmp_path: Path) -> None:
     def edit(file: Any) -> None:
         file["data/demo_0"].attrs["seed"] = 3

@@ -132,6 +132,18 @@ def test_the_second_axis_has_environments_and_trajectories_join_what_took_turns(
     assert [how for _, how in episodes_of(tmp_path / "from-untold")] == ["terminated", "cut", "cut", "terminated"]
 
 
+def test_a_trajectory_may_have_several_turns(tmp_path: Path) -> None:
+    """Its first and last rows may be as far apart as if they were consecutive."""
+    lanes = [walk(6, [5]), walk(6, [5], start=1000.0)]
+    turns = {key: np.concatenate([lane[key][i : i + 3] for i in (0, 3) for lane in lanes]) for key in lanes[0]}
+    write(tmp_path / "turns", turns | {"collector/traj_ids": np.array([0, 0, 0, 1, 1, 1] * 2)})
+    assert import_dataset(tmp_path / "turns", tmp_path / "store").cut == 0
+    assert episodes_of(tmp_path / "store") == [
+        ([0, 1, 2, 3, 4, 5, 6], "terminated"),
+        ([1000, 1001, 1002, 1003, 1004, 1005, 1006], "terminated"),
+    ]
+
+
 def test_keys_are_chosen_and_left_out(tmp_path: Path) -> None:
     leaves = walk(4, [3])
     count = np.arange(4)[:, None]

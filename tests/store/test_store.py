@@ -61,6 +61,13 @@ except dr.StorageFull as error:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_with_files_is_not_taken_for_room(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file"):
+        with pytest.raises(dr.StoreExists, match=f"^{path} exists already"):
+            dr.create(path, serial_schema())
+
+
 def test_open_shows_what_was_written(tmp_store):
     filled(tmp_store)
     with dr.open(tmp_store) as store:

@@ -274,7 +274,7 @@ class SegmentRepair:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _undo_pack(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Move a damaged pack to quarantine, and return True, if all segments merged into it still exist undamaged."""
+        """Move a damaged pack to quarantine if its segments exist undamaged: they count again. Else return False."""
         if info.packed is None or not self._has_sources(info):
             return False
         detail = f"{_summary(problems, where)}; the segments that were put into it are still there"

@@ -97,7 +97,7 @@ def read_attribute(item: h5py.h5g.GroupID, name: str) -> Any:
     opened = h5py.h5a.open(item, os.fsencode(name))
     dtype, shape = opened.dtype, opened.shape
     if dtype.kind not in NUMBERS or shape is None:
-        return h5py.Group(item).attrs[name]
+        return h5py.Group(item).attrs[os.fsencode(name)]
     value = np.empty(shape, dtype)
     opened.read(value)
     return value[()]

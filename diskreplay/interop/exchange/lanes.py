@@ -41,8 +41,8 @@ def ring_order(rows: int, next_row: int, is_full: bool) -> Ints:
 
 
 def rows_at(order: Ints) -> slice | Ints:
-    """Return indices from `ring_order` as a slice if they do not wrap around, since a slice makes no copy."""
-    if len(order) and order[-1] - order[0] == len(order) - 1:
+    """Return row numbers as a slice if they are consecutive: a slice of an array is a view, and not a copy."""
+    if len(order) and (order[1:] - order[:-1] == 1).all():
         return slice(int(order[0]), int(order[-1]) + 1)
     return order
 

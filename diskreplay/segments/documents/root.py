@@ -1,6 +1,5 @@
 """The root of a store: its identity, its schema and the choices made when it was created."""
 
-import errno
 import os
 import re
 import shutil
@@ -298,9 +297,9 @@ def create_root(
     }
     attributes = metadata.write_by(_ROOT, values.__getitem__)
     above = [folder for folder in path.parents if not folder.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
     building = hidden_sibling(path, f".new-{os.getpid()}-{time.monotonic_ns()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         for name, document in sorted(documents.items()):
             folder = building / name
             folder.mkdir()
@@ -319,7 +318,7 @@ def create_root(
         os.rename(building, path)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # errors of the rename
+        if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
             raise StoreExists(f"{path} exists already; open it, or create(..., exist_ok=True)") from error
         raise storage_error(error, path, f"no space to create {path}; free some, and create it again") from None
     for folder in [path, *above]:

@@ -53,7 +53,7 @@ def next_number(root: Root, counters: StoreCounters) -> int:
 
 @lru_cache(maxsize=4)
 def _hashed(text: str) -> int:
-    """Return a hash of a boot's id that fits a counter."""
+    """Return a hash of a boot's id that fits a counter and is not 0. Another boot is unlikely to have the same one."""
     data = text.encode()
     return 1 + (crc32c(data) << 29 | crc32c(data[::-1]) >> 3)
 
