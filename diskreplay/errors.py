@@ -135,7 +135,7 @@ class ReadOnlyError(ReplayError, PermissionError):
 
 
 class StorageFull(ReplayError, OSError):
-    """The disk has no room for the next row. Committed steps are intact; append again when there is space.
+    """The disk has no room for what the call writes. Nothing was lost; repeat the call when there is space.
 
     Examples
     --------

@@ -165,6 +165,11 @@ def _close(fd: int) -> None:
 _open: weakref.WeakValueDictionary[int, OpenFolder] = weakref.WeakValueDictionary()
 
 
+def is_taken(path: Path) -> bool:
+    """Return whether there is anything at ``path``, except an empty folder."""
+    return os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
+
+
 def hidden_sibling(path: Path, suffix: str) -> Path:
     """Return the path ``.NAMEsuffix`` next to ``path``, where NAME is the last part of ``path``.
 

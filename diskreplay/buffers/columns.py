@@ -90,7 +90,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 @lru_cache
 def _fitting(dtype: np.dtype[Any]) -> frozenset[torch.dtype]:
-    """Return the torch dtypes of which each value fits a field of this dtype, by the rules of `Field.cast`."""
+    """Return the torch dtypes whose values all fit a field of this dtype, by the rules of `Field.cast`."""
     own, wide = torch_dtype(dtype), dtype.kind == "f" and dtype.itemsize >= 4
     if own in SELDOM_CAST:
         return frozenset([own])

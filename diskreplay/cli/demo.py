@@ -22,6 +22,7 @@ import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.look.inspect import inspect
 from diskreplay.errors import MissingExtra, StoreExists
+from diskreplay.folders import is_taken
 
 ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
@@ -41,7 +42,7 @@ def demo(
     growing store, by priority, and trains a DQN until the greedy policy has a mean return of at least 475 over 20
     episodes. Then the demo prints the output of `inspect`. The exit code is 1 if no policy reaches this return in time.
     """
-    if path is not None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    if path is not None and is_taken(path):
         raise StoreExists(
             f"{text.clean(path)} exists already, and the demo makes a new store: choose another --path, or look at "
             f"this one with `diskreplay inspect {text.clean(path)}`"

@@ -60,6 +60,7 @@ with MissingExtra.raised_for("a file of demonstrations", "d4rl"):
         attribute_names,
         check_hdf5,
         check_is_file,
+        member,
         read_array,
         read_attribute,
         read_into,
@@ -254,12 +255,12 @@ class _Demos:
         self.keys, self.lengths = list(listed), list(self._counts.values())
         self._masks = self._read_masks(opened)
         self.metadata = self._read_metadata(data)
-        first, names = _open(data, self.keys[0]), listed[self.keys[0]]
+        first, names = member(data.id, self.keys[0]), listed[self.keys[0]]
         self._obs_states = self._find_states(names)
         self.names = self._find_names([name for name in names if not choice.skips(name)], first)
         rows, fields, attributes = self._steps(self.keys[0], first, self.names), dict[str, Any](), dict[str, None]()
         for key, arrays in listed.items():
-            demo = _open(data, key)
+            demo = member(data.id, key)
             given = attribute_names(demo)
             new = [name for name in given if name not in _COUNTS and f"{FIELDS}/{name}" not in fields]
             fields = self._fields(key, demo, {name: read_attribute(demo, name) for name in new}) | fields
@@ -353,7 +354,7 @@ class _Demos:
             part, _, below = name.partition("/")
             if part in (_DONES, _NEXT, _INITIAL):
                 continue
-            if h5py.h5o.open(first, os.fsencode(name)).dtype.kind not in NUMBERS:
+            if member(first, name).dtype.kind not in NUMBERS:
                 self.not_kept[name] = None
             elif name in self._obs_states:
                 above = OBS if self.has_states_alone else f"{OBS}/{_STATES}"
@@ -370,7 +371,7 @@ class _Demos:
         """Yield the demonstrations as episodes, from position ``first`` on, with the leaves at the ``wanted`` paths."""
         names = {path: name for path, name in self.names.items() if path in wanted}
         for key in self.keys[first:]:
-            yield self._episode(key, _open(self._data, key), names)
+            yield self._episode(key, member(self._data.id, key), names)
 
     def _episode(self, key: str, demo: h5py.h5g.GroupID, names: Mapping[str, str]) -> EpisodeData:
         kept = self._kept.pop(key, None)
@@ -458,14 +459,10 @@ class _Demos:
         return {path: value for path, value in found.items() if not self._choice.skips(path.removeprefix("episode/"))}
 
 
-def _open(data: h5py.Group, key: str) -> h5py.h5g.GroupID:
-    return h5py.h5o.open(data.id, key.encode())
-
-
 def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
     """Return the member of a demonstration with this name; None if it is missing or a broken link."""
     try:
-        return h5py.h5o.open(demo, os.fsencode(name))
+        return member(demo, name)
     except KeyError:
         return None
 

@@ -375,8 +375,9 @@ class Planner:
 
         If an interrupt ends the call, call this again: without a complete call, the batch is delivered a second time.
         """
-        if self.target.active.gives_once:
-            self.target.active.delivered(plan.draw)
+        active = self.target.active
+        if active.gives_once:
+            active.delivered(plan.draw)
         if self.queue and self.queue[0] is plan:
             self.queue.popleft()
         else:

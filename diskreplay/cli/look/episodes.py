@@ -114,7 +114,7 @@ def read_columns(store: dr.Store, progress: console.Report) -> Columns:
 
 
 def with_fields(store: dr.Store, columns: Columns) -> Columns:
-    """Return ``columns`` and the episode fields: by path, an array in which missing values are masked."""
+    """Return ``columns`` and the episode fields by path, as arrays that mask missing values."""
     found = {**columns}
     for path in store.schema.leaves:
         if path in store.schema.step_leaves:

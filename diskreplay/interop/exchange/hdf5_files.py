@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from diskreplay import FormatError, StoreNotFound
 from diskreplay.interop.exchange.foreign import NUMBERS, check_chunks, check_claim
 
-__all__ = ["Shape", "attribute_names", "check_hdf5", "check_is_file", "read_array", "read_attribute", "read_into"]
+__all__ = [
+    "Shape",
+    "attribute_names",
+    "check_hdf5",
+    "check_is_file",
+    "member",
+    "read_array",
+    "read_attribute",
+    "read_into",
+]
 
 Shape = tuple[int, ...]
 
@@ -67,6 +76,11 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
 
 # The functions below use h5py's low-level identifiers: files may have thousands of arrays, and `h5py.Dataset` and
 # `h5py.Group` are ten times slower.
+
+
+def member(group: h5py.h5g.GroupID, name: str) -> Any:
+    """Return the member of a group with a name or a path; KeyError if it is missing or a broken link."""
+    return h5py.h5o.open(group, os.fsencode(name))
 
 
 def read_array(item: h5py.h5d.DatasetID) -> Any:

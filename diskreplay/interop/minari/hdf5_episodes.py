@@ -16,7 +16,7 @@ with MissingExtra.raised_for("a data set of Minari in HDF5", "minari"):
     import h5py
     from gymnasium import spaces
 
-    from diskreplay.interop.exchange.hdf5_files import read_array
+    from diskreplay.interop.exchange.hdf5_files import member, read_array
 
 __all__ = ["read_hdf5"]
 
@@ -30,25 +30,21 @@ def read_hdf5(
     """
     with h5py.File(folder / "main_data.hdf5", "r") as file:
         for number in numbers:
-            group = h5py.h5o.open(file.id, f"episode_{number}".encode())
+            group = member(file.id, f"episode_{number}")
             yield {
-                "observations": _decode(observations, _member(group, "observations"), is_jpeg),
-                "actions": _decode(actions, _member(group, "actions"), is_jpeg),
-                **{name: read_array(_member(group, name)) for name in ("rewards", *ENDS)},
-                INFOS: _decode_infos(_member(group, INFOS)) if INFOS.encode() in group else {},
+                "observations": _decode(observations, member(group, "observations"), is_jpeg),
+                "actions": _decode(actions, member(group, "actions"), is_jpeg),
+                **{name: read_array(member(group, name)) for name in ("rewards", *ENDS)},
+                INFOS: _decode_infos(member(group, INFOS)) if INFOS.encode() in group else {},
             }
-
-
-def _member(group: h5py.h5g.GroupID, name: str) -> Any:
-    return h5py.h5o.open(group, name.encode())
 
 
 def _decode(space: AnySpace, item: Any, is_jpeg: bool) -> Any:
     if isinstance(space, spaces.Tuple):
-        return tuple(_decode(inner, _member(item, f"_index_{at}"), is_jpeg) for at, inner in enumerate(space.spaces))
+        return tuple(_decode(inner, member(item, f"_index_{at}"), is_jpeg) for at, inner in enumerate(space.spaces))
     if isinstance(space, spaces.Dict):
         names = [key.decode() for key in item]
-        return {name: _decode(space.spaces[name], _member(item, name), is_jpeg) for name in names}
+        return {name: _decode(space.spaces[name], member(item, name), is_jpeg) for name in names}
     values = read_array(item)
     if isinstance(space, spaces.Text):
         return [text.decode() for text in values]

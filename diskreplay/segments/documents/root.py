@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFound
-from diskreplay.folders import OpenFolder, hidden_sibling, show_paths, shown_paths
+from diskreplay.folders import OpenFolder, hidden_sibling, is_taken, show_paths, shown_paths
 from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents import layout, metadata
 from diskreplay.segments.documents.metadata import (
@@ -318,7 +318,7 @@ def create_root(
         os.rename(building, path)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
-        if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+        if is_taken(path):
             raise StoreExists(f"{path} exists already; open it, or create(..., exist_ok=True)") from error
         raise storage_error(error, path, f"no space to create {path}; free some, and create it again") from None
     for folder in [path, *above]:
