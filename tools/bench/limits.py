@@ -94,7 +94,7 @@ def copying(batches: Sequence[Runs], streamed: bool) -> Callable[[], None]:
         zip(batches, cycle([target.ctypes.data + -target.ctypes.data % 64 for target in targets]), strict=False)
     )
 
-    threads, kernel = copy_threads(beside=0), copy_kernel()
+    threads, kernel = copy_threads(reserved=0), copy_kernel()
 
     def copy(keep: object = targets) -> None:
         batch, target = next(pairs)
