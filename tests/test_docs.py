@@ -1,5 +1,6 @@
 """What the documents show runs, and what they point to exists."""
 
+import ast
 import multiprocessing
 import os
 import re
@@ -127,6 +128,33 @@ def test_each_public_name_is_on_one_page_of_the_api():
     public = Counter(set(diskreplay.__all__) - {"__version__"})
     assert [*(public - shown)] == [], "no page of docs/api has `::: diskreplay.NAME` for these public names"
     assert [*(shown - public)] == [], "docs/api shows these names twice, or they are not public"
+
+
+def _public_definitions(name: str) -> dict[str, str | None]:
+    """Return the docstring of an object of the package, and of all that its body defines publicly, by name."""
+    parts = name.split(".")
+    if len(parts) == 2:
+        parts = [*diskreplay._MODULES[parts[1]].split("."), parts[1]]
+    paths = {n: REPOSITORY.joinpath(*parts[:n]) for n in range(1, len(parts) + 1)}
+    files = {n: path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for n, path in paths.items()}
+    files = {n: file for n, file in files.items() if file.exists()}
+    node: ast.AST = ast.parse(files[max(files)].read_text())
+    for part in parts[max(files) :]:
+        (node,) = (child for child in ast.iter_child_nodes(node) if getattr(child, "name", None) == part)
+    found = {name: ast.get_docstring(node)}
+    for child in ast.iter_child_nodes(node) if isinstance(node, ast.ClassDef | ast.Module) else ():
+        if isinstance(child, ast.FunctionDef | ast.ClassDef) and not child.name.startswith("_"):
+            key = f"{name}.{child.name}"  # of a property and its setter, or of overloads, one has it
+            found[key] = ast.get_docstring(child) or found.get(key)
+    return found
+
+
+def test_all_that_the_api_site_shows_has_a_docstring():
+    pages = [page.read_text() for page in (REPOSITORY / "docs/api").glob("*.md")]
+    names = [name for page in pages for name in re.findall(r"(?m)^::: (diskreplay\.[\w.]+)$", page)]
+    documented = {key: text for name in names for key, text in _public_definitions(name).items()}
+    assert len(documented) > 300
+    assert [name for name, text in documented.items() if not text] == []
 
 
 def test_each_format_of_data_sets_is_on_the_page_of_formats():
