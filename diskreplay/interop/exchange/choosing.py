@@ -1,7 +1,7 @@
 """The options shared by imports and exports, which choose a leaf of the store for each feature, and the leaf's dtype.
 
 A feature is a named array of a data set. A leaf is a field of a store's nested schema, and has a path, such as
-``"obs/image"``. A reader gives each feature a default path. The options move features to other paths.
+``"obs/image"``. A feature's default path is its path without options.
 """
 
 import re
@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
         ``{path in the store: dtype}``, such as ``{"obs/image": "uint8"}``. A value that the dtype cannot hold raises
         SchemaError. If the dtype ends with ":unsafe", the value is rounded instead.
     where : callable
-        A function of an episode of the data set, a `SourceEpisode`. It returns whether to import the episode.
+        A function that receives a `SourceEpisode`, and returns whether to import the episode.
     """
 
     obs: Names | None
@@ -77,7 +77,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Choice:
-    """The options of an import or an export: the caller's values, and defaults for the other options."""
+    """The values of all options of an import or an export."""
 
     obs: Names | None = None
     action: Names | None = None
@@ -91,7 +91,6 @@ class Choice:
     where: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
-        """Raise SchemaError if the value of an option is of the wrong kind."""
         check_option("on_error", self.on_error, ("raise", "skip"))
         for name in ("obs", "action", "reward", "extra", "skip"):
             given = getattr(self, name)
@@ -109,18 +108,17 @@ class Choice:
             raise SchemaError(f"where must be a function of an episode, {example}, not {self.where!r:.80}")
 
     def named(self, option: str) -> list[str] | None:
-        """Return the names in the option "obs", "action", "reward", "extra" or "skip"; None if it was not given."""
+        """Return the features that an option such as "obs" names; None if the option was not given."""
         given: Any = getattr(self, option)
         if given is None or isinstance(given, str):
             return None if given is None else [given]
         return list(given.values() if isinstance(given, Mapping) else given)
 
     def skips(self, name: str) -> bool:
-        """Tell whether the option ``skip`` has the feature ``name`` of a data set, or a folder above this feature."""
         return any(is_in(name, skipped) for skipped in self.named("skip") or ())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options that determine the imported data, as JSON for the store's note about the import."""
+        """Return, as JSON, the options that determine the imported data."""
         found: dict[str, Any] = {}
         for name, given in vars(self).items():
             if name == "compression" or given in (None, (), [], "raise"):
@@ -135,12 +133,10 @@ class Choice:
 
 
 def is_in(name: str, folder: str) -> bool:
-    """Tell whether the name of a feature is ``folder``, or begins with ``folder`` and a slash or dot."""
     return name == folder or name.startswith((f"{folder}/", f"{folder}."))
 
 
 def check_option(name: str, value: object, choices: Collection[object]) -> None:
-    """Raise SchemaError if the value of the option ``name`` is not in ``choices``."""
     known = list(choices)
     if value not in known:
         raise SchemaError(f"{name} must be {', '.join(map(str, known[:-1]))} or {known[-1]}, not {value!r}")
@@ -148,9 +144,9 @@ def check_option(name: str, value: object, choices: Collection[object]) -> None:
 
 @dataclass(frozen=True)
 class SourceEpisode:
-    """The argument of an import's function ``where``: one episode of the data set.
+    """One episode of a data set, which an import passes to the function ``where``.
 
-    It has those attributes of `Episode` that do not depend on a store.
+    The class has those attributes of `Episode` that do not depend on a store.
 
     Attributes
     ----------
@@ -185,10 +181,10 @@ class SourceEpisode:
         return "terminated" if self.terminated else "cut" if self.cut else "truncated"
 
     def __getitem__(self, name: str) -> Any:
-        """Return the values of "obs", "action", "reward" or an extra field, ``(T, ...)``, or of an episode field.
+        """Return the values of "obs", "action", "reward", an extra field or an episode field.
 
-        The values of "obs" have one row more if the episode has a final observation. The result is None if the episode
-        has no value of the field. KeyError is raised if the schema does not have the field.
+        Values of steps are ``(T, ...)``. "obs" has one row more if the episode has a final observation. The result is
+        None if the episode has no value of the field. KeyError is raised if the schema does not have the field.
         """
         if name in (OBS, ACTION, REWARD):
             return self._data.tree(self.schema, name)
@@ -206,11 +202,8 @@ class Layout:
 
     Attributes
     ----------
-    schema : Schema
-        The schema of the store.
     paths : dict of str to str
-        The path in the store of each kept feature. A key is the feature's default path, which the reader of the format
-        defines.
+        The path in the store of each kept feature. The keys are the features' default paths.
     not_kept : list of str
         Names of the features that are left out.
     unsafe : set of str
@@ -230,7 +223,7 @@ class Layout:
         Raises
         ------
         SchemaError
-            A chosen dtype cannot hold a value.
+            A dtype of the store cannot hold a value.
         FormatError
             The episode has some leaves of a nested episode field, but not all.
         """
@@ -275,8 +268,8 @@ class Layout:
 def _rounded(rows: NDArray[Any], cast: NDArray[Any]) -> NDArray[Any]:
     """Return ``rows`` rounded to the nearest values of the dtype of ``cast``; a NaN becomes 0 in an integer dtype.
 
-    ``cast`` is ``rows`` after NumPy's ``astype``. If its dtype is an integer dtype, ``astype`` has dropped fractions
-    and high bits: 2.7 has become 2, and 300 has become 44 in a uint8.
+    ``cast`` is ``rows`` after NumPy's ``astype``. For integer dtypes, ``astype`` has dropped fractions and high bits:
+    2.7 has become 2, and 300 has become 44 in a uint8.
     """
     if cast.dtype.kind not in "iu":
         return cast
@@ -299,16 +292,16 @@ def lay_out(
     choice: Choice,
     left_out: Collection[str] = (),
 ) -> Layout:
-    """Return the layout that results from the options: the leaf of the store for each feature of a data set.
+    """Return the layout that results from the options of an import or an export.
 
     Parameters
     ----------
     place : str
-        The data set, for messages.
+        The name of the data set in messages.
     leaves : dict of str to Field
-        The field of each feature that the reader yields. The keys are the default paths: the paths without options.
+        The field of each feature, by default path.
     names : dict of str to str
-        The name of each feature. The keys are the default paths.
+        The name of each feature, by default path.
     schema : Schema, optional
         The default schema of these leaves. It may have tuples, which paths alone cannot express. The layout has this
         schema if the options change no path and no dtype.
@@ -321,8 +314,7 @@ def lay_out(
     ------
     SchemaError
         An option has the name of a missing feature, or two features would become the same leaf. Or no feature becomes
-        the observation, or no feature becomes the action; the message lists the features and an example of options that
-        choose them.
+        the observation or the action; the message lists the features and an example of options that choose them.
     """
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()
@@ -349,10 +341,9 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Return ``found``, but take a part, such as "obs", from ``given`` if the part has the same leaves in both.
+    """Return ``found`` with each part, such as "obs", from ``given`` if the part has the same leaves in both.
 
-    The reason is that ``given`` may have tuples, and ``found`` was made from paths, which cannot express tuples.
-    ``made`` has the leaves of ``found`` by path.
+    ``found`` was made from paths, which cannot express tuples. ``given`` may have tuples.
     """
     if given is None:
         return found
@@ -365,7 +356,6 @@ def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field])
 
 
 def _dtypes(place: str, given: Mapping[str, Any], paths: Collection[str]) -> tuple[dict[str, Any], set[str]]:
-    """Return the dtypes in the option ``dtype`` by path in the store, and the paths whose values may be rounded."""
     found, unsafe = dict[str, Any](), set[str]()
     for path, dtype in given.items():
         if path not in paths:
@@ -378,8 +368,6 @@ def _dtypes(place: str, given: Mapping[str, Any], paths: Collection[str]) -> tup
 
 
 class _Chooser:
-    """Chooses the leaves of a store for the features of a data set."""
-
     def __init__(
         self,
         place: str,
@@ -391,13 +379,12 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            # If a feature of steps and an episode field have the same name, the one that comes second is named by its
-            # path.
+            # A feature of steps and an episode field may have the same name; the second one is named by its path.
             if path in leaves:
                 self._names[path if name in self._names else name] = path
 
     def paths(self) -> tuple[dict[str, str], list[str]]:
-        """Return ``{path without options: path in the store}`` of kept features, and the names of features left out."""
+        """Return the path in the store of each kept feature, by default path, and the names of the other features."""
         skipped = {
             name
             for each in self._choice.named("skip") or ()
@@ -449,10 +436,9 @@ class _Chooser:
                     yield name, f"{part}/{below or self._short(name)}"
 
     def _find(self, wanted: str, option: str) -> list[tuple[str, str]]:
-        """Return the features that ``wanted`` stands for, as pairs of a feature's name and its path inside a folder.
+        """Return pairs of a feature's name and its path inside the folder ``wanted``.
 
-        If ``wanted`` names a folder, all features inside the folder are returned. If ``wanted`` names a feature, only
-        this feature is returned, with an empty path.
+        If ``wanted`` is a feature, the only pair is this feature and an empty path.
         """
         if wanted in self._names:
             return [(wanted, "")]
@@ -481,7 +467,6 @@ class _Chooser:
             by_path[path] = name
 
     def advice(self) -> str:
-        """Return a text for messages: the features, and an example of options that choose some of them."""
         steps = {name: path for name, path in self._names.items() if not path.startswith(f"{FIELDS}/")}
         listed = [f"{name} {self._leaves[path].dtype}{list(self._leaves[path].shape)}" for name, path in steps.items()]
         if len(listed) > _SHOWN:

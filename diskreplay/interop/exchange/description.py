@@ -15,10 +15,10 @@ _FILE, _VERSION = "dataset.json", 1
 
 @dataclass(frozen=True)
 class Description:
-    """The schema of a data set, its numbers of episodes and steps, and the note that an import left in the store.
+    """The contents of `dataset.json`.
 
-    The note is empty if no import made the store. `dataset.json` is written last, so a folder without this file is not
-    a complete data set.
+    An export writes this file last, so a folder without the file is not a complete data set. ``metadata`` is the note
+    of the import that made the store; it is empty if no import made the store.
     """
 
     schema: Schema
@@ -28,7 +28,6 @@ class Description:
 
     @staticmethod
     def is_in(folder: Path) -> bool:
-        """Tell whether a folder has the file `dataset.json`."""
         return (folder / _FILE).exists()
 
     @classmethod
@@ -40,7 +39,7 @@ class Description:
         StoreNotFound
             The folder has no `dataset.json`.
         FormatError
-            The file cannot be read, or describes a data set of another format.
+            `dataset.json` cannot be read, or describes a data set of another format.
         """
         path = folder / _FILE
         try:
@@ -58,7 +57,7 @@ class Description:
 
     @classmethod
     def write(cls, plan: Plan, format_name: str) -> None:
-        """Write the description of the data set at ``plan.path``; all its episodes must have been written before."""
+        """Write `dataset.json` of the data set at ``plan.path``, after all episodes have been written."""
         document = {
             "format": format_name,
             "version": _VERSION,

@@ -17,12 +17,12 @@ PRIORITY = "priority"
 HIDDEN = "hidden"
 FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
 ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
-"""Names of data that some formats cannot hold, in addition to paths of leaves, "priority" and "hidden".
+"""Names of data that some formats cannot hold.
 
-Hidden steps are the steps at the start of an episode that a limit on capacity or age hides from samplers.
 
-- ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without this observation. For a
-  format that cannot hold such an episode, the export repeats the observation of the last step.
+- ``hidden``: the steps at the start of an episode that a limit on capacity or age hides from samplers.
+- ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without this observation. If a format
+  cannot hold such an episode, the export repeats the observation of the last step.
 - ``ends``: an episode that is both terminated and truncated, or neither. ``cut``: an episode that is neither terminated
   nor truncated.
 - ``notes``: notes of episodes. ``schema``: details of the schema, such as bounds of spaces. ``metadata``: the import's
@@ -38,9 +38,9 @@ class EpisodeData:
     ----------
     steps : dict of str to array
         The array of each leaf, by its path in `Schema.step_leaves`. Observations are ``(T + 1, ...)`` if the episode
-        has a final observation, otherwise ``(T, ...)``; other leaves are ``(T, ...)``.
+        has a final observation, otherwise ``(T, ...)``. The arrays of other leaves are ``(T, ...)``.
     terminated, truncated : bool
-        How the environment ended the episode. Both false: the episode was cut.
+        How the environment ended the episode. Both are false if the episode was cut.
     fields : dict of str to array
         The episode fields that have a value, by path, such as ``"episode/seed"``.
     priority : array, optional
@@ -48,7 +48,7 @@ class EpisodeData:
     notes : optional
         Data that no array holds, as JSON: texts, and values that only some steps have.
     hidden_steps : int
-        The number of steps at the start that a limit on capacity or age hides from samplers.
+        The number of steps at the start of the episode that a limit on capacity or age hides from samplers.
     """
 
     steps: Arrays
@@ -60,22 +60,19 @@ class EpisodeData:
     hidden_steps: int = 0
 
     def __len__(self) -> int:
-        """Return the number of steps: the length of the shortest array, since observations may have one row more."""
-        return min(map(len, self.steps.values()))
+        return min(map(len, self.steps.values()))  # observations may have one row more
 
     @property
     def cut(self) -> bool:
-        """Whether the episode was neither terminated nor truncated."""
         return not (self.terminated or self.truncated)
 
     @property
     def has_final_obs(self) -> bool:
-        """Whether there is an observation after the last step."""
         return any(len(rows) > len(self) for _, rows in self._obs())
 
     @classmethod
     def of(cls, episode: Episode, schema: Schema, notes: Json = None, wanted: Container[str] | None = None) -> Self:
-        """Read an ended episode of a store: the leaves at the paths in ``wanted``, or all leaves if it is None.
+        """Read an ended episode of a store: the leaves at the paths in ``wanted``, or all leaves if ``wanted`` is None.
 
         Raises
         ------
@@ -98,22 +95,20 @@ class EpisodeData:
 
     @property
     def hidden(self) -> NDArray[np.bool_]:
-        """Whether each step is hidden from samplers, ``(T,)``."""
+        """True for steps that are hidden from samplers, ``(T,)``."""
         found: NDArray[np.bool_] = np.arange(len(self)) < self.hidden_steps
         return found
 
     def with_hidden(self, path: str) -> Self:
-        """Return a copy of the episode that has `hidden` as an additional leaf at ``path``."""
         return replace(self, steps={**self.steps, path: self.hidden})
 
     def with_final_obs(self) -> Self:
-        """Return the episode; if it has no final observation, its last observation is repeated as the final one."""
+        """Return the episode with a final observation; if it has none, the last observation is repeated."""
         if self.has_final_obs:
             return self
         return self._with_obs({path: np.concatenate([rows, rows[-1:]]) for path, rows in self._obs()})
 
     def without_final_obs(self) -> Self:
-        """Return the episode without the observation after its last step."""
         return self._with_obs({path: rows[: len(self)] for path, rows in self._obs()})
 
     def _obs(self) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -123,11 +118,10 @@ class EpisodeData:
         return replace(self, steps={**self.steps, **obs})
 
     def tree(self, schema: Schema, part: str) -> Any:
-        """Return the arrays of a part ("obs", "action", "reward" or "extra"), nested as in the schema."""
         return nested(schema, part, self.steps)
 
     def append_to(self, writer: Writer, schema: Schema) -> None:
-        """Append the whole episode to a store by ``writer``; ``schema`` is the schema of the store.
+        """Append the episode to a store with the schema ``schema``.
 
         Raises
         ------
@@ -141,18 +135,15 @@ class EpisodeData:
 
 
 def with_hidden(schema: Schema, path: str) -> Schema:
-    """Return a schema with a bool extra field at ``path``, which is true for steps that are hidden from samplers."""
     extra = {**schema.extra, path.removeprefix(f"{EXTRA}/"): Field((), "bool")}
     return Schema(schema.obs, schema.action, schema.reward, extra, schema.episode)
 
 
 def is_part(path: str, part: str) -> bool:
-    """Tell whether ``path`` is the part itself, such as "obs", or below the part, such as "obs/image"."""
     return path == part or path.startswith(f"{part}/")
 
 
 def is_obs(path: str) -> bool:
-    """Tell whether a path is a leaf of the observation."""
     return is_part(path, OBS)
 
 

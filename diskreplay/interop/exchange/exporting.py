@@ -1,7 +1,6 @@
 """Export: write the ended episodes of a store to a data set, which appears at its path when it is complete.
 
-The options choose leaves of the store, their names and their dtypes. A format receives the resulting schema and
-episodes. Before the first episode is written, the export reports the data that the format cannot hold.
+Before the first episode is written, the export reports the data that the format cannot hold.
 """
 
 import os
@@ -42,7 +41,7 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally
 Where = Callable[[Episode], bool]
 
 RENAMED = {"names": "rename"}
-"""The present name of each option that had another name in an earlier release."""
+"""New names of options, by the name in earlier releases."""
 
 _PREFIX_CHARACTERS = 48
 
@@ -71,7 +70,7 @@ class ExportOptions(TypedDict, total=False):
         ``{path in the store: dtype}``. A value that the dtype cannot hold raises SchemaError. If the dtype ends with
         ":unsafe", the value is rounded instead.
     where : callable
-        A function of an `Episode`. It returns whether to export the episode.
+        A function that receives an `Episode`, and returns whether to export the episode.
     """
 
     obs: Names | None
@@ -97,12 +96,10 @@ class Plan(NamedTuple):
     Attributes
     ----------
     path : Path
-        The path to write, which does not exist yet. It is in a new temporary folder, and ends with the data set's name.
+        The path to write, in a new temporary folder. Nothing is at this path yet.
     schema : Schema
         The schema of the exported leaves. If the export adds an extra field that tells which steps are hidden, the
         schema has this field, too.
-    episodes, steps : int
-        The numbers of exported episodes and of their steps.
     metadata : dict
         The note of the import that made the store: "format", "source", "metadata" and more. Empty if no import made
         the store.
@@ -143,14 +140,13 @@ class Format:
 
 @dataclass(frozen=True)
 class ChosenEpisode:
-    """An ended episode to export, and the layout of the exported leaves."""
+    """An ended episode of a store, seen as the leaves that the options export."""
 
     _episode: Episode
     _layout: Layout
     _note: Json = None
 
     def __len__(self) -> int:
-        """Return the number of steps."""
         return len(self._episode)
 
     terminated = property(lambda self: self._episode.terminated)
@@ -166,17 +162,15 @@ class ChosenEpisode:
 
     @property
     def has_notes(self) -> bool:
-        """Whether the import that made the store kept a note about the episode."""
         return self._note is not None
 
     @property
     def has_priorities(self) -> bool:
-        """Whether any step has an initial priority."""
         return not np.isnan(self._episode[PRIORITY]).all()
 
     @property
     def has_rewards(self) -> bool:
-        """Whether any reward is not zero."""
+        """Whether any exported reward is not zero."""
         source = self._source_of(REWARD)
         return source is not None and bool(self._episode.rows(source).any())
 
@@ -203,7 +197,7 @@ class ChosenEpisode:
 
 
 MakeFormat = Callable[[Schema, Sequence[ChosenEpisode], Mapping[str, Json]], Format]
-"""A function that returns a `Format`. Its arguments are a schema, the episodes, and the `metadata` of a `Plan`."""
+"""A function that returns a `Format` for a schema, the episodes, and the metadata of a `Plan`."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +292,7 @@ def export_from(
 
 
 def _choice(options: ExportOptions) -> Choice:
-    """Return the options of an export as a `Choice`; TypeError for an unknown option, as in any call of a function."""
+    """Return the options as a `Choice`; TypeError for an unknown option, as in any call of a function."""
     for name in options:
         if name in RENAMED:
             raise SchemaError(f"the option {name} is called {RENAMED[name]} now, in all formats")
@@ -308,7 +302,7 @@ def _choice(options: ExportOptions) -> Choice:
 
 
 def _lay_out(store: Store, choice: Choice) -> Layout:
-    """Return the layout of an export: the exported leaves of a store, with their new paths and dtypes.
+    """Return the layout of an export.
 
     The keys of the option ``dtype`` are paths in the store, also for leaves that other options rename.
     """
@@ -328,9 +322,7 @@ def _read(
 ) -> Iterator[EpisodeData]:
     """Yield the data of each episode as `Format.write` receives them.
 
-    If ``hidden`` is given, a bool leaf at this path tells which steps are hidden from samplers. A missing final
-    observation is added if `NO_FINAL_OBS` is in ``not_held``. Final observations are removed if `FINAL_OBS` is in
-    ``not_held``.
+    If ``hidden`` is given, a bool leaf at this path tells which steps are hidden from samplers.
     """
     for episode in episodes:
         data = episode.read(schema)
@@ -342,7 +334,7 @@ def _read(
 
 
 def _counted(episodes: Iterable[EpisodeData], tally: Tally) -> Iterator[EpisodeData]:
-    """Yield episodes, and add the steps of each to ``tally`` when the next episode is requested."""
+    """Yield episodes, and count each when the next one is requested: the writer has then written it."""
     for episode in episodes:
         yield episode
         tally.add(len(episode))
@@ -415,7 +407,7 @@ def place_hidden(
 
 
 def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episode], int]:
-    """Return the ended episodes that ``where`` accepts, by start time, and the number of open episodes it accepts.
+    """Return the ended episodes that ``where`` accepts, by start time, and the number of accepted open episodes.
 
     Episodes whose segment was deleted since the snapshot are left out.
     """
@@ -432,12 +424,12 @@ def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episo
 
 
 def began(episode: Episode) -> float:
-    """Return the time of an episode's first step in seconds, by which the episodes of all writers are ordered."""
+    """Return the time of an episode's first step, in seconds."""
     return float(episode.times[0])
 
 
 def in_order(episodes: Iterable[Episode]) -> list[Episode]:
-    """Return episodes ordered by start time, without episodes whose segment was deleted since the snapshot."""
+    """Sort episodes by start time, and drop episodes whose segment was deleted since the snapshot."""
     dated = []
     for episode in episodes:
         with suppress(SegmentGone):
@@ -448,9 +440,9 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
 def find_not_held(
     schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json], lacking: Mapping[str, str]
 ) -> list[NotHeld]:
-    """Return the entries of ``lacking`` whose data at least one episode has, as a list of `NotHeld`.
+    """Return the entries of ``lacking`` whose data at least one episode has.
 
-    The search ends when an episode has been found for each entry. It reads no arrays of steps except priorities.
+    The search ends when each entry has been found. It reads no arrays of steps except priorities.
 
     Parameters
     ----------
@@ -498,7 +490,7 @@ class ColumnWriter:
     Parameters
     ----------
     array
-        The array of h5py or zarr. Rows are written by assignment to slices of the array.
+        An array of h5py or zarr.
     block_rows : int
         The number of rows in a block, such as a chunk of the file.
     begin : int
@@ -514,7 +506,6 @@ class ColumnWriter:
         self._waiting = [np.full((self._count, *array.shape[1:]), fill, array.dtype)]
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Add rows, and write the blocks that are now full."""
         self._waiting.append(rows)
         self._count += len(rows)
         if self._count >= self._block_rows:
@@ -525,7 +516,6 @@ class ColumnWriter:
             self._waiting, self._count = [joined[whole:].copy()], len(joined) - whole
 
     def finish(self) -> None:
-        """Write the remaining rows, which do not fill a block."""
         if self._count:
             self._write(np.concatenate(self._waiting))
 

@@ -32,7 +32,7 @@ def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -
 
 
 def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
-    """Return the schema with these leaves; slashes in a path make nested dicts. SchemaError for an invalid path."""
+    """Return the schema with these leaves, by path; SchemaError for an invalid path."""
     for path in leaves:
         *above, _ = accumulate(path.split("/"), "{}/{}".format)
         if fields := [folder for folder in above if folder in leaves]:
@@ -76,7 +76,7 @@ def space_of(tree: Any) -> "Space[Any]":
         from gymnasium import spaces
 
     if isinstance(tree, Mapping):
-        # gymnasium would sort the keys of a plain dict.
+        # For a plain dict, gymnasium would sort the keys.
         return spaces.Dict(OrderedDict((key, space_of(inner)) for key, inner in tree.items()))
     if isinstance(tree, tuple):
         return spaces.Tuple([space_of(inner) for inner in tree])

@@ -1,7 +1,7 @@
 """Checks of untrusted data sets: only regular files, sizes within bounds, and one class of error.
 
-Nothing in a data set is trusted. A data set may refer to pipes and devices, which block or never end. It may claim more
-data than it has, or make a library raise errors of any class.
+A data set may refer to pipes and devices, which block or never end. It may claim more data than it has, or make a
+library raise errors of any class.
 """
 
 import errno
@@ -33,15 +33,14 @@ __all__ = [
 ]
 
 NUMBERS = "biuf"
-"""The values of ``dtype.kind`` for booleans, integers and floats: the dtypes that are read from data sets."""
+"""The values of ``dtype.kind`` for booleans, integers and floats. Imports read no other dtypes."""
 
 _DOCUMENTS = (".json", ".jsonl", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _DOCUMENT_BYTES = 64 << 20
 # A file of any size may claim `_SMALL_BYTES` bytes of uncompressed data. A larger claim may have `_MOST_PACKED` bytes
-# for each stored byte. Deflate compresses at most 1032 bytes into one.
+# for each stored byte, since deflate compresses at most 1032 bytes into one.
 _SMALL_BYTES, _MOST_PACKED = 256 << 20, 1100
 _MOST_ABSENT = 1 << 17  # the number of chunks that a file of any size may omit
-# Errors of the system, not of the data. `reading` lets them pass unchanged.
 _OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINTR),
@@ -56,7 +55,7 @@ def foreign(place: Path) -> Iterator[int]:
     ------
     FormatError
         The data set has something other than regular files and folders, or the ``with`` block raises an error that
-        damaged data can cause: see `reading`.
+        damaged data can cause.
     """
     with reading(place):
         yield check_files(place)
@@ -88,10 +87,7 @@ def reading(name: Path | str) -> Iterator[None]:
 
 
 def _line(text: object) -> str:
-    """Return a text as one printable line, since names in a data set and messages of libraries may have any characters.
-
-    Characters that cannot be printed are replaced by escapes, and line breaks by spaces.
-    """
+    """Return a text as one printable line: names in a data set and messages of libraries may have any characters."""
     line = str(text)
     if line.isprintable():
         return line
@@ -110,8 +106,8 @@ def _reason(error: Exception) -> str:
 def check_files(place: Path) -> int:
     """Check that a data set is a regular file or a folder of regular files; return the total size in bytes.
 
-    A link may lead to a file of the same data set. In a snapshot of the Hugging Face cache, it may also lead to a blob
-    of this cache. The size of a missing data set is 0.
+    A link may lead to a file of the same data set. In a snapshot of the Hugging Face cache, a link may also lead to a
+    blob of this cache. The size of a missing data set is 0.
 
     Raises
     ------
@@ -204,10 +200,10 @@ def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) 
 
 
 def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what: str) -> None:
-    """Check that a file of ``stored`` bytes can have all chunks of an array, since each chunk costs memory and time.
+    """Raise FormatError if a file of ``stored`` bytes is too small to list all chunks of an array.
 
-    A file's list of its chunks has at least eight bytes for each chunk. A small number of chunks always passes, since a
-    file may omit chunks of zeros. A larger number raises FormatError if this list would be larger than the file.
+    The list has at least eight bytes for each chunk. A small number of chunks always passes, since a file may omit
+    chunks of zeros.
     """
     count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
     if count > max(_MOST_ABSENT, stored // 8):
@@ -225,9 +221,14 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_npz(path: Path, wanted: Callable[[str], bool] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an npz archive by name; if ``wanted`` is given, only those whose name it accepts.
+    """Return the arrays of an npz archive by name, read-only.
 
-    The arrays are read-only.
+    Parameters
+    ----------
+    path : Path
+        The archive.
+    wanted : callable, optional
+        Tells whether to read the array with a name. None: all arrays are read.
 
     Raises
     ------
@@ -260,6 +261,5 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
         nbytes = member.file_size - opened.tell()
         if math.prod(shape) * dtype.itemsize != nbytes:
             raise FormatError(f"{what} has another number of bytes than its shape {shape!s:.80} needs")
-        # All bytes are read at once, since zlib takes longer for NumPy's reads of 256 KiB. `read_npz` has checked the
-        # sizes.
+        # One read of all bytes is faster than NumPy's reads of 256 KiB. `read_npz` has checked the sizes.
         return np.ndarray(shape, dtype, opened.read(nbytes), order="F" if is_fortran else "C")

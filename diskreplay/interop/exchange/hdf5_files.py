@@ -1,7 +1,7 @@
 """Checks of untrusted HDF5 files: data sets must be arrays inside of the file, with sizes that the file can hold.
 
-An HDF5 file can refer to other files: by external storage, by external links, and by virtual data sets, which consist
-of parts of other files. If an import followed these references, it could copy any file of the machine into the store.
+An HDF5 file can refer to other files by external storage, external links and virtual data sets. If an import followed
+these references, it could copy any file of the machine into the store.
 """
 
 import math
@@ -32,14 +32,11 @@ Shape = tuple[int, ...]
 
 _MOST_DEEP = 64
 _SUFFIXES = ".hdf5", ".h5"
-# A message lists at most this number of files.
-_SHOWN = 5
-# Filters that do not compress: shuffle, and a checksum.
-_PLAIN_FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)
+_SHOWN = 5  # a message lists at most this number of files
+_PLAIN_FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)  # filters that do not compress
 
 
 def check_is_file(path: Path) -> None:
-    """Raise StoreNotFound if there is no file at a path."""
     if path.is_dir():
         found = [file.name for file in sorted(path.iterdir()) if file.suffix in _SUFFIXES]
         listed = f": {', '.join(found[:_SHOWN])}{' and others' * (len(found) > _SHOWN)}" if found else " in HDF5"
@@ -79,7 +76,7 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
 
 
 def member(group: h5py.h5g.GroupID, name: str) -> Any:
-    """Return the member of a group with a name or a path; KeyError if it is missing or a broken link."""
+    """Return the member of a group at a name or path; KeyError if the member is missing or a broken link."""
     return h5py.h5o.open(group, os.fsencode(name))
 
 
@@ -100,14 +97,13 @@ def read_into(item: h5py.h5d.DatasetID, rows: NDArray[Any]) -> None:
 
 
 def attribute_names(item: h5py.h5g.GroupID) -> list[str]:
-    """Return the names of a group's attributes."""
     names: list[bytes] = []
     h5py.h5a.iterate(item, names.append)
     return [os.fsdecode(name) for name in names]
 
 
 def read_attribute(item: h5py.h5g.GroupID, name: str) -> Any:
-    """Return the value of an attribute of a group, as ``h5py.Group(item).attrs[name]`` does."""
+    """Return the value of a group's attribute, as ``h5py.Group(item).attrs[name]`` does."""
     opened = h5py.h5a.open(item, os.fsencode(name))
     dtype, shape = opened.dtype, opened.shape
     if dtype.kind not in NUMBERS or shape is None:
@@ -135,7 +131,7 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> Shape:
 
 
 def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the full name and the object of each member of the root group and of all groups below it.
+    """Yield the full name and the object of each member of the root group and of all groups below the root.
 
     The object is None for a soft link, and for a second name of a group that was yielded before.
     """

@@ -54,14 +54,13 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally, ste
 from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
-# The notes of this number of episodes are written together, as one note of the store. A resumed import reads the
-# episodes of the last such note again, to write the complete note.
+# The notes of this number of episodes are one note of the store. A resumed import reads the episodes of the newest note
+# again, since this note may be incomplete.
 EPISODES_A_NOTE = 128
-# In a compressed import, the smallest size of a segment in bytes, and the largest number of segments. With more
-# segments, the background compaction would merge their packs, and a merge needs the disk space of the packs a second
-# time.
+# The smallest size of a segment in bytes, and the largest number of segments, of a compressed import. With more
+# segments, the background compaction would merge packs, and a merge needs the disk space of the packs a second time.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
-# An import warns if it cuts more often than once in this number of steps.
+# An import warns if a data set has more than one cut in this number of steps.
 _STEPS_A_CUT = 10
 
 
@@ -87,15 +86,13 @@ class Planned(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """An episode that an import left out, and the reason."""
-
     what: str
     why: str
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that is open for an import. The default path of a feature is its path in the store without options.
+    """A data set that is open for an import.
 
     Attributes
     ----------
@@ -127,12 +124,12 @@ class Source:
     left_out : list of str
         Features that the reader left out because the caller skips them.
     texts : dict of str to list of str
-        Lists of texts, if numbers in the data stand for texts: number i stands for item i of a list. A key is the
-        default path of the leaf with the numbers, or another key of `Store.texts`, such as "task".
+        Lists of texts for leaves whose numbers stand for texts: number i stands for item i. A key is the default path
+        of a leaf, or another key of `Store.texts`, such as "task".
     leaves : dict of str to Field, optional
-        The field of each feature, by its default path. None: the leaves of ``schema``.
+        The field of each feature, by default path. None: the leaves of ``schema``.
     names : dict of str to str, optional
-        The name of each feature, by its default path. None: the names are the paths.
+        The name of each feature, by default path. None: the names are the paths.
     numbers : list of int, optional
         The number of each episode in the data set, for messages and for ``where``. None: the numbers are 0, 1, 2 and so
         on.
@@ -160,16 +157,15 @@ class Source:
     files: Sequence[str] | None = None
 
     def number_of(self, position: int) -> int:
-        """Return the number that the episode at a position has in the data set."""
         return position if self.numbers is None else self.numbers[position]
 
     def describe(self, position: int) -> str:
-        """Return the number of the episode at a position, and its file, as text for messages."""
+        """Return a text for messages: the number of the episode at a position, and the episode's file."""
         file = "" if self.files is None else f" ({self.files[position]})"
         return f"episode {self.number_of(position)}{file}"
 
     def lay_out(self, choice: Choice) -> Layout:
-        """Return the `Layout` of the features that results from the options; raise the errors of `choosing.lay_out`."""
+        """Return the layout that results from the options; raise the errors of `choosing.lay_out`."""
         leaves = self.leaves
         if leaves is None:
             assert self.schema is not None
@@ -311,7 +307,7 @@ def import_into(
 
 
 def _plan(path: Path, source: Source, schema: Schema) -> Planned:
-    """Return the plan of an import. Its steps are the ones that earlier calls of the import have not appended."""
+    """Return the plan of an import. Steps that earlier calls of the import have appended do not count."""
     steps = source.steps
     with suppress(ReplayError), open_store(path) as store:
         is_complete = (store.read_note(NOTE) or {}).get(COMPLETE)
@@ -321,7 +317,7 @@ def _plan(path: Path, source: Source, schema: Schema) -> Planned:
 
 
 def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[str, Json]) -> tuple[bool, int]:
-    """Check that a store can be used for an import, and write the store's note about a new import.
+    """Check that a store can be used for an import, and write the note of a new import.
 
     Returns whether the import is complete, and the number of episodes in the store.
 
@@ -364,11 +360,11 @@ def _append(
 ) -> tuple[int, int]:
     """Append all episodes except the first ``begun``, which the store has; return the numbers of episodes and steps.
 
-    Some of the first ``begun`` episodes are read again. StoreExists is raised if they differ from the store's episodes.
+    StoreExists is raised if the episodes in the store differ from the data set. Only some of them are compared.
     """
     existing, steps = store.episodes[:begun], 0
-    # If no episode is left out, episode n of the store is episode n of the data set. Otherwise the data set is read
-    # from the beginning, to find out which episodes the store has.
+    # If the options may leave out episodes, the data set is read from the beginning, to find out which episodes the
+    # store has. If not, episode n of the store is episode n of the data set.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     source = selection.source
     done = first, sum(map(len, existing[:first]))
@@ -409,7 +405,6 @@ class _Selection:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the options may leave out episodes."""
         return self._choice.where is not None or self._choice.on_error == "skip"
 
     def try_where(self) -> None:
@@ -427,10 +422,9 @@ class _Selection:
             yield made, where is None or bool(where(SourceEpisode(number, schema, made)))
 
     def _readable(self, first: int) -> Iterator[tuple[int, EpisodeData]]:
-        """Yield the position and the data of each episode that can be read and has the leaves of the store.
+        """Yield the position and the data of each episode that can be read.
 
-        The error of an episode that cannot be read is raised. With ``on_error="skip"``, the error is added to
-        ``skipped`` instead.
+        The error of any other episode is raised, or with ``on_error="skip"`` added to ``skipped``.
         """
         number = first
         while number < self.source.episodes:
@@ -508,8 +502,8 @@ class _Segments:
     store : Store
         The store.
     most_bytes : int or None
-        The size of a segment in bytes, before its compression. None: segments are not compressed, and have the size
-        that the store sets.
+        The size of a segment in bytes, before its compression. None: segments are not compressed, and the store sets
+        their size.
     """
 
     def __init__(self, store: Store, most_bytes: int | None) -> None:
@@ -520,7 +514,6 @@ class _Segments:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the last segment; if ``most_bytes`` is given and the ``with`` block did not raise, compress it, too."""
         self._writer.close()
         if kind is None and self._most_bytes is not None:
             self._compress()
@@ -551,7 +544,7 @@ def _as_note(value: Json) -> Json:
 
 
 class _Notes:
-    """Collects the notes of episodes, and writes one note of the store for every `EPISODES_A_NOTE` episodes."""
+    """Writes the notes of every `EPISODES_A_NOTE` episodes as one note of the store."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._number, self._waiting = store, 0, dict[str, Json]()
@@ -570,7 +563,7 @@ class _Notes:
 
 
 def import_notes(store: Store) -> tuple[dict[str, Json], dict[int, Json]]:
-    """Return the notes of an import: the note about the data set, and notes of episodes by the id of their first step.
+    """Return the note of an import about the data set, and its notes of episodes by the id of their first step.
 
     Both are empty if no import made the store.
     """
@@ -589,7 +582,7 @@ _NAME, _DOCUMENT, _VERSION = "diskreplay", "export.json", 1
 
 
 def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapping[str, Json]) -> tuple[Path, str]:
-    """Return the side folder of a data set, and the names of the values in this folder that the import will lack.
+    """Return the side folder of a data set, and the names of the values that only this folder has.
 
     In a side folder, an export by an earlier release kept values that the format could not hold.
 
@@ -605,8 +598,8 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
     Returns
     -------
     tuple of Path and str
-        The side folder, or ``place`` if there is no side folder. And the names as one text, with commas between them.
-        The text is empty if there is no side folder, or if the data set itself has all values.
+        The side folder, or ``place`` if there is no side folder. And the names, as one text with commas; the text is
+        empty if there is no side folder, or if the data set itself has all values.
 
     Raises
     ------

@@ -15,25 +15,24 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 
 _KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-# The largest number of levels of nested tuples. Hashing deeper tuples, as keys of a dict, overflows the stack.
-_MOST_DEEP = 64
+_MOST_DEEP = 64  # levels of nested tuples; to hash deeper tuples, as keys of a dict, would overflow the stack
 _MOST_ARGUMENTS = 64
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 _PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
-# The opcodes whose values are bytes. `_check` skips such a value if it has at least `_LARGE` bytes.
+# Opcodes whose values are bytes. `_Opcodes` skips such a value if it has at least `_LARGE` bytes.
 _ARRAYS, _LARGE = (pickle.BINBYTES8, pickle.BYTEARRAY8, pickle.BINBYTES), 4096
 _OF_NUMPY = ("numpy._core", "numpy.core")  # the second is the name in NumPy 1
 
 
 class Record:
-    """An object of a pickle whose class was not imported: the arguments of its class, and its attributes.
+    """An object of a pickle whose class was not imported.
 
     Attributes
     ----------
     class_name : str
-        The dotted name of its class.
+        The dotted name of the class.
     args : tuple
-        The arguments that the pickle passes to its class.
+        The arguments that the pickle passes to the class.
     state : object
         The pickled state of the object, usually a dict of its attributes.
     """
@@ -44,15 +43,13 @@ class Record:
     state: object
 
     def __new__(cls, *args: object) -> "Record":
-        """Set ``args``; UnpicklingError for more than 64 arguments: a small file could copy a long tuple often."""
-        if len(args) > _MOST_ARGUMENTS:
+        if len(args) > _MOST_ARGUMENTS:  # a small file could copy a long tuple many times
             raise pickle.UnpicklingError(f"it calls {cls.class_name} with {len(args)} arguments")
         record = object.__new__(cls)
         record.args, record.state = args, None
         return record
 
     def __setstate__(self, state: object) -> None:
-        """Keep the state."""
         self.state = state
 
     @property
@@ -75,7 +72,6 @@ class PickledArray:
         self.fill(data, dtype, shape, "F" if is_fortran else "C")
 
     def fill(self, data: Any, dtype: "_Dtype", shape: tuple[int, ...], order: Any) -> None:
-        """Set ``values`` from the bytes ``data``, if the dtype is a dtype of numbers."""
         if dtype.known is not None:
             self.values = np.frombuffer(data, dtype.known).reshape(shape, order=order)
 
@@ -122,7 +118,7 @@ class _Unpickler(pickle.Unpickler):
             self._known[f"{package}.numeric._frombuffer"] = _Function(_from_buffer)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the inert replacement of a class or function; UnpicklingError if the file must not use it."""
+        """Return the inert replacement of a class or function; UnpicklingError if the file must not use the class."""
         dotted = f"{module}.{name}"
         if dotted not in self._known:
             if dotted not in self._classes:
@@ -165,10 +161,10 @@ def _subclass(base: type) -> type:
 
 
 def load(path: Path, classes: Collection[str]) -> Any:
-    """Return the object in a pickle file, without importing any class that the file names.
+    """Return the object in a pickle file; no code of the file runs.
 
     Values of built-in types, such as numbers and dicts, are returned as they are. Arrays become `PickledArray`, and
-    objects of the classes in ``classes`` become `Record`. No code of the file runs.
+    objects of the classes in ``classes`` become `Record`.
 
     Parameters
     ----------
@@ -259,8 +255,6 @@ class _Opcodes:
 
 
 class _SkippedBytes:
-    """Stands for bytes that `_Opcodes` skipped. Its length is their number, and it has no items."""
-
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
 
@@ -268,7 +262,7 @@ class _SkippedBytes:
         return self._nbytes
 
     def __iter__(self) -> Iterator[int]:
-        return iter(())
+        return iter(())  # the skipped bytes are not read
 
 
 def _top(stack: list[int | None]) -> int:

@@ -1,8 +1,7 @@
-"""Flat buffers of transitions: the order of their rows, and the boundaries of episodes in them.
+"""Find the order of rows and the boundaries of episodes in flat buffers of transitions.
 
-A lane is one environment's stream of transitions. A flat buffer marks where an episode ended, but not where it began.
-So two consecutive transitions are in the same episode if the first transition did not end an episode, and its next
-observation is the observation of the second transition.
+A flat buffer marks where an episode ended, but not where an episode began. So two consecutive transitions are in the
+same episode if the first did not end an episode, and its next observation is the observation of the second.
 """
 
 import math
@@ -29,7 +28,6 @@ class Piece(NamedTuple):
     stop: int
 
     def __len__(self) -> int:
-        """Return the number of steps."""
         return self.stop - self.start
 
 
@@ -128,8 +126,7 @@ def _same(one: NDArray[Any], other: NDArray[Any]) -> Bools:
 
 
 def _equal(one: NDArray[Any], other: NDArray[Any]) -> Bools:
-    # Only a NaN differs from itself.
-    equal: Bools = (one == other) | (one != one) & (other != other)
+    equal: Bools = (one == other) | (one != one) & (other != other)  # only a NaN differs from itself
     return equal
 
 
@@ -164,8 +161,8 @@ def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any
 def pieces(ended: Bools) -> list[Piece]:
     """Divide all lanes into `Piece` objects, and return them sorted by start position and then by lane.
 
-    ``ended``, ``(T, lanes)``, is true where a transition is the last of its piece. The last piece of a lane ends with
-    the lane.
+    ``ended``, ``(T, lanes)``, is true for the last transition of each piece. The last piece of a lane ends with the
+    lane.
     """
     found: list[Piece] = []
     for lane in range(ended.shape[1]):
@@ -175,7 +172,7 @@ def pieces(ended: Bools) -> list[Piece]:
 
 
 class LaneFiller:
-    """Assigns each `Piece` to the lane that is the shortest so far, and appends it there.
+    """Appends each `Piece` to the shortest lane.
 
     If the pieces are placed in the order that the function `pieces` returns, and the pieces of each lane begin at
     position 0, each piece returns to the lane from which it came.
@@ -185,7 +182,7 @@ class LaneFiller:
         self.lengths = [0] * lanes
 
     def place(self, steps: int) -> Piece:
-        """Place the next piece, which has ``steps`` steps, and return it with its lane and positions."""
+        """Append a piece of ``steps`` steps to the shortest lane."""
         lane = min(range(len(self.lengths)), key=self.lengths.__getitem__)
         start = self.lengths[lane]
         self.lengths[lane] += steps

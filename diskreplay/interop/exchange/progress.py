@@ -35,7 +35,7 @@ class Announced:
 
 
 class Tally:
-    """Counts episodes, and reports the progress after each.
+    """Counts episodes, and reports the progress after each episode.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Tally:
         return Amount(episodes, steps, steps * self._step_bytes)
 
     def add(self, steps: int) -> None:
-        """Count an episode with this number of steps."""
+        """Count an episode of ``steps`` steps."""
         self._done = self._amount(self._done.episodes + 1, self._done.steps + steps)
         if isinstance(self._progress, Announced):
             self._progress.report(self._done, self._total)

@@ -1,4 +1,4 @@
-"""Read ahead in a thread while earlier values are used; write in a thread while the next episodes are read."""
+"""Read episodes ahead in a thread, and write episodes in a thread while the next ones are read."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -49,16 +49,16 @@ def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, No
 
 
 def _next_ones(episodes: Iterator[EpisodeData]) -> tuple[list[EpisodeData], Exception | None]:
-    """Read episodes until their arrays take ``_AHEAD_BYTES``; return them, and the error that stopped this, or None.
+    """Read episodes until their arrays take ``_AHEAD_BYTES``, or reading an episode fails; return the error, too.
 
-    The list is empty at the end of the iterator.
+    The list is empty at the end of the iterator. The error is None if no episode failed.
     """
     found, nbytes = list[EpisodeData](), 0
     try:
         while nbytes < _AHEAD_BYTES and (episode := next(episodes, None)) is not None:
             found.append(episode)
             nbytes += _nbytes(episode)
-    except Exception as error:  # `episodes_ahead` yields the episodes in `found`, and then raises the error
+    except Exception as error:  # `episodes_ahead` raises it after the episodes in `found`
         return found, error
     return found, None
 

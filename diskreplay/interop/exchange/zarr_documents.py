@@ -1,7 +1,7 @@
 """Checks of zarr's metadata files, .zarray and zarr.json, before zarr reads an array: dtypes, sizes and codecs.
 
-zarr creates the codecs that a metadata file names. Some codecs, such as pickle, run code, or call other codecs that run
-code. So only listed dtypes and codecs are accepted. The listed codecs decode numbers and do nothing else.
+zarr creates the codecs that a metadata file names. Some codecs, such as pickle, run code. So only listed dtypes and
+codecs are accepted. The listed codecs decode numbers and do nothing else.
 """
 
 import bz2
@@ -32,8 +32,7 @@ _DTYPES_3 = {
 }
 _COMPRESSORS = {"blosc", "zstd", "lz4", "zlib", "gzip", "bz2"}
 _FILTERS = {"shuffle", "delta", "crc32", "crc32c", "adler32", "fletcher32"}
-# Codecs of images, from the library imagecodecs. zarr can use them if the program has registered them.
-_IMAGES = "imagecodecs_"
+_IMAGES = "imagecodecs_"  # codecs of the library imagecodecs, which zarr has only if the program registered them
 _OF_NUMCODECS = "numcodecs."
 _SHARDS = "sharding_indexed"
 # A compressed chunk takes at most twice the bytes of the uncompressed chunk, plus this number of bytes.
@@ -63,8 +62,7 @@ class Layout(NamedTuple):
     def may_unpack(self, data: memoryview) -> bool:
         """Tell whether a compressed chunk is complete and unpacks to at most ``most`` bytes.
 
-        The check reads the sizes in the chunk's headers. If the headers have no sizes, the check unpacks up to ``most``
-        + 1 bytes.
+        The check reads the sizes in the chunk's headers. Without such sizes, it unpacks up to ``most`` + 1 bytes.
         """
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
@@ -237,9 +235,7 @@ class Documents:
         )
 
 
-class _Stream(Protocol):
-    """The common methods of the decompressors of zlib and bz2."""
-
+class _Stream(Protocol):  # the decompressors of zlib and bz2
     @property
     def eof(self) -> bool: ...
 
