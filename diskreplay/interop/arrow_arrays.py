@@ -1,8 +1,7 @@
-"""Conversion of NumPy arrays to Arrow columns and back, without a loop over rows.
+"""Convert NumPy arrays to Arrow columns and back, without a loop over rows.
 
-A field with a shape becomes nested lists of fixed size, one level for each axis, so that any reader of Arrow sees the
-shape. Fields of many numbers, such as images, can be columns of bytes of fixed size instead, since Parquet takes
-several times as long for lists.
+A field with a shape becomes nested lists of fixed size, so that any reader of Arrow sees the shape. Fields of many
+numbers, such as images, can be columns of bytes instead, since Parquet takes several times as long for lists.
 """
 
 import math
@@ -23,7 +22,7 @@ __all__ = ["from_arrow", "from_arrow_bytes", "to_arrow", "to_arrow_bytes", "with
 
 
 def to_arrow(rows: NDArray[Any]) -> "Array":
-    """Return an array ``(n, *shape)`` as a column of n rows: numbers, or nested lists of fixed size."""
+    """Return an array ``(n, *shape)`` as a column of n numbers, or of n nested lists of fixed size."""
     column = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for size in reversed(rows.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)
@@ -59,7 +58,7 @@ def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[
 
 
 def with_missing(column: "Array", is_present: NDArray[np.bool_]) -> "Array":
-    """Spread the rows of ``column``, in order, over the rows where ``is_present`` is true; the other rows are null.
+    """Spread the rows of ``column``, in order, over the rows where ``is_present`` is true; all other rows are null.
 
     In a column of lists, a null row is a list of nulls, since pyarrow before 26 cannot write a null list of fixed size.
     """
@@ -77,7 +76,7 @@ def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.
         numbers = pa.chunked_array([chunk.flatten() for chunk in numbers.chunks], numbers.type.value_type)
     if numbers.null_count:
         complete = numbers.is_valid().to_numpy()
-        if len(complete) % len(rows) == 0:  # otherwise some inner lists are null, and `from_arrow` raises
+        if len(complete) % len(rows) == 0:  # if not, some inner lists are null, and `from_arrow` raises
             kept = complete.reshape(len(rows), -1).any(axis=1)
             rows, is_present[is_present] = rows.filter(pa.array(kept)), kept
     return rows, is_present

@@ -73,8 +73,7 @@ OBSERVATIONS, ACTIONS, REWARDS = "observations", "actions", "rewards"
 TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS = "terminals", "timeouts", "next_observations"
 METADATA_GROUP, CHUNKS_GROUP = "metadata", "virtual"
 
-# Arrays, or groups of arrays, that are not extra fields.
-RESERVED = (
+RESERVED = (  # arrays, or groups of arrays, that are not extra fields
     *(OBSERVATIONS, ACTIONS, REWARDS, TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS),
     *(METADATA_GROUP, CHUNKS_GROUP),
 )
@@ -218,7 +217,6 @@ def _format(
 
 
 def _reason(path: str) -> str | None:
-    """Return the reason why a file cannot hold the leaf at ``path``; None if it can."""
     if array_of(path) is not None:
         return None
     return "there are no values of episodes" if is_part(path, FIELDS) else "the name is one of D4RL's own"
@@ -463,7 +461,6 @@ class Reader:
         return rows
 
     def _chunk_rows(self) -> int:
-        """Return the largest number of rows that a chunk of any array has; 1 if no array has chunks."""
         return max((chunks[0] for array in self._arrays.values() if (chunks := array.chunks)), default=1)
 
     def _read_metadata(self, file: h5py.File) -> dict[str, Json]:
@@ -498,8 +495,6 @@ def _opened(path: Path) -> h5py.File:
 
 
 class _Layout(NamedTuple):
-    """The shape, dtype and chunks of an array in a file."""
-
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...] | None

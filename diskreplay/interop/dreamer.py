@@ -63,7 +63,7 @@ Rows = dict[str, NDArray[Any]]
 
 
 class _Part(NamedTuple):
-    """The rows of a file from ``start`` up to, but not including, ``stop``."""
+    """The rows of a file from ``start`` to before ``stop``."""
 
     file: Path
     start: int
@@ -199,7 +199,7 @@ class _Replay:
     def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
         """Yield the parts of each episode in the files ``chain``.
 
-        Each file continues the rows of the file before it, so an episode may begin in one file and end in a later one.
+        Each file continues the rows of the file before it, so an episode may begin in one file and end in a later file.
         """
         parts: list[_Part] = []
         for file in chain:
@@ -253,7 +253,6 @@ class _Replay:
         return leaves_of(values, file)
 
     def read(self, parts: Sequence[_Part], names: Mapping[str, str], wanted: Collection[str]) -> EpisodeData:
-        """Return the episode whose rows are in ``parts``, with the leaves at the paths in ``wanted``."""
         paths = {path: key for path, key in names.items() if path in wanted}
         rows, where = self._rows(parts, paths.values()), parts[0].file
         steps: Rows = {}
@@ -315,7 +314,6 @@ def _steps(parts: Sequence[_Part]) -> int:
 
 
 def _arrays(file: Path, names: Sequence[str] | None = None) -> Rows:
-    """Return those arrays of a file whose names are in ``names``; None: all arrays."""
     found = read_npz(file, None if names is None else names.__contains__)
     if scalars := [key for key, rows in found.items() if not rows.ndim]:
         raise FormatError(f"{file}: {scalars[0]!r} is a single value, not an array of rows")

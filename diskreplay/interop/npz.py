@@ -240,9 +240,14 @@ def _raise_not_found(folder: Path) -> NoReturn:
 
 
 class _Flags(NamedTuple):
-    """The options about the ends of episodes: ``ended`` is how episodes ended if no array tells this.
+    """The options about the ends of episodes.
 
-    ``terminated`` and ``truncated`` are the names of the arrays that tell how episodes ended. None: the usual names.
+    Attributes
+    ----------
+    ended : str
+        How episodes ended if no array tells this.
+    terminated, truncated : str or None
+        The names of the arrays that tell how episodes ended. None: the usual names.
     """
 
     ended: Ended
@@ -322,7 +327,7 @@ class _Arrays:
         return fields
 
     def _flag(self, arrays: Arrays, names: Iterable[str], count: int) -> NDArray[np.bool_] | None:
-        """Return a flag for each step, from the first of the arrays ``names`` that exists; None if none exists."""
+        """Return a flag for each step, from the first array of ``names`` that exists; None if no such array exists."""
         found = next((name for name in names if name in arrays), None)
         if found is None:
             return None
@@ -332,13 +337,12 @@ class _Arrays:
         return flags if len(flags) == count else np.arange(count) == (count - 1 if flags[0] else -1)
 
     def _check_named(self, arrays: Arrays, *names: str | None) -> None:
-        """Raise SchemaError if an array that the caller named does not exist."""
         for name in (self._told.terminated, self._told.truncated, *names):
             if name is not None and name not in arrays:
                 raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
 
     def _flags(self, arrays: Arrays, count: int) -> Ends:
-        """Return two masks of steps: where an episode terminated or was done, and where a limit truncated it.
+        """Return two masks of steps: where an episode terminated or was done, and where a limit truncated the episode.
 
         A mask is None if there is no such array.
         """
@@ -436,8 +440,6 @@ class _OneFile(_Arrays):
         return list(map(slice, bounds[:-1], bounds[1:]))
 
     def source(self) -> Source:
-        """Return the data set as a `Source`."""
-
         def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
             for number, part in enumerate(self._bounds[first:], first):
                 fields = {path: rows[number] for path, rows in self._fields.items()}
@@ -499,8 +501,6 @@ class _Files(_Arrays):
                 )
 
     def source(self) -> Source:
-        """Return the data set as a `Source`."""
-
         def read(first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
             names = {path: path.removeprefix(f"{FIELDS}/") for path in self._fields if path in wanted}
             kept = {path: name for path, name in self.names.items() if path in wanted}

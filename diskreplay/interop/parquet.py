@@ -63,10 +63,8 @@ _EPISODE, _STEP, _LENGTH, _TERMINATED, _TRUNCATED, _NOTES = (
     *("episode", "step", "length"),
     *("terminated", "truncated", "notes"),
 )
-# Fields of more numbers than this are written as bytes of fixed size.
-_MOST_LISTED = 256
-# A file is written when its episodes take this number of bytes.
-_FILE_BYTES = 16 << 20
+_MOST_LISTED = 256  # fields of more numbers are written as bytes of fixed size
+_FILE_BYTES = 16 << 20  # a file is written when its episodes take this number of bytes
 
 
 def import_dataset(
@@ -236,12 +234,11 @@ class _Wanted(NamedTuple):
 
     @property
     def steps(self) -> dict[str, Field]:
-        """The wanted leaves that are in the table of steps, by path."""
         return {path: leaf for path, leaf in self.schema.step_leaves.items() if path in self.paths}
 
     @property
     def episodes(self) -> dict[str, Field]:
-        """The wanted leaves that are in the table of episodes, by path: final observations, and episode fields."""
+        """The wanted leaves in the table of episodes, by path: final observations, and episode fields."""
         of_episodes = {path: leaf for path, leaf in self.schema.leaves.items() if path in self.paths}
         return {path: leaf for path, leaf in of_episodes.items() if is_obs(path) or path not in self.steps}
 
@@ -252,7 +249,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path, wanted: _Wanted, first: int, total: int) -> Iterator[EpisodeData]:
-    """Yield the episodes from number ``first`` on, file by file; a thread reads the next file meanwhile."""
+    """Yield the episodes from number ``first`` on; a thread reads the next file ahead."""
     files = _files(folder)  # the name of a file is the number of its first episode
     starts = [int(file.stem) for file in files]
     spans = [span for span in zip(files, starts, [*starts[1:], total], strict=True) if span[2] > first]
@@ -330,7 +327,7 @@ def _array(column: Any, path: str, leaf: Field) -> NDArray[Any]:
 
 
 def _with_places(column: Any, path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the values that are not null, and the position of each row's value among them; -1 for a null row."""
+    """Return the values of a column without nulls, and the position of each row's value in them; -1 for a null row."""
     rows, there = without_missing(column)
     return _array(rows, path, leaf), np.where(there, np.cumsum(there) - 1, -1)
 

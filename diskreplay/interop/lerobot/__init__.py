@@ -211,10 +211,7 @@ def _own(noted: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def _has_rewards(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json]) -> bool:
-    """Tell whether the exported data set has a column of rewards.
-
-    The column is left out if the store was imported from a data set without rewards and all rewards are zero.
-    """
+    """Tell whether to write rewards: not if all are zero and the store was imported from a data set without rewards."""
     return not own or REWARD in own["keys"] or any(episode.has_rewards for episode in episodes)
 
 
@@ -234,7 +231,7 @@ def _flags(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json], keys: set
 
 
 def _derived(columns: Sequence[Column], schema: Schema, episodes: Sequence[ChosenEpisode]) -> Schema | None:
-    """Return the schema that an import of the data set would find; None if it depends on values in the columns."""
+    """Return the schema that an import of the data set would find; None if the schema depends on values of steps."""
     if any(column.kind == "text" or column.key in {*COUNTERS, *FLAGS} for column in columns):
         return None
     fields = {name: Field(leaf.shape, leaf.dtype) for name, leaf in schema.episode.items() if isinstance(leaf, Field)}

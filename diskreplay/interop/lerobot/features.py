@@ -32,7 +32,7 @@ OBSERVATION = "observation"
 OF_EPISODES = "episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index"
 """Columns of the table of episodes that are not episode fields."""
 
-_TAKEN = EPISODE, INDEX, "task"  # names that LeRobot uses itself, so that an extra field cannot have them
+_TAKEN = EPISODE, INDEX, "task"  # LeRobot's own names, which an extra field cannot have
 _PARTS = {OBS: OBSERVATION, ACTION: "action"}
 _CHANNELS, _COLOURS = (1, 3, 4), 3
 _LEAST_SIDE = 8  # the smallest height and width of an image, in pixels
@@ -47,13 +47,11 @@ class Column:
     ----------
     key : str
         The name of the feature.
-    path : str
-        The path of the leaf.
-    field : Field
-        The field of the leaf.
+    path, field : str, Field
+        The path and the field of the leaf.
     kind : str
-        The kind of the feature's values: "array", "image", "video" or "text". For a text, the leaf has the number of
-        the text in the feature's list of texts.
+        The kind of the feature's values. For a text, the leaf has the number of the text in the feature's list of
+        texts.
     """
 
     key: str
@@ -69,7 +67,6 @@ class Column:
 
     @property
     def channels_first(self) -> bool:
-        """Whether an image of the store has its channels before its rows and columns."""
         return is_channels_first(self.field.shape)
 
     def feature(self, noted: Feature | None = None) -> dict[str, Json]:
@@ -88,10 +85,6 @@ class Column:
 
 
 def is_image(field: Field) -> bool:
-    """Tell whether a field is kept as images.
-
-    Images are fields of uint8 with 1, 3 or 4 channels in the first or last axis, and sides of 8 pixels or more.
-    """
     shape = field.shape
     if field.dtype != np.uint8 or len(shape) != 3:
         return False
@@ -99,7 +92,6 @@ def is_image(field: Field) -> bool:
 
 
 def is_channels_first(shape: tuple[int, ...]) -> bool:
-    """Tell whether an image of this shape has its channels in the first axis."""
     return shape[-1] not in _CHANNELS and shape[0] in _CHANNELS
 
 
@@ -117,15 +109,8 @@ def columns_of(
 ) -> tuple[list[Column], dict[str, str]]:
     """Return the columns for the leaves of a store's steps, and the paths of leaves without a column, with the reasons.
 
-    Parameters
-    ----------
-    schema : Schema
-        The schema of the store.
-    noted : mapping
-        The metadata of the LeRobot data set that the store was imported from, with the names of its features. Empty for
-        other stores.
-    video : bool
-        Encode images as video.
+    ``noted`` is the metadata of the LeRobot data set that the store was imported from; empty for other stores. If
+    ``video`` is true, images are encoded as video.
     """
     keys, texts = noted.get("keys", {}), noted.get("texts", {})
     found: dict[str, Column] = {}
@@ -205,15 +190,14 @@ def columns_in(features: Mapping[str, Feature], kept: Mapping[str, Feature]) -> 
 
 
 def is_key_of(key: str, prefix: str) -> bool:
-    """Tell whether the name of a feature is ``prefix``, or begins with ``prefix`` and a dot."""
     return key == prefix or key.startswith(f"{prefix}.")
 
 
 def _path(part: str, prefix: str, key: str, keys: list[str]) -> str:
     """Return the path of the feature ``key``, which is one of the features ``keys`` of the observation or action.
 
-    The path is the part itself if there is only one feature. Otherwise dots in the name become slashes, except if one
-    feature would be inside of another.
+    The path is the part itself if there is only one feature. If there are more, dots in the name become slashes, unless
+    one feature would be inside of another.
     """
     if len(keys) == 1:
         return part
@@ -236,7 +220,6 @@ def _kind_and_field(key: str, feature: Feature) -> tuple[Kind, Field]:
 
 
 def schema_of(columns: Iterable[Column], fields: Mapping[str, Field]) -> Schema:
-    """Return the schema with the leaves of ``columns`` and these episode fields; SchemaError if it is not valid."""
     leaves = {column.path: column.field for column in columns}
     for part, key in _PARTS.items():
         if not any(is_part(path, part) for path in leaves):

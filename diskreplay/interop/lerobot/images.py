@@ -16,8 +16,7 @@ from diskreplay.interop.exchange.foreign import check_memory
 
 Bytes = NDArray[np.uint8]
 
-# The lowest level of PNG compression. Higher levels take twice the time, and files become a few percent smaller.
-_LEVEL = 1
+_LEVEL = 1  # of PNG compression; higher levels take twice the time, and files become a few percent smaller
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # other formats run programs, or do not occur in data sets
 
 
@@ -32,7 +31,6 @@ def as_stored(images: NDArray[Any], channels_first: bool) -> NDArray[Any]:
 
 
 def to_png(images: Bytes) -> list[bytes]:
-    """Return each image ``(T, height, width, channels)`` as the bytes of a PNG file."""
     return [_to_png(image) for image in images]
 
 
@@ -81,19 +79,9 @@ _ENCODING = {"g": "2", "crf": "18"}
 
 
 class VideoReader:
-    """A video file with access to frames by their times; a context manager.
+    """A video file with access to frames by their times.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    size : (int, int)
-        Height and width that the frames must have.
-
-    Raises
-    ------
-    FormatError
-        The file is not a video of this size.
+    FormatError is raised if the file is not a video, or its frames do not have the ``size`` (height, width).
     """
 
     def __init__(self, path: Path, size: Size) -> None:
@@ -124,7 +112,6 @@ class VideoReader:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         self._container.close()
 
     def frames(self, times: Sequence[float], tolerance_s: float) -> Bytes:
@@ -167,23 +154,14 @@ def _time(frame: av.VideoFrame) -> float:
 
 
 class VideoWriter:
-    """Writes an H.264 video, frame by frame.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    fps : float
-        The number of frames per second.
-    size : (int, int)
-        Height and width of a frame.
+    """Writes an H.264 video, frame by frame; ``size`` is (height, width).
 
     Attributes
     ----------
     count : int
         The number of frames that were added.
     nbytes : int
-        The size of the frames that were encoded, in bytes.
+        The number of bytes that the encoder has returned so far.
     """
 
     def __init__(self, path: Path, fps: float, size: Size) -> None:
@@ -207,7 +185,6 @@ class VideoWriter:
         self._mux(None)
 
     def close(self) -> None:
-        """Close the file."""
         self._container.close()
 
     def _mux(self, frame: av.VideoFrame | None) -> None:
@@ -217,12 +194,11 @@ class VideoWriter:
 
 
 def pixel_format(size: Size) -> str:
-    """Return the pixel format: colours at half the resolution, or at full resolution if the height or width is odd."""
+    """Return the pixel format: yuv420p has colours at half the resolution, which needs an even height and width."""
     return "yuv444p" if any(side % 2 for side in size) else "yuv420p"
 
 
 def video_info(size: Size, fps: float) -> dict[str, object]:
-    """Return the description of a video for `info.json`; ``size`` is the height and width of a frame."""
     height, width = size
     return {
         "video.height": height,

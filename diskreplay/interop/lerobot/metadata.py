@@ -53,16 +53,10 @@ class Metadata:
     ----------
     skipped : list of Skipped
         The episodes and files that were left out.
-    numbers : array
-        The numbers of the episodes in the data set, ``(episodes,)``.
+    numbers, lengths : array
+        The number of each episode in the data set, and its number of steps, ``(episodes,)``.
     info : dict
         The contents of `info.json`.
-    features : dict
-        The features in `info.json`, by name.
-    fps : float
-        The number of frames per second.
-    lengths : array
-        The number of steps of each episode, ``(episodes,)``.
     files : list of Path
         The file with the steps of each episode.
     fields, values : dict
@@ -127,7 +121,6 @@ class Metadata:
         self.skipped += [Skipped(f"episode {number}", "the table of episodes does not have it") for number in missing]
 
     def leave_out(self, positions: Collection[int], why: str) -> None:
-        """Leave out the episodes at these positions, and add them to ``skipped`` with the reason."""
         self.skipped += [Skipped(f"episode {self.numbers[position]}", why) for position in positions]
         kept = [position for position in range(len(self.numbers)) if position not in positions]
         self.numbers, self.lengths = self.numbers[kept], self.lengths[kept]
@@ -136,7 +129,7 @@ class Metadata:
         self.values = {name: self._table[name] for name in self.fields}
 
     def clip(self, number: int, key: str) -> Clip:
-        """Return the `Clip` of the video feature ``key`` for the episode at position ``number``."""
+        """Return the frames of the episode at position ``number`` in the videos of the feature ``key``."""
         if self.is_old:
             return Clip(self._old_file("video_path", _OLD_VIDEO, int(self.numbers[number]), video_key=key), 0.0)
         chunk, file, start = (
@@ -249,12 +242,10 @@ class Metadata:
 
 
 def read_schema(path: Path) -> pa.Schema:
-    """Return the schema of a parquet file; FormatError for a missing or damaged file."""
     return open_table(path).schema_arrow
 
 
 def read_table(path: Path, names: Sequence[str] | None) -> pa.Table:
-    """Return the columns ``names`` of a parquet file; None: all columns. FormatError for a missing or damaged file."""
     with reading(path):
         return open_table(path).read(None if names is None else list(names))
 

@@ -48,7 +48,7 @@ _MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
-    """A file of steps: `first` is the position of its first episode, `lengths` the number of steps of each episode."""
+    """A file of steps, the position of its first episode, and the number of steps of each of its episodes."""
 
     path: Path
     first: int
@@ -57,13 +57,6 @@ class _Piece(NamedTuple):
 
 class Reader:
     """Reads the episodes of a LeRobot data set.
-
-    Parameters
-    ----------
-    root : Path
-        The folder of the data set.
-    choice : Choice
-        The options of the import.
 
     Attributes
     ----------
@@ -115,7 +108,6 @@ class Reader:
         }
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the episodes in order, from position ``first`` on, with the leaves at the paths in ``wanted``."""
         columns = [column for column in self._columns if column.path in wanted]
         videos = _Videos(self._meta)
         try:
@@ -144,7 +136,6 @@ class Reader:
         return list(others)
 
     def _check_films(self) -> None:
-        """Raise FormatError if all episodes lack the video file of a video feature."""
         for column in self._columns:
             if column.kind != "video" or not self.episodes:
                 continue
@@ -213,15 +204,15 @@ def _pieces(meta: Metadata) -> list[_Piece]:
 class _Scan:
     """Reads the counters, flags and texts of all steps before an import.
 
-    The counters are the columns `COUNTERS`. The flags are those of `FLAGS` that tell how episodes ended. Counters and
-    flags become extra fields only if their values are not the values that an export would write.
+    The counters are the columns `COUNTERS`. The flags are the columns of `FLAGS` that tell how episodes ended. Counters
+    and flags become extra fields only if their values are not the values that an export would write.
 
     Attributes
     ----------
     kept : list of str
         Counters and flags that become extra fields.
     left_out : set of str
-        All counters and flags, also the ones in ``kept``.
+        All counters and flags, including the ones in ``kept``.
     known : set of str
         The columns that are features or counters.
     shared : set of Path
@@ -288,12 +279,12 @@ class _Scan:
     def ends(self) -> tuple[Bools, Bools]:
         """Return whether each episode was terminated, and whether it was truncated, ``(episodes,)`` each."""
         found = {name: np.concatenate(parts or [np.zeros(0, np.bool_)]) for name, parts in self._last.items()}
-        none = np.zeros(len(self._meta.lengths), np.bool_)  # the values of a flag that the data set lacks
+        none = np.zeros(len(self._meta.lengths), np.bool_)  # for a flag that the data set lacks
         return found.get(TERMINATED, found.get(DONE, none)), found.get(TRUNCATED, none)
 
 
 class _Videos:
-    """Reads frames of videos. The last file of each video feature stays open."""
+    """Reads frames of videos, and keeps one file of each video feature open."""
 
     def __init__(self, meta: Metadata) -> None:
         self._meta = meta
@@ -320,7 +311,7 @@ class _Videos:
 
 
 def _tables(path: Path, keys: list[str], skipped: int, block_bytes: int) -> Iterator[pa.Table]:
-    """Yield the columns ``keys`` of a file from row ``skipped`` on, as tables of row groups; a thread reads ahead."""
+    """Yield tables with the columns ``keys`` of a file, from row ``skipped`` on; a thread reads ahead."""
     file = open_table(path)
     return read_ahead(
         partial(_table, path, file, keys, *block) for block in _blocks(file.metadata, skipped, block_bytes)
@@ -349,7 +340,6 @@ def _table(path: Path, file: pq.ParquetFile, keys: list[str], groups: list[int],
 
 
 def _rows_of(table: pa.Table, numbers: NDArray[np.int64]) -> pa.Table:
-    """Return the rows of a table of steps that belong to the episodes with these numbers."""
     return table.filter(pa.array(np.isin(_numbers(table, EPISODE), numbers)))
 
 

@@ -37,7 +37,7 @@ def of_rows(rows: NDArray[Any]) -> Statistics:
 
 
 def of_images(rows: NDArray[np.uint8], channels_first: bool) -> Statistics:
-    """Return the statistics of each channel, ``(channels, 1, 1)``, from some of the images, with pixels from 0 to 1."""
+    """Return the statistics of each channel, ``(channels, 1, 1)``, for pixels scaled to the range 0 to 1."""
     some = rows[np.linspace(0, len(rows) - 1, min(len(rows), _MOST_IMAGES)).astype(np.int64)]
     some = images.as_rows_first(some, channels_first)
     stride = -(-max(some.shape[1:3]) // _LONGEST_SIDE)
@@ -47,7 +47,6 @@ def of_images(rows: NDArray[np.uint8], channels_first: bool) -> Statistics:
 
 
 def of_column(column: Column, rows: NDArray[Any]) -> Statistics:
-    """Return the statistics of a column's rows, ``(T, *shape)``: of each channel for images, otherwise as `of_rows`."""
     if column.kind in ("image", "video"):
         return of_images(rows, is_channels_first(column.field.shape))
     return of_rows(rows.reshape(len(rows), *column.shape))
@@ -81,7 +80,6 @@ def stacked(parts: Sequence[Statistics]) -> Statistics:
 
 
 def as_json(found: Mapping[str, Statistics]) -> dict[str, Json]:
-    """Return the statistics of each feature as JSON, with counts as integers."""
     return {
         key: {
             name: values.astype(np.int64 if name == "count" else np.float64).tolist() for name, values in each.items()

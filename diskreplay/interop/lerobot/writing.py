@@ -51,14 +51,10 @@ class Contents:
 
     Attributes
     ----------
-    columns : list of Column
-        The columns for the leaves of the store's steps.
     fields : dict of str to str
-        The name of the column for each episode field in the table of episodes, by the path of the field.
+        The name of each episode field's column in the table of episodes, by the path of the field.
     flags : tuple of str
         The names of the columns that tell how episodes ended.
-    fps : float
-        The number of frames per second.
     task : str
         The text of the task, if ``noted`` has no tasks.
     noted : dict
@@ -81,7 +77,6 @@ class Contents:
 
     @property
     def videos(self) -> list[Column]:
-        """The columns whose images are frames of videos."""
         return [column for column in self.columns if column.kind == "video"]
 
     @property
@@ -96,13 +91,11 @@ class Contents:
 
     @property
     def tasks(self) -> dict[int, str]:
-        """The texts of tasks by number."""
         noted = {int(number): text for number, text in self.noted.get("tasks", {}).items()}
         return noted or {0: self.task}
 
 
 def write(contents: Contents, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write episodes to a new data set at ``plan.path``."""
     plan.path.mkdir()
     with closing(_DataSet(plan, contents)) as data_set:
         for episode in episodes:
@@ -111,8 +104,6 @@ def write(contents: Contents, plan: Plan, episodes: Iterable[EpisodeData]) -> No
 
 
 class _DataSet:
-    """Writes a data set, one episode after the other."""
-
     def __init__(self, plan: Plan, contents: Contents) -> None:
         self._root, self._plan, self._contents = plan.path, plan, contents
         self._stored, self._videos = contents.stored, contents.videos
@@ -149,7 +140,6 @@ class _DataSet:
             self._close_file()
 
     def finish(self) -> None:
-        """Complete the last files, and write the metadata of the data set."""
         self._close_file()
         meta = self._root / "meta"
         meta.mkdir(parents=True, exist_ok=True)
@@ -161,7 +151,7 @@ class _DataSet:
         (self._root / INFO).write_text(json.dumps(self._info(), indent=4, ensure_ascii=False), encoding="utf-8")
 
     def close(self) -> None:
-        """Close the files that are open because an error occurred before `finish`."""
+        """Close the files that are still open if an error occurred before `finish`."""
         if self._file is not None:
             self._file.close()
 
@@ -206,7 +196,6 @@ class _DataSet:
         return [self._tasks.setdefault(number, str(number)) for number in unique]
 
     def _merge(self, found: Mapping[str, statistics.Statistics]) -> None:
-        """Merge the statistics of a file's episodes, by feature, into the statistics of the data set."""
         for key, each in found.items():
             parts = [statistics.merged(each)] + ([self._statistics[key]] if key in self._statistics else [])
             self._statistics[key] = statistics.merged(statistics.stacked(parts))
@@ -237,7 +226,7 @@ class _DataSet:
 
 
 class _File:
-    """The files that share a number: a file of steps, a file of each video feature, and a file of the episodes' table.
+    """The steps and videos of consecutive episodes, and the rows of these episodes in the table of episodes.
 
     Attributes
     ----------
@@ -263,14 +252,13 @@ class _File:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next episode goes to another file."""
         largest = max((writer.nbytes for _, writer in self._videos.values()), default=0)
         return (
             self._sink.tell() >= _DATA_MB << 20 or largest >= _VIDEO_MB << 20 or len(self.lines) + 1 >= _EPISODES_A_FILE
         )
 
     def add(self, table: pa.Table, rows: Mapping[str, Array]) -> dict[str, Json]:
-        """Append an episode as a row group; return entries for the table of episodes: files and times."""
+        """Append an episode as a row group; return the files and times for its row of the table of episodes."""
         chunk, file = divmod(self._number, _FILES_A_CHUNK)
         where: dict[str, Json] = {}
         for part in ("data", "meta/episodes", *(f"videos/{key}" for key in self._videos)):

@@ -97,8 +97,8 @@ def open_source(source: str | PathLike[str]) -> Source:
         _check_spaces(folder, metadata)
         _check_hdf5(folder)
         storage = MinariStorage.read(folder)
-        # Minari's storage would read all metadata twice, once for each of the two numbers. The metadata may be large,
-        # since they have the bounds of images.
+        # Minari's storage would read `metadata.json` again for each of the two numbers. The file may be large, since it
+        # has the bounds of images.
         episodes, steps = (_count(folder, metadata, name) for name in ("total_episodes", "total_steps"))
         if not episodes:
             raise FormatError(f"{folder} has no episodes")
@@ -222,7 +222,6 @@ def _found(source: str | PathLike[str]) -> Path:
 
 
 def _libraries() -> AbstractContextManager[None]:
-    """Return a context that raises MissingExtra if its block needs a library that is not installed."""
     return MissingExtra.raised_for("this data set of Minari", "minari")
 
 

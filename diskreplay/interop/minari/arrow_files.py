@@ -1,7 +1,6 @@
 """Read and write episodes of Minari in Arrow and Parquet.
 
-A file has one row for each observation. In the row of a final observation, the other columns have no meaning. An
-episode has a final observation if the file has one row more than the number of steps in `metadata.json`.
+A file has one row for each observation. In the row of a final observation, all other columns have no meaning.
 
 Minari's own functions are not used. They copy each array twice, look at all files of the data set after each episode,
 and read an episode of more than 131072 steps in parts.
@@ -94,7 +93,6 @@ def _decode(space: AnySpace, column: Any, is_jpeg: bool) -> Any:
 
 
 def decode_images(files: Iterable[bytes]) -> NDArray[Any]:
-    """Return the pixels of JPEG or PNG images of one size."""
     return np.stack([np.asarray(Image.open(io.BytesIO(file), formats=_IMAGES)) for file in files])
 
 
@@ -118,7 +116,6 @@ def _decode_infos(column: Any) -> Raw:
 
 
 def write_file(folder: Path, data_format: str, observations: AnySpace, actions: AnySpace, raw: Raw) -> None:
-    """Write an episode into a new folder; images are written as arrays, not as JPEG."""
     rows = len(raw["rewards"]) + 1
     columns = {
         "observations": _encode(observations, raw["observations"], rows),

@@ -18,7 +18,7 @@ __all__ = ["Layout", "derive"]
 
 NOTE = "minari"
 RESET_INFOS, SEED = "reset_infos", "seed"
-"""The names of two episode fields: infos of the reset, and the seed. Infos of steps are in the extra field `INFOS`."""
+"""The names of two episode fields. Infos of steps are in the extra field `INFOS`."""
 
 _ABSENT, _NO_SEED, _TEXTS = "absent", "no_seed", "observations"
 
@@ -32,8 +32,8 @@ class Layout:
     schema : Schema
         The schema of the store.
     infos : dict of str to str
-        For each info of a step, the path of the extra field that has its values. A key of this dict has the nested keys
-        of the info, joined by slashes.
+        The path of the extra field for each info of a step. A key is a name such as "a/b" for the info "b" in the dict
+        "a".
     texts : list of str
         The keys of observations that are texts, joined by slashes.
     """
@@ -79,10 +79,7 @@ class Layout:
         return nest(values), texts
 
     def _infos(self, infos: Raw, count: int, steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Json]]:
-        """Add infos that have an extra field to ``steps``; return episode fields of the reset, and notes of the others.
-
-        ``count`` is the number of steps.
-        """
+        """Add infos that have an extra field to ``steps``; return episode fields of the reset, and notes of all others."""
         left, fields, absent = flat(infos) if infos else {}, {}, []
         for name, path in self.infos.items():
             leaf, reset = self.schema.leaves[path], f"{FIELDS}/{RESET_INFOS}/{name}"
@@ -104,7 +101,7 @@ class Layout:
         return fields, notes
 
     def _seed(self, metadata: Raw, fields: dict[str, Any], notes: dict[str, Json]) -> None:
-        """Move the seed from ``metadata`` to ``fields`` if an int64 can hold it; otherwise add a note that says so."""
+        """Move the seed from ``metadata`` to ``fields``; if an int64 cannot hold the seed, add a note that says so."""
         if f"{FIELDS}/{SEED}" not in self.schema.leaves:
             return
         seed = metadata.get(SEED)
@@ -116,7 +113,7 @@ class Layout:
     # --- and back ----------------------------------------------------------------------------------------------------
 
     def raw(self, episode: EpisodeData, *, in_arrow: bool) -> Raw:
-        """Return an episode of the store in Minari's form: the arguments of `EpisodeBuffer`, and further "metadata".
+        """Return an episode of the store in Minari's form: the arguments of `EpisodeBuffer`, and its metadata.
 
         ``in_arrow`` is true for Arrow and Parquet. All columns of such a file have the same length, so an info without
         a value for the reset begins with a row of zeros. In HDF5, the row of zeros is added only to infos that come
@@ -167,10 +164,9 @@ def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[
 
 
 def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:
-    """Tell whether ``rows`` of an info, a row for the reset and then a row for each step, fit its field ``leaf``.
+    """Tell whether an info's ``rows``, one for the reset and one for each step, fit the extra field ``leaf``.
 
-    The row for the reset is needed if the store has a field for it (``has_reset``). Otherwise this row may be missing
-    or zeros.
+    If the store has no field for the reset (``has_reset`` is false), the row of the reset may be missing or zeros.
     """
     if rows.shape[1:] != leaf.shape or rows.dtype != leaf.dtype:
         return False
@@ -211,7 +207,7 @@ def _with_dtypes(tree: Any, path: str, arrays: Mapping[str, NDArray[Any]]) -> An
 
 
 def _info_fields(raw: Raw) -> tuple[dict[str, Field], dict[str, Field]]:
-    """Return the fields of infos with a row for each step, by name; and of those that also have a row for the reset."""
+    """Return the field of each info with a row for each step, and of each info with a further row for the reset."""
     count = len(raw["rewards"])
     infos, resets = {}, {}
     for name, rows in flat(raw[INFOS]).items() if raw[INFOS] else ():

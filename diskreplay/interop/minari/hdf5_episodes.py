@@ -1,7 +1,6 @@
 """Read episodes of Minari in HDF5: each episode is a group of arrays, nested like the spaces and the infos.
 
-Minari's own functions are not used. They make several objects of h5py for each array, which takes longer than reading a
-short array.
+Minari's own functions make several objects of h5py for each array, which takes longer than reading a short array.
 """
 
 from collections.abc import Iterable, Iterator

@@ -65,7 +65,7 @@ def from_json(value: Any) -> Any:
 
 
 def flat(tree: Any, path: str = "") -> dict[str, Any]:
-    """Return the values in nested dicts and tuples by path: keys, and numbers of a tuple's items, joined by slashes."""
+    """Return the values in nested dicts and tuples by path, such as "a/0" for item 0 of the tuple "a"."""
     if isinstance(tree, tuple):
         tree = {str(i): item for i, item in enumerate(tree)}
     if not isinstance(tree, Mapping):

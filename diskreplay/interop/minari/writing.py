@@ -27,8 +27,7 @@ __all__ = ["DATA_SET_ID", "NAME", "DataFormat", "write"]
 NAME = "minari"
 DataFormat = Literal["hdf5", "arrow", "parquet"]
 
-# The form of a name in the folder of Minari. Other texts are paths.
-DATA_SET_ID = re.compile(r"[-\w][-\w/]*-v\d+")
+DATA_SET_ID = re.compile(r"[-\w][-\w/]*-v\d+")  # a name in the folder of Minari; all other texts are paths
 # Metadata that Minari computes.
 _COMPUTED = {
     *("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding"),
@@ -40,7 +39,7 @@ _WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 
 
 def write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write episodes to a new data set at ``plan.path``; ``name`` is its name in Minari's folder, or None."""
+    """Write a new data set at ``plan.path``; ``name`` is its name in Minari's folder, or None for a path."""
     plan.path.mkdir()
     data_set = _DataSet(plan, data_format, name)
     write_behind(episodes, data_set.write, _WAITING_BYTES, _WAITING_EPISODES)
@@ -48,8 +47,6 @@ def write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Itera
 
 
 class _DataSet:
-    """Writes a data set, one group of episodes after the other."""
-
     def __init__(self, plan: Plan, data_format: DataFormat, name: str | None) -> None:
         self._plan, self._name, self._data_format = plan, name, data_format
         self._in_arrow = data_format != "hdf5"
@@ -64,7 +61,7 @@ class _DataSet:
         )
 
     def _spaces(self) -> tuple[AnySpace, AnySpace]:
-        """Return the spaces of the imported data set if they fit the schema, otherwise spaces made from the schema."""
+        """Return the spaces of the imported data set if they fit the schema; if not, make spaces from the schema."""
         schema = self._plan.schema
         noted = [self._metadata.get(f"{part}_space") for part in ("observation", "action")]
         if all(isinstance(text, str) for text in noted):
@@ -83,7 +80,6 @@ class _DataSet:
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 
     def write(self, first: int, some: list[EpisodeData]) -> None:
-        """Write a group of episodes, each with its metadata; ``first`` is the number of the first episode."""
         episodes = [self._layout.raw(episode, in_arrow=self._in_arrow) for episode in some]
         beyond = [episode.pop(METADATA) for episode in episodes]
         if self._in_arrow:
@@ -103,7 +99,6 @@ class _DataSet:
         (folder / "metadata.json").write_text(json.dumps(metadata, default=np.ndarray.tolist))
 
     def finish(self) -> None:
-        """Write the metadata of the data set."""
         kept = {key: value for key, value in self._metadata.items() if key not in _COMPUTED}
         kept |= {key: set(kept[key]) for key in _SETS if key in kept}
         if self._noted and not self._metadata:

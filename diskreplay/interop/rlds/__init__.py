@@ -70,8 +70,8 @@ def import_dataset(
         Splits, such as "train"; None: all, in the order of `dataset_info.json`.
     last : str, optional
         The meaning of an episode's last row. "final": only the final observation, as RLDS defines it. "step": a step
-        like the others. None: decided for each split. The meaning is "step" if each last row has an action or a reward
-        that is not zero, and "final" if all actions and rewards in last rows are zero.
+        like all rows before. None: decided for each split. The meaning is "step" if each last row has an action or a
+        reward that is not zero, and "final" if all actions and rewards in last rows are zero.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 

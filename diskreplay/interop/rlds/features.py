@@ -21,7 +21,6 @@ INFO, FEATURES = "dataset_info.json", "features.json"
 
 
 def is_at(name: str, above: str) -> bool:
-    """Tell whether ``name`` is ``above``, or begins with ``above`` and a slash."""
     return name == above or name.startswith(f"{above}/")
 
 
@@ -114,7 +113,6 @@ class Feature(NamedTuple):
         return rows if self.encoding == "none" else [row.tobytes() for row in rows]
 
     def to_json(self) -> Json:
-        """Return the description of the feature for features.json."""
         shape = {"dimensions": [str(size) for size in self.shape]} if self.shape else {}
         if self.kind == "image":
             name, settings = "image_feature.Image", {"shape": shape, "dtype": self.dtype.name, "encodingFormat": "png"}
@@ -144,7 +142,6 @@ def feature_of(field: Field) -> Feature:
 
 
 def features_dict(inner: Mapping[str, Json]) -> Json:
-    """Return the description of a dict of features for features.json."""
     return {"pythonClassName": f"{_PACKAGE}.features_dict.FeaturesDict", "featuresDict": {"features": dict(inner)}}
 
 

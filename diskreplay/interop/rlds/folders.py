@@ -55,17 +55,21 @@ def _decode_text(value: Any) -> str:
 
 
 class _Record(NamedTuple):
-    """An episode in a file: its features, and its number of rows."""
-
     features: Mapping[str, Values]
     rows: int
 
 
 class _Raw(NamedTuple):
-    """A record of a file, or the error that made one or more records unreadable; ``data`` is the record or the error.
+    """A record of a file, or the error that made one or more records unreadable.
 
-    ``number`` is the number of the record, or of the first unreadable one, among the records of all files. ``episodes``
-    is the number of records; None if the number of unreadable records is not known.
+    Attributes
+    ----------
+    number : int
+        The number of the record, or of the first unreadable record, among the records of all files.
+    data : bytes or FormatError
+        The record or the error.
+    episodes : int or None
+        The number of records; None if the number of unreadable records is not known.
     """
 
     split: str
@@ -76,7 +80,6 @@ class _Raw(NamedTuple):
 
     @property
     def what(self) -> str:
-        """The numbers of the episodes as text for messages."""
         if self.episodes is None:
             return f"the episodes of {self.file.name} from number {self.number} on"
         last = self.number + self.episodes - 1
@@ -84,7 +87,7 @@ class _Raw(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """A split: its name, its files, and the number of episodes in each file, or None if it is not known."""
+    """A split; ``counts`` has the number of episodes in each file, or is None if the numbers are not known."""
 
     name: str
     files: list[Path]
@@ -121,16 +124,8 @@ class DataSet:
     ----------
     lengths, numbers : list of int
         For each episode, the number of its steps, and the number of its record among all records of the files.
-    skipped : list of Skipped
-        The episodes without a step, and the damaged episodes.
-    leaves : dict of str to Field
-        The field of each leaf. The keys are default paths: paths in the store without options.
-    names : dict of str to str
-        The name of the feature for each default path.
-    left_out : list of str
-        The features that the caller skips.
-    texts : dict of str to list of str
-        The list of texts for each leaf whose numbers stand for texts, by the default path of the leaf.
+    leaves, names, left_out, texts, skipped
+        The arguments of `Source` with these names.
     """
 
     def __init__(self, folder: Path, splits: Sequence[str] | None, last: str | None, choice: Choice) -> None:
@@ -285,7 +280,6 @@ class DataSet:
                     raise
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the episodes in order, from position ``first`` on, with the leaves at the paths in ``wanted``."""
         paths = {path: name for path, name in self._paths.items() if path in wanted}
         names = None if len(paths) == len(self._paths) else {*paths.values(), f"{STEPS}{TERMINAL}"}
         episodes = iter(self._episodes[first:])
@@ -334,7 +328,6 @@ class DataSet:
 
 
 def _read_splits(folder: Path, wanted: Sequence[str] | None, *, is_lenient: bool) -> list[_Split]:
-    """Return the splits of a folder with their files; a missing file raises FormatError, unless ``is_lenient``."""
     try:
         info = parse_json((folder / INFO).read_bytes())
         kind = info.get("fileFormat", "tfrecord")
@@ -377,7 +370,6 @@ _SHARD_BYTES = 256 << 20
 
 
 def write(name: str, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write episodes to a new data set at ``plan.path``; ``name`` is its name in TFDS."""
     plan.path.mkdir()
     with closing(_Folder(plan, name)) as folder:
         for episode in episodes:
@@ -386,8 +378,6 @@ def write(name: str, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
 
 
 class _Folder:
-    """Writes a data set, one episode after the other."""
-
     def __init__(self, plan: Plan, name: str) -> None:
         self._plan, self._name = plan, name
         self._names = feature_names(plan.schema)
@@ -423,7 +413,6 @@ class _Folder:
         self._bytes += len(data)
 
     def close(self) -> None:
-        """Close the file that is being written."""
         if self._file is not None:
             self._file.close()
 
@@ -445,7 +434,6 @@ class _Folder:
         self._write_json(FEATURES, features_dict({"steps": dataset_of(self._steps())}))
 
     def _steps(self) -> Json:
-        """Return the description of a step for features.json."""
         flag, number = Feature("tensor", (), np.dtype(bool), "none"), Feature("tensor", (), np.dtype("float32"), "none")
         every = {f"{STEPS}{name}": flag for name in FLAGS} | {f"{STEPS}{DISCOUNT}": number}
         every |= {name: self._features[path] for path, name in self._names.items()}
@@ -456,7 +444,6 @@ class _Folder:
 
 
 def _described(tree: Mapping[str, Any]) -> Json:
-    """Return the description of nested features for features.json."""
     return features_dict(
         {key: _described(each) if isinstance(each, dict) else each.to_json() for key, each in tree.items()}
     )

@@ -42,8 +42,8 @@ def records_or_errors(file: Path) -> Iterator[bytes | FormatError]:
     Raises
     ------
     FormatError
-        The length of a record is damaged, so that the next record cannot be found; the message has the position of the
-        record's first byte.
+        The length of a record is damaged, so that the next record cannot be found. The message has the position of the
+        damaged record's first byte.
     """
     size = file.stat().st_size
     with open(file, "rb") as opened:
@@ -75,13 +75,12 @@ def _masked(data: bytes) -> bytes:
 
 
 def write_record(file: BinaryIO, data: bytes) -> None:
-    """Append a record to a file."""
     header = _LENGTH.pack(len(data))
     file.write(b"".join((header, _masked(header), data, _masked(data))))
 
 
 def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str, Values]:
-    """Return the features of an example by name: those in ``wanted``, or all if ``wanted`` is None.
+    """Return the features of an example by name: those in ``wanted``, or all features if ``wanted`` is None.
 
     Raises
     ------
