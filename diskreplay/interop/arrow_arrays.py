@@ -37,13 +37,7 @@ def to_arrow_bytes(rows: NDArray[Any]) -> "Array":
 
 
 def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[Any], shape: Shape) -> NDArray[Any]:
-    """Return a column of bytes of fixed size as an array ``(n, *shape)``.
-
-    Raises
-    ------
-    FormatError
-        The column has values of another type or size, or nulls.
-    """
+    """Return a column of bytes of fixed size as an array ``(n, *shape)``; FormatError for other types and for nulls."""
     row_bytes = math.prod(shape) * dtype.itemsize
     if column.type != pa.binary(row_bytes):
         raise FormatError(f"the column {name} has values of the type {column.type}, not of {row_bytes} bytes each")
@@ -85,10 +79,7 @@ def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.
 def from_arrow(column: "Array | ChunkedArray", name: str) -> NDArray[Any]:
     """Return a column of numbers, or of nested lists of fixed size, as an array ``(n, *shape)``.
 
-    Raises
-    ------
-    FormatError
-        The column has values of another type, or nulls. ``name`` is the name of the column in the message.
+    FormatError is raised for other types and for nulls. ``name`` is the name of the column in the message.
     """
     parts = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     shape = _shape(column.type, name)

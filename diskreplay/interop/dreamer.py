@@ -246,7 +246,6 @@ class _Replay:
         return found
 
     def leaves(self, names: Mapping[str, str]) -> dict[str, Field]:
-        """Return the field of each leaf at a path in ``names``, by path, from the arrays of the first episode."""
         file = self.episodes[0][0].file
         values = {path: self._open(file)[key] for path, key in names.items()}
         values[REWARD] = values[REWARD].reshape(len(values[REWARD]))

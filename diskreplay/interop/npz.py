@@ -342,10 +342,7 @@ class _Arrays:
                 raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
 
     def _flags(self, arrays: Arrays, count: int) -> Ends:
-        """Return two masks of steps: where an episode terminated or was done, and where a limit truncated the episode.
-
-        A mask is None if there is no such array.
-        """
+        """Return two masks of steps: where an episode terminated or was done, and where a limit truncated it."""
         return self._flag(arrays, self._told.ends(), count), self._flag(arrays, self._told.limits(), count)
 
     def _episode(

@@ -77,8 +77,6 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Choice:
-    """The values of all options of an import or an export."""
-
     obs: Names | None = None
     action: Names | None = None
     reward: Names | None = None
@@ -108,7 +106,6 @@ class Choice:
             raise SchemaError(f"where must be a function of an episode, {example}, not {self.where!r:.80}")
 
     def named(self, option: str) -> list[str] | None:
-        """Return the features that an option such as "obs" names; None if the option was not given."""
         given: Any = getattr(self, option)
         if given is None or isinstance(given, str):
             return None if given is None else [given]
@@ -204,8 +201,6 @@ class Layout:
     ----------
     paths : dict of str to str
         The path in the store of each kept feature. The keys are the features' default paths.
-    not_kept : list of str
-        Names of the features that are left out.
     unsafe : set of str
         The paths in the store of the leaves whose values may be rounded.
     """
@@ -216,17 +211,7 @@ class Layout:
     unsafe: Collection[str] = field(default=(), repr=False)
 
     def apply(self, what: str, episode: EpisodeData) -> EpisodeData:
-        """Return an episode with its arrays at the paths of the store, converted to the dtypes of the store.
-
-        ``what`` is the name of the episode in messages.
-
-        Raises
-        ------
-        SchemaError
-            A dtype of the store cannot hold a value.
-        FormatError
-            The episode has some leaves of a nested episode field, but not all.
-        """
+        """Return an episode with the paths and dtypes of the store; ``what`` is the episode's name in messages."""
         count = len(episode)
         steps = {new: episode.steps[old] for old, new in self.paths.items() if old in episode.steps}
         given = {new: episode.fields[old] for old, new in self.paths.items() if old in episode.fields}
@@ -294,27 +279,9 @@ def lay_out(
 ) -> Layout:
     """Return the layout that results from the options of an import or an export.
 
-    Parameters
-    ----------
-    place : str
-        The name of the data set in messages.
-    leaves : dict of str to Field
-        The field of each feature, by default path.
-    names : dict of str to str
-        The name of each feature, by default path.
-    schema : Schema, optional
-        The default schema of these leaves. It may have tuples, which paths alone cannot express. The layout has this
-        schema if the options change no path and no dtype.
-    choice : Choice
-        The options.
-    left_out : list of str
-        Features that the reader left out because the option ``skip`` has them.
-
-    Raises
-    ------
-    SchemaError
-        An option has the name of a missing feature, or two features would become the same leaf. Or no feature becomes
-        the observation or the action; the message lists the features and an example of options that choose them.
+    ``leaves`` and ``names`` have the field and the name of each feature, by default path. ``schema`` is the default
+    schema of the leaves. The layout has this schema if the options change no path and no dtype, since ``schema`` may
+    have tuples, which paths cannot express. ``left_out`` has the features that the reader has already left out.
     """
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()
@@ -420,7 +387,6 @@ class _Chooser:
         return {self._names[name]: path for name, path in target.items()}, not_kept
 
     def _wanted(self, part: str, given: Names | None) -> Iterator[tuple[str, str]]:
-        """Yield the name and the new path of each feature in ``given``, the value of the option ``part``."""
         if given is None:
             return
         if isinstance(given, str):

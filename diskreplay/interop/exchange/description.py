@@ -15,12 +15,6 @@ _FILE, _VERSION = "dataset.json", 1
 
 @dataclass(frozen=True)
 class Description:
-    """The contents of `dataset.json`.
-
-    An export writes this file last, so a folder without the file is not a complete data set. ``metadata`` is the note
-    of the import that made the store; it is empty if no import made the store.
-    """
-
     schema: Schema
     episodes: int
     steps: int
@@ -32,15 +26,6 @@ class Description:
 
     @classmethod
     def read(cls, folder: Path, format_name: str) -> Self:
-        """Return the description in ``folder``, which must be a data set of the format ``format_name``.
-
-        Raises
-        ------
-        StoreNotFound
-            The folder has no `dataset.json`.
-        FormatError
-            `dataset.json` cannot be read, or describes a data set of another format.
-        """
         path = folder / _FILE
         try:
             document = read_document(path)
@@ -57,7 +42,7 @@ class Description:
 
     @classmethod
     def write(cls, plan: Plan, format_name: str) -> None:
-        """Write `dataset.json` of the data set at ``plan.path``, after all episodes have been written."""
+        """Write `dataset.json` as the last file: a folder without this file is not a complete data set."""
         document = {
             "format": format_name,
             "version": _VERSION,

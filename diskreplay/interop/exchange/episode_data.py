@@ -72,13 +72,7 @@ class EpisodeData:
 
     @classmethod
     def of(cls, episode: Episode, schema: Schema, notes: Json = None, wanted: Container[str] | None = None) -> Self:
-        """Read an ended episode of a store: the leaves at the paths in ``wanted``, or all leaves if ``wanted`` is None.
-
-        Raises
-        ------
-        SegmentGone
-            The store has deleted the episode since the snapshot.
-        """
+        """Read the leaves of an ended episode of a store whose paths are in ``wanted``; None: all leaves."""
         fields = [path for path in schema.leaves if is_part(path, FIELDS) and (wanted is None or path in wanted)]
         names = dict.fromkeys(path.split("/")[1] for path in fields)
         given = {name: value for name in names if (value := episode[name]) is not None}
@@ -95,7 +89,6 @@ class EpisodeData:
 
     @property
     def hidden(self) -> NDArray[np.bool_]:
-        """True for steps that are hidden from samplers, ``(T,)``."""
         found: NDArray[np.bool_] = np.arange(len(self)) < self.hidden_steps
         return found
 
@@ -103,7 +96,6 @@ class EpisodeData:
         return replace(self, steps={**self.steps, path: self.hidden})
 
     def with_final_obs(self) -> Self:
-        """Return the episode with a final observation; if it has none, the last observation is repeated."""
         if self.has_final_obs:
             return self
         return self._with_obs({path: np.concatenate([rows, rows[-1:]]) for path, rows in self._obs()})
@@ -121,13 +113,6 @@ class EpisodeData:
         return nested(schema, part, self.steps)
 
     def append_to(self, writer: Writer, schema: Schema) -> None:
-        """Append the episode to a store with the schema ``schema``.
-
-        Raises
-        ------
-        SchemaError
-            A value does not fit the schema; nothing was written.
-        """
         extra, fields = self.tree(schema, EXTRA), nested(schema, FIELDS, self.fields)
         steps = {part: self.tree(schema, part) for part in (OBS, ACTION, REWARD)}
         ends = {"terminated": self.terminated, "truncated": self.truncated}

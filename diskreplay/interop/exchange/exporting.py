@@ -84,8 +84,6 @@ class ExportOptions(TypedDict, total=False):
 
 
 class NotHeld(NamedTuple):
-    """The name of data that a format cannot hold, and the reason."""
-
     name: str
     reason: str
 
@@ -156,7 +154,6 @@ class ChosenEpisode:
 
     @property
     def has_final_obs(self) -> bool:
-        """Whether the exported observations include the observation after the last step."""
         sources = [old for old, new in self._layout.paths.items() if is_obs(new)]
         return self._episode.has_final_obs and all(map(is_obs, sources))
 
@@ -170,7 +167,6 @@ class ChosenEpisode:
 
     @property
     def has_rewards(self) -> bool:
-        """Whether any exported reward is not zero."""
         source = self._source_of(REWARD)
         return source is not None and bool(self._episode.rows(source).any())
 
@@ -183,15 +179,7 @@ class ChosenEpisode:
         return next((old for old, new in self._layout.paths.items() if new == path), None)
 
     def read(self, schema: Schema) -> EpisodeData:
-        """Read the exported leaves of the episode; ``schema`` is the schema of the store.
-
-        Raises
-        ------
-        SchemaError
-            A chosen dtype cannot hold a value.
-        SegmentGone
-            The store has deleted the episode since the snapshot.
-        """
+        """Read the exported leaves of the episode; ``schema`` is the schema of the store."""
         data = EpisodeData.of(self._episode, schema, self._note, self._layout.paths)
         return self._layout.apply(f"the episode {int(self._episode.ids[0])}", data)
 
@@ -238,30 +226,10 @@ def export_from(
     progress: Progress | Announced | None = None,
     dry_run: bool = False,
 ) -> Exported:
-    """Write the ended episodes of a store to a new data set.
+    """Write the ended episodes of a store's current snapshot to a new data set, in the order of their start.
 
-    Parameters
-    ----------
-    store_or_path : Store or path
-        The store. The episodes of its current snapshot are exported in the order of their start.
-    path : path
-        The path of the new data set. Nothing may be there. The data set appears when it is complete. An export that
-        fails leaves no files. A killed export leaves a hidden folder ``.NAME.new-...`` next to the path.
-    make_format : callable
-        Returns the format for a schema, the exported episodes, and the note of the import that made the store.
-    options : ExportOptions
-        The chosen leaves, names, dtypes and episodes.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
-
-    Raises
-    ------
-    StoreExists
-        A file or folder exists at the path.
-    SchemaError
-        The format cannot hold a data set with this schema. Or an option does not fit the store; the message says which.
+    The data set appears at ``path`` when it is complete. An export that fails leaves no files. A killed export leaves a
+    hidden folder ``.NAME.new-...`` next to the path.
     """
     target, choice = Path(path).absolute(), _choice(options)
     opened = nullcontext(store_or_path) if isinstance(store_or_path, Store) else open_store(store_or_path)
@@ -320,10 +288,6 @@ def _lay_out(store: Store, choice: Choice) -> Layout:
 def _read(
     episodes: Sequence[ChosenEpisode], schema: Schema, hidden: str | None, not_held: Container[str]
 ) -> Iterator[EpisodeData]:
-    """Yield the data of each episode as `Format.write` receives them.
-
-    If ``hidden`` is given, a bool leaf at this path tells which steps are hidden from samplers.
-    """
     for episode in episodes:
         data = episode.read(schema)
         if hidden is not None:
@@ -370,20 +334,9 @@ def place_hidden(
 ) -> tuple[Format, str | None]:
     """Return a format whose data sets tell which steps are hidden from samplers, and the path of the field for this.
 
-    This field is a bool extra field, which the data set has only if steps are hidden. If the format cannot hold the
-    field, ``not_held`` of the returned format has the entry `HIDDEN`.
-
-    Parameters
-    ----------
-    plain : Format
-        The format for the schema of the exported leaves.
-    make_format, schema, episodes, noted
-        The function that returns a format, and its arguments.
-
-    Returns
-    -------
-    tuple of Format and str or None
-        The format, and the path of the extra field. None: no extra field is added.
+    This field is a bool extra field. The path is None if the data sets get no such field. If the format cannot hold the
+    field, ``not_held`` of the returned format has the entry `HIDDEN`. ``plain`` is the format for the schema of the
+    exported leaves.
     """
     count = sum(episode.hidden_steps for episode in episodes)
     if plain.marks_hidden or not count:
@@ -424,7 +377,6 @@ def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episo
 
 
 def began(episode: Episode) -> float:
-    """Return the time of an episode's first step, in seconds."""
     return float(episode.times[0])
 
 
@@ -440,23 +392,9 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
 def find_not_held(
     schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json], lacking: Mapping[str, str]
 ) -> list[NotHeld]:
-    """Return the entries of ``lacking`` whose data at least one episode has.
+    """Return the entries of ``lacking`` whose data at least one episode has; ``lacking`` is as `Format.not_held`.
 
-    The search ends when each entry has been found. It reads no arrays of steps except priorities.
-
-    Parameters
-    ----------
-    schema, episodes
-        The schema of the exported leaves, and the exported episodes.
-    noted : mapping
-        The note of the import that made the store. Empty if no import made the store.
-    lacking : mapping of str to str
-        The data that the format cannot hold, with the reasons: see `Format.not_held`.
-
-    Raises
-    ------
-    SegmentGone
-        The store has deleted an episode since the snapshot.
+    The search reads no arrays of steps except priorities.
     """
     # `place_hidden` puts HIDDEN into ``lacking`` only if steps are hidden.
     found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | (schema.step_leaves.keys() if episodes else set())
@@ -485,12 +423,12 @@ def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[st
 
 
 class ColumnWriter:
-    """Appends rows to an array in a file, and writes them in whole blocks.
+    """Appends rows to an array of h5py or zarr in a file, and writes them in whole blocks.
 
     Parameters
     ----------
     array
-        An array of h5py or zarr.
+        The array.
     block_rows : int
         The number of rows in a block, such as a chunk of the file.
     begin : int

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -> dict[str, Field]:
-    """Return the field of each array, ``(rows, ...)``, by path; SchemaError for an array that cannot be stored.
-
-    ``place`` is the path of the data set in the error message, and ``advice`` is the end of this message.
-    """
+    """Return the field of each array, ``(rows, ...)``, by path; ``advice`` ends the message of a SchemaError."""
     found = dict[str, Field]()
     for path, values in rows.items():
         try:
@@ -32,7 +29,6 @@ def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -
 
 
 def schema_of_leaves(leaves: Mapping[str, Field]) -> Schema:
-    """Return the schema with these leaves, by path; SchemaError for an invalid path."""
     for path in leaves:
         *above, _ = accumulate(path.split("/"), "{}/{}".format)
         if fields := [folder for folder in above if folder in leaves]:
@@ -63,15 +59,7 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def space_of(tree: Any) -> "Space[Any]":
-    """Return the Gymnasium space of nested fields.
-
-    A field without a space becomes a Box of all values of its dtype.
-
-    Raises
-    ------
-    MissingExtra
-        gymnasium is not installed.
-    """
+    """Return the Gymnasium space of nested fields; a field without a space becomes a Box of all values of its dtype."""
     with MissingExtra.raised_for("a space", "gym"):
         from gymnasium import spaces
 

@@ -49,14 +49,7 @@ _OF_THE_SYSTEM = {
 
 @contextmanager
 def foreign(place: Path) -> Iterator[int]:
-    """Check the files of a data set, and yield their total size in bytes. Errors are converted as `reading` does.
-
-    Raises
-    ------
-    FormatError
-        The data set has something other than regular files and folders, or the ``with`` block raises an error that
-        damaged data can cause.
-    """
+    """Check the files of a data set, and yield their total size in bytes; errors are converted as by `reading`."""
     with reading(place):
         yield check_files(place)
 
@@ -108,11 +101,6 @@ def check_files(place: Path) -> int:
 
     A link may lead to a file of the same data set. In a snapshot of the Hugging Face cache, a link may also lead to a
     blob of this cache. The size of a missing data set is 0.
-
-    Raises
-    ------
-    FormatError
-        The data set has a pipe, device or socket, a link that leads elsewhere, or a JSON file of more than 64 MiB.
     """
     root = os.path.realpath(place)
     try:
@@ -168,15 +156,7 @@ def _irregular(path: str) -> FormatError:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of a data set.
-
-    Raises
-    ------
-    FileNotFoundError
-        The file does not exist.
-    FormatError
-        The file is not a JSON object.
-    """
+    """Return the JSON object in a file; FileNotFoundError if the file does not exist."""
     try:
         document = parse_json(path.read_bytes())
     except NotADirectoryError:
@@ -211,7 +191,6 @@ def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what:
 
 
 def check_memory(nbytes: int, what: str) -> None:
-    """Raise FormatError if ``nbytes``, a number of bytes to read at once, is more than half of the machine's memory."""
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if nbytes > most:
         raise FormatError(f"{what} takes {nbytes} bytes at once, more than half of this machine's memory, {most}")
@@ -221,20 +200,9 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_npz(path: Path, wanted: Callable[[str], bool] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an npz archive by name, read-only.
+    """Return the arrays of an npz archive whose names ``wanted`` accepts, by name; None: all arrays.
 
-    Parameters
-    ----------
-    path : Path
-        The archive.
-    wanted : callable, optional
-        Tells whether to read the array with a name. None: all arrays are read.
-
-    Raises
-    ------
-    FormatError
-        The archive is damaged or missing. Or an array to return has Python objects, or its number of bytes does not fit
-        the shape and dtype in its header.
+    The arrays are read-only.
     """
     with reading(path), open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
         members = archive.infolist()

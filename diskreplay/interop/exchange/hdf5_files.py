@@ -52,14 +52,6 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
     -------
     dict of str to tuple of int or None
         The shapes of the data sets by name. The value is None for a soft link, and for a second name of a group.
-
-    Raises
-    ------
-    FormatError
-        A link or data set leads to another file. Or a data set is compressed more than once, or claims more than the
-        file can hold. The message names the link or data set.
-    OSError
-        The file is not HDF5.
     """
     stored, found = path.stat().st_size, dict[str, Shape | None]()
     with h5py.File(path, "r") as file:

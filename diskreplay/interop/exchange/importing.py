@@ -69,8 +69,6 @@ class Planned(NamedTuple):
 
     Attributes
     ----------
-    episodes : int
-        The number of episodes in the data set.
     steps : int
         The number of steps to append. Steps that ``where`` leaves out count, too.
     nbytes : int
@@ -96,14 +94,8 @@ class Source:
 
     Attributes
     ----------
-    format : str
-        The name of the format, such as "npz".
-    place : Path
-        The file or folder.
     schema : Schema or None
         The default schema of the store. None: the reader cannot tell which feature is the observation or the action.
-    episodes, steps : int
-        The numbers of episodes and of steps in the data set.
     read : callable
         ``read(n, paths)`` yields the episodes in order, from position n on. Each episode has at least the leaves at
         ``paths``.
@@ -117,8 +109,6 @@ class Source:
     export_path : Path, optional
         The path of the export that wrote the data set. An earlier release may have left a side folder there. None:
         ``place``.
-    skipped : list of Skipped
-        Episodes that the reader left out.
     not_kept : list of str
         Names of data in the data set that are not features, and that an import leaves out.
     left_out : list of str
@@ -160,12 +150,10 @@ class Source:
         return position if self.numbers is None else self.numbers[position]
 
     def describe(self, position: int) -> str:
-        """Return a text for messages: the number of the episode at a position, and the episode's file."""
         file = "" if self.files is None else f" ({self.files[position]})"
         return f"episode {self.number_of(position)}{file}"
 
     def lay_out(self, choice: Choice) -> Layout:
-        """Return the layout that results from the options; raise the errors of `choosing.lay_out`."""
         leaves = self.leaves
         if leaves is None:
             assert self.schema is not None
@@ -175,7 +163,6 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The name of the data set in messages and notes."""
         return f"{self.place} {self.part}".rstrip()
 
 
@@ -245,12 +232,6 @@ def import_into(
     StorageFull
         The disk has less space than the steps need, and neither ``compression`` nor ``where`` is given. Nothing was
         written.
-
-    Warns
-    -----
-    UserWarning
-        Many episodes are cut. Or the data set has a side folder of an earlier release, which is not read; calls after
-        the import is complete do not warn of the folder.
     """
     with reading(source.place):
         if source.episodes > source.steps:
@@ -320,11 +301,6 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
     """Check that a store can be used for an import, and write the note of a new import.
 
     Returns whether the import is complete, and the number of episodes in the store.
-
-    Raises
-    ------
-    StoreExists, StoreLocked
-        The store cannot be used for this import: see `import_into`.
     """
     note = store.read_note(NOTE)
     # Hidden or lost steps would shift the number of the next episode to append.
@@ -391,13 +367,7 @@ def _append(
 
 
 class _Selection:
-    """The episodes of a data set that the options choose, converted to the leaves of the store.
-
-    Attributes
-    ----------
-    skipped : list of Skipped
-        The episodes that could not be read.
-    """
+    """The episodes of a data set that the options choose, converted to the leaves of the store."""
 
     def __init__(self, source: Source, layout: Layout, choice: Choice) -> None:
         self.source, self._layout, self._choice = source, layout, choice
@@ -422,10 +392,6 @@ class _Selection:
             yield made, where is None or bool(where(SourceEpisode(number, schema, made)))
 
     def _readable(self, first: int) -> Iterator[tuple[int, EpisodeData]]:
-        """Yield the position and the data of each episode that can be read.
-
-        The error of any other episode is raised, or with ``on_error="skip"`` added to ``skipped``.
-        """
         number = first
         while number < self.source.episodes:
             try:
@@ -447,15 +413,7 @@ class _Selection:
 
 
 def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Collection[str]) -> None:
-    """Check that an episode has the leaves at ``paths``, as numbers of the declared shapes, with a row for each step.
-
-    Raises
-    ------
-    FormatError
-        The episode lacks a leaf, has no steps, or has leaves with different numbers of rows.
-    SchemaError
-        A leaf has another shape than the data set declares, or a dtype that is not numeric.
-    """
+    """Check that an episode has the leaves at ``paths``: numbers of the declared shapes, with a row for each step."""
     what = f"{source.describe(position)} of {source.name}"
     if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
         raise FormatError(f"{what} has no {missing[0]}; it has {', '.join(episode.steps)}")
@@ -495,15 +453,7 @@ class _Segments:
     """Appends the episodes of an import to a store, and compresses each segment before the next one begins.
 
     So the disk needs room only for the compressed steps, one uncompressed segment, and the pack that replaces this
-    segment.
-
-    Parameters
-    ----------
-    store : Store
-        The store.
-    most_bytes : int or None
-        The size of a segment in bytes, before its compression. None: segments are not compressed, and the store sets
-        their size.
+    segment. If ``most_bytes``, the size of an uncompressed segment, is None, segments are not compressed.
     """
 
     def __init__(self, store: Store, most_bytes: int | None) -> None:
@@ -544,8 +494,6 @@ def _as_note(value: Json) -> Json:
 
 
 class _Notes:
-    """Writes the notes of every `EPISODES_A_NOTE` episodes as one note of the store."""
-
     def __init__(self, store: Store) -> None:
         self._store, self._number, self._waiting = store, 0, dict[str, Json]()
 
@@ -584,27 +532,14 @@ _NAME, _DOCUMENT, _VERSION = "diskreplay", "export.json", 1
 def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapping[str, Json]) -> tuple[Path, str]:
     """Return the side folder of a data set, and the names of the values that only this folder has.
 
-    In a side folder, an export by an earlier release kept values that the format could not hold.
-
-    Parameters
-    ----------
-    place : Path
-        The file or folder of the export.
-    format_name : str
-        The format of the data set, such as "npz".
-    schema, metadata
-        The schema and the metadata in the data set itself.
+    In a side folder, an export by an earlier release kept values that the format could not hold. ``schema`` and
+    ``metadata`` are those in the data set itself.
 
     Returns
     -------
     tuple of Path and str
         The side folder, or ``place`` if there is no side folder. And the names, as one text with commas; the text is
         empty if there is no side folder, or if the data set itself has all values.
-
-    Raises
-    ------
-    FormatError
-        The export was interrupted, or `export.json` in the side folder cannot be read.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
         if not os.path.isfile(side / _DOCUMENT):  # False also for a name that is too long for the file system

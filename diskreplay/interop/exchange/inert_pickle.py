@@ -29,8 +29,6 @@ class Record:
 
     Attributes
     ----------
-    class_name : str
-        The dotted name of the class.
     args : tuple
         The arguments that the pickle passes to the class.
     state : object
@@ -54,7 +52,6 @@ class Record:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes by name; empty if the state is not a dict."""
         return self.state if isinstance(self.state, dict) else {}
 
 
@@ -67,7 +64,6 @@ class PickledArray:
         self.values: NDArray[Any] | None = None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Set ``values`` from the state of a pickled array: version, shape, dtype, memory order and bytes."""
         _, shape, dtype, is_fortran, data = state
         self.fill(data, dtype, shape, "F" if is_fortran else "C")
 
@@ -118,7 +114,6 @@ class _Unpickler(pickle.Unpickler):
             self._known[f"{package}.numeric._frombuffer"] = _Function(_from_buffer)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the inert replacement of a class or function; UnpicklingError if the file must not use the class."""
         dotted = f"{module}.{name}"
         if dotted not in self._known:
             if dotted not in self._classes:
@@ -164,19 +159,8 @@ def load(path: Path, classes: Collection[str]) -> Any:
     """Return the object in a pickle file; no code of the file runs.
 
     Values of built-in types, such as numbers and dicts, are returned as they are. Arrays become `PickledArray`, and
-    objects of the classes in ``classes`` become `Record`.
-
-    Parameters
-    ----------
-    path
-        The file.
-    classes : collection of str
-        The dotted names of the classes and functions that the file may use to make objects.
-
-    Raises
-    ------
-    FormatError
-        The file is damaged or is not a pickle. Or it uses another class or function; the message names it.
+    objects of the classes in ``classes`` become `Record`. ``classes`` has the dotted names of the classes and functions
+    that the file may use to make objects. FormatError is raised if the file uses another class or function.
     """
     try:
         with (
@@ -203,13 +187,6 @@ def _check(mapped: mmap.mmap) -> None:
     Python's loader allocates memory for the lengths that opcodes claim, and for the indices at which they put values
     into the memo, the pickle's list of values. The check also tracks how deep the values on the stack are nested, since
     Python hashes nested tuples without a depth limit.
-
-    Raises
-    ------
-    ValueError
-        An opcode is damaged or cut off.
-    UnpicklingError
-        An opcode claims more than the file has, or tuples are nested too deeply.
     """
     stack: list[int | None] = []  # the depth of each value; None for a mark, which begins a group of values
     memo: dict[int, int] = {}
@@ -290,7 +267,6 @@ def array(value: Any, name: str) -> NDArray[Any]:
 
 
 def arrays(value: Any, name: str) -> dict[str, NDArray[Any]]:
-    """Return a dict of `PickledArray` as a dict of NumPy arrays; FormatError for any other value."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise FormatError(f"{name} is not a dict of arrays")
     return {key: array(item, f"{name}[{key!r}]") for key, item in value.items()}

@@ -59,11 +59,6 @@ def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order:
     -------
     array of bool
         ``(T, lanes)``, in the order of time. The last row is False.
-
-    Raises
-    ------
-    FormatError
-        A leaf has different shapes before and after a transition.
     """
     lanes = obs[0].shape[1]
     found = np.zeros((len(order), lanes), np.bool_)
@@ -83,20 +78,11 @@ def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order:
 
 
 def differ(one: NDArray[Any], other: NDArray[Any]) -> Bools:
-    """Tell which rows of two arrays are different observations.
+    """Return a mask, ``(N,)``, of the rows of two arrays ``(N, ...)`` that are different observations.
 
     Rows are compared by value: a NaN equals a NaN, and 0.0 equals -0.0. A row also equals the same row rounded to
-    float32, or to the narrower of the two dtypes, since files may store rounded observations.
-
-    Parameters
-    ----------
-    one, other : array
-        Two versions of one leaf of N observations, ``(N, ...)``, of numbers in any dtype and byte order.
-
-    Returns
-    -------
-    array of bool
-        ``(N,)``; True for a row whose observations differ.
+    float32, or to the narrower of the two dtypes, since files may store rounded observations. The arrays may have
+    different dtypes and byte orders.
     """
     one, other = (np.ascontiguousarray(rows).reshape(len(rows), math.prod(rows.shape[1:])) for rows in (one, other))
     if one.dtype != other.dtype:
@@ -112,7 +98,6 @@ def differ(one: NDArray[Any], other: NDArray[Any]) -> Bools:
 
 
 def _same(one: NDArray[Any], other: NDArray[Any]) -> Bools:
-    """Tell which rows of two arrays, ``(N, values)``, are the same observation by the rules of `differ`."""
     found: Bools = np.all(_equal(one, other), axis=-1)
     floats = [rows.dtype for rows in (one, other) if rows.dtype.kind == "f"]
     if not floats or found.all():
@@ -131,21 +116,10 @@ def _equal(one: NDArray[Any], other: NDArray[Any]) -> Bools:
 
 
 def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return the observations of an episode with its final observation appended, in the dtype of ``obs``.
+    """Append the final observation, ``(1, ...)``, to observations, ``(T, ...)``, in the dtype of ``obs``.
 
-    Parameters
-    ----------
-    obs : array
-        The observations of the T steps, ``(T, ...)``.
-    final : array
-        The final observation, ``(1, ...)``, of numbers in any dtype and byte order.
-    name : str
-        The name of ``final`` in the error.
-
-    Raises
-    ------
-    FormatError
-        The dtype of ``obs`` cannot hold a value of ``final``.
+    FormatError is raised if this dtype cannot hold a value of ``final``. ``name`` is the name of ``final`` in the
+    message.
     """
     if final.dtype == obs.dtype:
         return np.concatenate([obs, final])
@@ -182,7 +156,6 @@ class LaneFiller:
         self.lengths = [0] * lanes
 
     def place(self, steps: int) -> Piece:
-        """Append a piece of ``steps`` steps to the shortest lane."""
         lane = min(range(len(self.lengths)), key=self.lengths.__getitem__)
         start = self.lengths[lane]
         self.lengths[lane] += steps

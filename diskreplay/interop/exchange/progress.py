@@ -37,16 +37,7 @@ class Announced:
 class Tally:
     """Counts episodes, and reports the progress after each episode.
 
-    Parameters
-    ----------
-    progress : callable or Announced, optional
-        The receiver of reports. None: nothing is reported.
-    schema : Schema
-        The schema of the steps.
-    episodes, steps : int
-        The numbers in the whole data set.
-    done : tuple of int
-        The numbers of episodes and steps that an earlier call finished.
+    ``done`` has the numbers of episodes and steps that an earlier call finished.
     """
 
     def __init__(
@@ -66,7 +57,6 @@ class Tally:
         return Amount(episodes, steps, steps * self._step_bytes)
 
     def add(self, steps: int) -> None:
-        """Count an episode of ``steps`` steps."""
         self._done = self._amount(self._done.episodes + 1, self._done.steps + steps)
         if isinstance(self._progress, Announced):
             self._progress.report(self._done, self._total)
@@ -75,5 +65,4 @@ class Tally:
 
 
 def step_bytes(schema: Schema) -> int:
-    """Return the size of a step in bytes, without compression."""
     return sum(leaf.row_bytes for leaf in schema.step_leaves.values())

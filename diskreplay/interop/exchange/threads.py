@@ -76,8 +76,7 @@ def write_behind(
     episodes : iterable
         The episodes.
     write : callable
-        ``write(first, episodes)`` writes a group; ``first`` is the number of the group's first episode. An error of
-        this call is raised by `write_behind`.
+        ``write(first, episodes)`` writes a group; ``first`` is the number of the group's first episode.
     most_bytes, most_episodes
         A group is complete when its arrays take ``most_bytes`` or it has ``most_episodes``.
     """

@@ -81,14 +81,8 @@ class Layout(NamedTuple):
 class Documents:
     """The metadata files, .zarray and zarr.json, of the arrays in a zarr group: in a folder or in an open zip file.
 
-    Parameters
-    ----------
-    place : Path
-        The folder or zip file, which `check_files` has checked.
-    archive : ZipFile, optional
-        The zip file. None: ``place`` is a folder.
-    stored : int
-        The size of the folder or file in bytes.
+    ``place`` is the folder or zip file, of ``stored`` bytes, which `check_files` has checked. ``archive`` is None for a
+    folder.
     """
 
     def __init__(self, place: Path, archive: zipfile.ZipFile | None, stored: int) -> None:
@@ -97,7 +91,6 @@ class Documents:
             check_claim(sum(info.file_size for info in archive.infolist()), stored, str(place))
 
     def members(self, group: str) -> list[str]:
-        """Return the names of the arrays and groups right below a group, sorted."""
         if self._archive is None:
             folder = self._place / group
             names = os.listdir(folder) if folder.is_dir() else []
@@ -106,13 +99,7 @@ class Documents:
         return sorted({part[1] for part in parts if len(part) == 3 and part[2] in _DOCUMENTS})
 
     def check(self, name: str) -> Layout | None:
-        """Check the metadata files of an array, such as "data/img", and return its layout; None if there are no files.
-
-        Raises
-        ------
-        FormatError
-            The array's dtype, a codec or a size is not supported; the message names it.
-        """
+        """Check the metadata files of an array, such as "data/img", and return its layout; None if it has no files."""
         if any(part in ("", ".", "..") or "\\0" in part for part in name.split("/")):
             raise FormatError(f"{self._place}: {name!r} cannot be the name of an array")
         found = None

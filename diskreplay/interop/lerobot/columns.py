@@ -74,13 +74,7 @@ def nested_lists(rows: Array) -> pa.Array:
 
 
 def from_arrow(column: Column, values: pa.ChunkedArray, texts: Texts, what: str) -> Array:
-    """Return an Arrow column as rows ``(T, *shape)`` of a leaf; ``what`` is the name of the column in messages.
-
-    Raises
-    ------
-    FormatError
-        The type of the values or the lengths of lists differ from the feature in `info.json`, or values are missing.
-    """
+    """Return an Arrow column as rows ``(T, *shape)`` of a leaf; ``what`` is the name of the column in messages."""
     if column.kind == "text":
         codes = pc.index_in(values, value_set=pa.array(texts[column.key], pa.string()))
         return _plain(codes, what).astype(np.int64)

@@ -43,15 +43,7 @@ _MOST_AXES = 5  # the largest number of axes that an array can have in LeRobot's
 class Column:
     """A feature of a LeRobot data set, and its leaf in a store.
 
-    Attributes
-    ----------
-    key : str
-        The name of the feature.
-    path, field : str, Field
-        The path and the field of the leaf.
-    kind : str
-        The kind of the feature's values. For a text, the leaf has the number of the text in the feature's list of
-        texts.
+    ``key`` is the name of the feature. The leaf of a text has the number of the text in the feature's list of texts.
     """
 
     key: str
@@ -96,7 +88,6 @@ def is_channels_first(shape: tuple[int, ...]) -> bool:
 
 
 def sides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the height and width of an image of this shape."""
     return shape[1:] if is_channels_first(shape) else shape[:2]
 
 
@@ -158,20 +149,7 @@ def _key_of(path: str, field: Field) -> str:
 
 
 def columns_in(features: Mapping[str, Feature], kept: Mapping[str, Feature]) -> Iterator[Column]:
-    """Yield a column for each feature of a data set.
-
-    Parameters
-    ----------
-    features : mapping
-        The features of `info.json`, without `COUNTERS` and `FLAGS`.
-    kept : mapping
-        Counters and flags that become extra fields.
-
-    Raises
-    ------
-    SchemaError
-        A feature is of a dtype or shape that a store cannot hold.
-    """
+    """Yield a column for each feature of `info.json`; ``kept`` has the counters and flags that become extra fields."""
     sights = [key for key in features if is_key_of(key, OBSERVATION)]
     moves = [key for key in features if is_key_of(key, _PARTS[ACTION])]
     for key, feature in {**features, **kept}.items():

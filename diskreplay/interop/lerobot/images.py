@@ -41,13 +41,7 @@ def _to_png(image: Bytes) -> bytes:
 
 
 def from_files(files: Iterable[bytes | None], shape: Sequence[int], what: str) -> Bytes:
-    """Return images, given as bytes of PNG or other files, as ``(T, *shape)``; ``shape`` is (height, width, channels).
-
-    Raises
-    ------
-    FormatError
-        A file is missing, is not an image, or has another shape.
-    """
+    """Return images, given as the bytes of files, as ``(T, *shape)``; ``shape`` is (height, width, channels)."""
     return np.stack([_from_file(file, tuple(shape), what) for file in files])
 
 
@@ -117,10 +111,7 @@ class VideoReader:
     def frames(self, times: Sequence[float], tolerance_s: float) -> Bytes:
         """Return the frame nearest to each of the ascending ``times``, in seconds, as ``(T, height, width, 3)``.
 
-        Raises
-        ------
-        FormatError
-            One of the times has no frame within ``tolerance_s`` seconds, or the file is damaged.
+        FormatError is raised if a time has no frame within ``tolerance_s`` seconds.
         """
         nbytes = len(times) * self._stream.height * self._stream.width * 3
         check_memory(nbytes, f"{self._path}: an episode of {len(times)} frames")
@@ -154,15 +145,7 @@ def _time(frame: av.VideoFrame) -> float:
 
 
 class VideoWriter:
-    """Writes an H.264 video, frame by frame; ``size`` is (height, width).
-
-    Attributes
-    ----------
-    count : int
-        The number of frames that were added.
-    nbytes : int
-        The number of bytes that the encoder has returned so far.
-    """
+    """Writes an H.264 video, frame by frame; ``size`` is (height, width)."""
 
     def __init__(self, path: Path, fps: float, size: Size) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -51,28 +51,11 @@ class Metadata:
 
     Attributes
     ----------
-    skipped : list of Skipped
-        The episodes and files that were left out.
     numbers, lengths : array
         The number of each episode in the data set, and its number of steps, ``(episodes,)``.
-    info : dict
-        The contents of `info.json`.
-    files : list of Path
-        The file with the steps of each episode.
     fields, values : dict
         The columns of the table of episodes that become episode fields, by name. ``fields`` has the field of each
         column. ``values`` has the column's value for each episode, or None if an episode has no value.
-    tasks : dict of int to str
-        Texts of tasks by their numbers.
-    stats : str
-        The text of `stats.json`; empty if the file does not exist.
-
-    Raises
-    ------
-    StoreNotFound
-        The folder is not a data set of LeRobot.
-    FormatError
-        The metadata are damaged, or of an unsupported version.
     """
 
     def __init__(self, root: Path, *, is_lenient: bool = False) -> None:
@@ -251,7 +234,6 @@ def read_table(path: Path, names: Sequence[str] | None) -> pa.Table:
 
 
 def open_table(path: Path) -> pq.ParquetFile:
-    """Open a parquet file; FormatError for a missing or damaged file."""
     if not path.is_file():
         raise FormatError(f"there is no file {path}, which the table of episodes names")
     with reading(path):
@@ -296,7 +278,6 @@ def _is_feature(feature: Json) -> bool:
 
 
 def _field_of(column: Sequence[Any], kind: pa.DataType | None) -> Field | None:
-    """Return the field of a column of numbers or arrays in the table of episodes; None for a column of other values."""
     given = [value for value in column if value is not None]
     try:
         rows = np.asarray(given)

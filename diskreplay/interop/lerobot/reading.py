@@ -62,13 +62,6 @@ class Reader:
     ----------
     leaves, names, numbers, left_out, texts, metadata, episodes, steps, skipped, not_kept
         The arguments of `Source` with these names.
-
-    Raises
-    ------
-    StoreNotFound
-        The folder is not a data set of LeRobot.
-    FormatError
-        The data set is damaged, of an unsupported version, or has a feature that a store cannot hold.
     """
 
     def __init__(self, root: Path, choice: Choice) -> None:
@@ -213,8 +206,6 @@ class _Scan:
         Counters and flags that become extra fields.
     left_out : set of str
         All counters and flags, including the ones in ``kept``.
-    known : set of str
-        The columns that are features or counters.
     shared : set of Path
         Files that also have steps of episodes that were left out.
     """

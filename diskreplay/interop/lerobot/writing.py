@@ -226,15 +226,7 @@ class _DataSet:
 
 
 class _File:
-    """The steps and videos of consecutive episodes, and the rows of these episodes in the table of episodes.
-
-    Attributes
-    ----------
-    lines : list of dict
-        The rows of the table of episodes, one for each episode in the file.
-    statistics : list of dict
-        The statistics of each of these episodes, by feature.
-    """
+    """The steps and videos of consecutive episodes, and the rows of these episodes in the table of episodes."""
 
     def __init__(self, root: Path, number: int, schema: pa.Schema, videos: Sequence[Column], fps: float) -> None:
         self._root, self._number, self._fps = root, number, fps

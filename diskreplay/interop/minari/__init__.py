@@ -208,7 +208,6 @@ def _home() -> Path:
 
 
 def _found(source: str | PathLike[str]) -> Path:
-    """Return the folder with the metadata.json of a data set; ``source`` is a name or a path."""
     places = [Path(source).absolute()]
     if isinstance(source, str) and DATA_SET_ID.fullmatch(source):
         places.insert(0, _home() / source)

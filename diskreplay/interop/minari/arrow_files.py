@@ -44,13 +44,7 @@ _ARRAYS = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
 def read_file(
     folder: Path, data_format: str, observations: AnySpace, actions: AnySpace, is_jpeg: bool, steps: int
 ) -> Raw:
-    """Return the episode of ``steps`` steps in a folder; arrays of an Arrow file are views of the mapped file.
-
-    Raises
-    ------
-    FormatError
-        The episode cannot be read, or has another number of steps.
-    """
+    """Return the episode of ``steps`` steps in a folder; arrays of an Arrow file are views of the mapped file."""
     with reading(folder):
         table = _read_table(folder, data_format)
     if table.num_rows not in (steps, steps + 1):

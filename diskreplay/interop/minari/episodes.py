@@ -29,8 +29,6 @@ class Layout:
 
     Attributes
     ----------
-    schema : Schema
-        The schema of the store.
     infos : dict of str to str
         The path of the extra field for each info of a step. A key is a name such as "a/b" for the info "b" in the dict
         "a".
@@ -79,7 +77,7 @@ class Layout:
         return nest(values), texts
 
     def _infos(self, infos: Raw, count: int, steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Json]]:
-        """Add infos that have an extra field to ``steps``; return episode fields of the reset, and notes of all others."""
+        """Add infos that have an extra field to ``steps``; return fields of the reset, and notes of all other infos."""
         left, fields, absent = flat(infos) if infos else {}, {}, []
         for name, path in self.infos.items():
             leaf, reset = self.schema.leaves[path], f"{FIELDS}/{RESET_INFOS}/{name}"
@@ -176,13 +174,7 @@ def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:
 
 
 def derive(observation_space: AnySpace, action_space: AnySpace, raw: Raw) -> Layout:
-    """Return the layout of a data set from its spaces, and from the dtypes and infos of its first episode.
-
-    Raises
-    ------
-    SchemaError
-        A space cannot be stored.
-    """
+    """Return the layout of a data set from its spaces, and from the dtypes and infos of its first episode."""
     kept, texts = without_texts(observation_space, OBS)
     plain = Schema.from_spaces(kept, action_space)
     layout = Layout(plain, {}, texts)

@@ -19,13 +19,7 @@ _ARRAY, _TEXTS, _COUNT = "@array", "@texts", "@count"
 
 
 def to_json(value: Any, name: str) -> Any:
-    """Return a value as JSON, which `from_json` converts back.
-
-    Raises
-    ------
-    SchemaError
-        The value cannot be converted; the message has ``name``.
-    """
+    """Return a value as JSON, which `from_json` converts back; ``name`` is the value's name in messages."""
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
     if isinstance(value, bytes):
@@ -83,10 +77,7 @@ AnySpace = Space[Any]
 def without_texts(space: AnySpace, name: str) -> tuple[AnySpace, list[str]]:
     """Return a space without the texts in its dicts, and the paths of these texts, with slashes between the keys.
 
-    Raises
-    ------
-    SchemaError
-        The space, called ``name`` in the message, has only texts.
+    SchemaError is raised if the space, called ``name`` in the message, has only texts.
     """
     kept, texts = _without_texts(space, "")
     if kept is None:

@@ -39,7 +39,6 @@ _WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 
 
 def write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
-    """Write a new data set at ``plan.path``; ``name`` is its name in Minari's folder, or None for a path."""
     plan.path.mkdir()
     data_set = _DataSet(plan, data_format, name)
     write_behind(episodes, data_set.write, _WAITING_BYTES, _WAITING_EPISODES)
@@ -72,10 +71,7 @@ class _DataSet:
         return space_of(schema.obs), space_of(schema.action)
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
-        """Return the shape and dtype of each leaf of observations and actions, by path; in HDF5, None as the dtype.
-
-        `_spaces` uses imported spaces only if they have the same shapes and dtypes. In HDF5, dtypes may differ.
-        """
+        """Return what must be equal in imported spaces and the schema: shapes and, except in HDF5, dtypes."""
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 

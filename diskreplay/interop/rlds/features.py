@@ -78,13 +78,7 @@ class Feature(NamedTuple):
     encoding: str
 
     def decode(self, values: Values, count: int, name: str) -> Any:
-        """Return ``count`` values as an array, or texts as a list.
-
-        Raises
-        ------
-        FormatError
-            The values are damaged, or their number is not ``count``.
-        """
+        """Return ``count`` values as an array, or texts as a list."""
         try:
             if self.kind == "text":
                 return [bytes(text).decode("utf-8", "replace") for text in _as_many(values, count)]
@@ -146,7 +140,6 @@ def features_dict(inner: Mapping[str, Json]) -> Json:
 
 
 def dataset_of(feature: Json) -> Json:
-    """Return the description of an episode's steps for features.json; ``feature`` describes one step."""
     return {
         "pythonClassName": f"{_PACKAGE}.dataset_feature.Dataset",
         "sequence": {"feature": feature, "length": "-1"},
@@ -154,13 +147,7 @@ def dataset_of(feature: Json) -> Json:
 
 
 def read_features(node: Json, path: str = "") -> dict[str, Feature]:
-    """Return the features in ``node``, which is features.json or a part of it, by their names in an example.
-
-    Raises
-    ------
-    SchemaError
-        A feature is of a kind that cannot be stored.
-    """
+    """Return the features in ``node``, which is features.json or a part of it, by their names in an example."""
     if "featuresDict" in node:
         found: dict[str, Feature] = {}
         for key, inner in node["featuresDict"].get("features", {}).items():

@@ -122,9 +122,9 @@ class DataSet:
 
     Attributes
     ----------
-    lengths, numbers : list of int
-        For each episode, the number of its steps, and the number of its record among all records of the files.
-    leaves, names, left_out, texts, skipped
+    lengths : list of int
+        The number of steps of each episode.
+    leaves, names, left_out, texts, skipped, numbers
         The arguments of `Source` with these names.
     """
 
@@ -266,7 +266,6 @@ class DataSet:
         return found
 
     def _find_leaves(self) -> dict[str, Field]:
-        """Return the field of each leaf by path, from the arrays of the first episode that can be read."""
         first = next(self._readable())
         fields = {path: np.asarray(value)[None] for path, value in first.fields.items()}
         return leaves_of({**{path: rows[:0] for path, rows in first.steps.items()}, **fields}, self._folder)

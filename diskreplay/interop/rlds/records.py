@@ -23,13 +23,7 @@ _LENGTH, _SUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
 def records(file: Path) -> Iterator[bytes]:
-    """Yield the records of a file.
-
-    Raises
-    ------
-    FormatError
-        A record is damaged; the message has the position of its first byte.
-    """
+    """Yield the records of a file; FormatError for a damaged record."""
     for record in records_or_errors(file):
         if isinstance(record, FormatError):
             raise record
@@ -39,11 +33,7 @@ def records(file: Path) -> Iterator[bytes]:
 def records_or_errors(file: Path) -> Iterator[bytes | FormatError]:
     """Yield the records of a file, with an error in place of each damaged record.
 
-    Raises
-    ------
-    FormatError
-        The length of a record is damaged, so that the next record cannot be found. The message has the position of the
-        damaged record's first byte.
+    FormatError is raised if the length of a record is damaged, since then the next record cannot be found.
     """
     size = file.stat().st_size
     with open(file, "rb") as opened:
@@ -80,13 +70,7 @@ def write_record(file: BinaryIO, data: bytes) -> None:
 
 
 def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str, Values]:
-    """Return the features of an example by name: those in ``wanted``, or all features if ``wanted`` is None.
-
-    Raises
-    ------
-    FormatError
-        The bytes are not an example.
-    """
+    """Return the features of an example by name: those in ``wanted``, or all features if ``wanted`` is None."""
     found: dict[str, bytes | memoryview] = {}
     try:
         for features in _inside(memoryview(data), 1):
@@ -165,7 +149,6 @@ def _values(feature: bytes | memoryview) -> Values:
 
 
 def _integers(digits: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the integers in packed varints as an array of int64."""
     is_last = digits < 0x80
     if is_last.all():
         return digits.astype(np.int64)
