@@ -81,8 +81,8 @@ def import_dataset(
 
     A step is the observation of a row, the action that followed it, and the reward of the next row. An episode is
     terminated if ``is_terminal`` is true in its last row or, in a folder without ``is_terminal``, if that row has the
-    discount 0. Otherwise it is truncated, except that an episode of DreamerV3 is cut if its files end before a
-    row with ``is_last``.
+    discount 0. Any other episode is truncated. But an episode of DreamerV3 is cut if its files end before a row with
+    ``is_last``.
 
     Every key is an observation, except ``action``, ``reward`` and the flags. But keys that begin with ``log_``, and the
     keys in the option ``extra``, are extra fields. A step takes the values of extra fields from the row of its reward.

@@ -88,8 +88,8 @@ def import_dataset(
         In a file of all episodes, the name of the array that is true in the first row of each episode. The default is
         "episode_starts".
     indices : str, optional
-        In a file of all episodes, the name of the array with one row number for each episode. It is the number of the
-        episode's first row, or of the row after its last row.
+        In a file of all episodes, the name of the array with one row number for each episode. This row is the first row
+        of the episode, or the row after its last row.
     ended : {"truncated", "terminated", "cut"}
         How episodes ended, if the data set has no array of ends, such as "dones" or "terminals".
     terminated, truncated : str, optional

@@ -5,7 +5,7 @@ step has a column, named by the leaf's path in the schema, such as ``obs/image``
 shape is a nested list of fixed size. A field of more than 256 numbers is bytes of fixed size, in C order, since bytes
 are read several times as fast as lists. The column ``priority`` exists if steps were appended with priorities.
 
-``episodes/`` has files with one row for each episode. Their columns are ``episode``, ``length``, ``terminated``,
+``episodes/`` has files with one row for each episode. The columns are ``episode``, ``length``, ``terminated``,
 ``truncated``, episode fields such as ``episode/seed``, and ``notes`` as JSON text. The observation after the last step
 has columns with the paths of observations, such as ``obs/image``. An episode that is neither terminated nor truncated
 was cut. A missing value is null or, if the field has a shape, a nested list with null for each number.

@@ -1,4 +1,4 @@
-"""The options shared by imports and exports, which choose a leaf of the store for each feature, and the leaf's dtype.
+"""The options of imports and exports, and how they choose the leaf of a store for each feature of a data set.
 
 A feature is a named array of a data set. A leaf is a field of a store's nested schema, and has a path, such as
 ``"obs/image"``. A feature's default path is its path without options.
@@ -41,17 +41,17 @@ class Options(TypedDict, total=False):
     Attributes
     ----------
     obs, action, reward, extra : str, list of str, or dict of str to str
-        The features that become this part of a step. One name: the part is this feature. A dict
-        ``{name in the store: name in the data set}``, or a list: the part is a dict of features, and a slash in a name
-        makes nested dicts. The name of a folder of features stands for all features in it. If the option of a part is
-        given, the part has only the features in the option. Other features that belong to the part by default become
-        extra fields. If ``extra`` is given, the extra fields are only the features in ``extra``, and all other features
-        that would be extra fields are left out.
+        The features that become this part of a step. If the option is one name, the part is this feature. If the option
+        is a list, or a dict ``{name in the store: name in the data set}``, the part is a dict of features. A slash in a
+        name makes nested dicts. The name of a folder of features stands for all features in the folder. If the option
+        of a part is given, the part has only the features in the option. Other features that belong to the part by
+        default become extra fields. If ``extra`` is given, the extra fields are only the features in ``extra``, and all
+        other features that would be extra fields are left out.
     rename : dict of str to str
         ``{name in the data set: name in the store}``. A new name that begins with a part, such as "obs/top", moves the
         feature to this path. Any other new name renames the feature within its part.
     skip : str or list of str
-        Features, or folders of features, to leave out.
+        The features, or folders of features, that are left out.
     on_error : {"raise", "skip"}
         "skip" leaves out episodes that cannot be read, and lists them in `Imported.skipped`.
     compression : "zstd" or ("zstd", level)
@@ -236,7 +236,7 @@ class Layout:
             return rows
         with np.errstate(invalid="ignore", over="ignore"):
             made: NDArray[Any] = rows.astype(wanted)
-            # An integer can wrap in the cast and wrap back in the reverse cast, so the cast values are compared, too.
+            # A cast can wrap an integer, and the reverse cast can restore it, so the cast values are compared, too.
             same = (made.astype(rows.dtype) == rows) & (made == rows)
         if rows.dtype.kind == "f" and wanted.kind == "f":
             same |= np.isnan(rows)
@@ -308,7 +308,7 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Return ``found`` with each part, such as "obs", from ``given`` if the part has the same leaves in both.
+    """Replace each part of ``found`` that has the same leaves in ``given`` by the part of ``given``.
 
     ``found`` was made from paths, which cannot express tuples. ``given`` may have tuples.
     """
@@ -402,9 +402,9 @@ class _Chooser:
                     yield name, f"{part}/{below or self._short(name)}"
 
     def _find(self, wanted: str, option: str) -> list[tuple[str, str]]:
-        """Return pairs of a feature's name and its path inside the folder ``wanted``.
+        """Return the name of each feature in the folder ``wanted``, and the feature's path inside the folder.
 
-        If ``wanted`` is a feature, the only pair is this feature and an empty path.
+        If ``wanted`` is a feature and not a folder, only this feature is returned, with an empty path.
         """
         if wanted in self._names:
             return [(wanted, "")]

@@ -1,4 +1,4 @@
-"""`EpisodeData`: an ended episode as arrays by path, which a format's reader yields and its writer receives."""
+"""Ended episodes as arrays by path: readers of formats yield them, and writers of formats receive them."""
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,10 +21,11 @@ ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata
 
 
 - ``hidden``: the steps at the start of an episode that a limit on capacity or age hides from samplers.
-- ``final_obs``: the observation after the last step. ``no_final_obs``: an episode without this observation. If a format
-  cannot hold such an episode, the export repeats the observation of the last step.
-- ``ends``: an episode that is both terminated and truncated, or neither. ``cut``: an episode that is neither terminated
-  nor truncated.
+- ``final_obs``: the observation after the last step.
+- ``no_final_obs``: an episode without a final observation. If a format cannot hold an episode without a final
+  observation, the export repeats the observation of the last step.
+- ``ends``: an episode that is both terminated and truncated, or neither of the two.
+- ``cut``: an episode that is neither terminated nor truncated.
 - ``notes``: notes of episodes. ``schema``: details of the schema, such as bounds of spaces. ``metadata``: the import's
   note about the whole data set.
 """
@@ -72,7 +73,7 @@ class EpisodeData:
 
     @classmethod
     def of(cls, episode: Episode, schema: Schema, notes: Json = None, wanted: Container[str] | None = None) -> Self:
-        """Read the leaves of an ended episode of a store whose paths are in ``wanted``; None: all leaves."""
+        """Read the leaves at the paths in ``wanted`` of an ended episode of a store; None: all leaves."""
         fields = [path for path in schema.leaves if is_part(path, FIELDS) and (wanted is None or path in wanted)]
         names = dict.fromkeys(path.split("/")[1] for path in fields)
         given = {name: value for name in names if (value := episode[name]) is not None}

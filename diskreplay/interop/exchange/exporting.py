@@ -55,17 +55,17 @@ class ExportOptions(TypedDict, total=False):
     Attributes
     ----------
     obs, action, reward, extra : str, list of str, or dict of str to str
-        The paths, such as "extra/latent", of the leaves that become this part of a step. One path: the part is this
-        leaf. A list, or a dict ``{name in the part: path in the store}``: the part is a dict of leaves. The path of a
-        dict of the schema stands for all leaves in the dict. If the option of a part is given, the part has only the
-        leaves in the option. Other leaves that belong to the part in the store become extra fields. If ``extra`` is
-        given, the extra fields are only the leaves in ``extra``, and all other leaves that would be extra fields are
-        left out.
+        The paths, such as "extra/latent", of the leaves that become this part of a step. If the option is one path, the
+        part is this leaf. If the option is a list, or a dict ``{name in the part: path in the store}``, the part is a
+        dict of leaves. The path of a dict of the schema stands for all leaves in the dict. If the option of a part is
+        given, the part has only the leaves in the option. Other leaves that belong to the part in the store become
+        extra fields. If ``extra`` is given, the extra fields are only the leaves in ``extra``, and all other leaves
+        that would be extra fields are left out.
     rename : dict of str to str
         ``{path in the store: new name}``. A new name that begins with a part, such as "obs/top", moves the leaf to this
         path. Any other new name renames the leaf within its part.
     skip : str or list of str
-        Paths of leaves, or of dicts of the schema, to leave out.
+        The paths of leaves, or of dicts of the schema, that are left out.
     dtype : dict of str to str
         ``{path in the store: dtype}``. A value that the dtype cannot hold raises SchemaError. If the dtype ends with
         ":unsafe", the value is rounded instead.
@@ -89,7 +89,7 @@ class NotHeld(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The path and the contents of a data set that `Format.write` is to write.
+    """The path and the contents of a data set to write.
 
     Attributes
     ----------
@@ -120,8 +120,8 @@ class Format:
         The data that the format cannot hold, with the reasons. A key is the path of a leaf, or a name such as
         `NO_FINAL_OBS` that `diskreplay.interop.exchange.episode_data` defines.
     write : callable
-        ``write(plan, episodes)`` writes a data set of these episodes. If it raises, `export_from` removes the files.
-        All ``episodes`` have a final observation if "no_final_obs" is in ``not_held``. They all lack a final
+        ``write(plan, episodes)`` writes a data set of these episodes. If ``write`` raises, `export_from` removes the
+        files. All ``episodes`` have a final observation if "no_final_obs" is in ``not_held``. No episode has a final
         observation if "final_obs" is in ``not_held``.
     lossy : mapping
         A description of the loss for each leaf that the caller asked to keep inexactly. The keys are paths.
@@ -138,7 +138,7 @@ class Format:
 
 @dataclass(frozen=True)
 class ChosenEpisode:
-    """An ended episode of a store, seen as the leaves that the options export."""
+    """An ended episode of a store, with the leaves that the options export."""
 
     _episode: Episode
     _layout: Layout
@@ -201,7 +201,7 @@ class Exported:
     open_episodes : int
         The number of episodes that were left out because they have not ended.
     not_held : list of NotHeld
-        Data of these episodes that the format cannot hold, and that the data set therefore lacks.
+        Data of the exported episodes that the format cannot hold, and that the data set therefore lacks.
     lossy : list of NotHeld
         Data that are kept inexactly, as the caller asked.
     not_kept : list of str
@@ -298,7 +298,7 @@ def _read(
 
 
 def _counted(episodes: Iterable[EpisodeData], tally: Tally) -> Iterator[EpisodeData]:
-    """Yield episodes, and count each when the next one is requested: the writer has then written it."""
+    """Yield episodes, and count an episode when the writer asks for the next one: only then is it written."""
     for episode in episodes:
         yield episode
         tally.add(len(episode))
@@ -392,7 +392,7 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
 def find_not_held(
     schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json], lacking: Mapping[str, str]
 ) -> list[NotHeld]:
-    """Return the entries of ``lacking`` whose data at least one episode has; ``lacking`` is as `Format.not_held`.
+    """Return the entries of ``lacking``, such as `Format.not_held`, whose data at least one episode has.
 
     The search reads no arrays of steps except priorities.
     """
@@ -423,18 +423,9 @@ def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[st
 
 
 class ColumnWriter:
-    """Appends rows to an array of h5py or zarr in a file, and writes them in whole blocks.
+    """Appends rows to an array of h5py or zarr in a file, from row ``begin`` on, and writes them in whole blocks.
 
-    Parameters
-    ----------
-    array
-        The array.
-    block_rows : int
-        The number of rows in a block, such as a chunk of the file.
-    begin : int
-        The index of the first row to write.
-    fill : float
-        The value for earlier rows in the block of row ``begin``.
+    ``fill`` is the value for earlier rows in the block of row ``begin``.
     """
 
     def __init__(self, array: Any, block_rows: int, begin: int = 0, fill: float = 0) -> None:

@@ -182,8 +182,8 @@ def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) 
 def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what: str) -> None:
     """Raise FormatError if a file of ``stored`` bytes is too small to list all chunks of an array.
 
-    The list has at least eight bytes for each chunk. A small number of chunks always passes, since a file may omit
-    chunks of zeros.
+    A file's list of chunks has at least eight bytes for each chunk. A small number of chunks always passes, since a
+    file may omit chunks of zeros.
     """
     count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
     if count > max(_MOST_ABSENT, stored // 8):
@@ -200,7 +200,7 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_npz(path: Path, wanted: Callable[[str], bool] | None = None) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an npz archive whose names ``wanted`` accepts, by name; None: all arrays.
+    """Return the arrays of an npz archive by name: those that ``wanted`` accepts, or all if ``wanted`` is None.
 
     The arrays are read-only.
     """

@@ -70,7 +70,7 @@ class Planned(NamedTuple):
     Attributes
     ----------
     steps : int
-        The number of steps to append. Steps that ``where`` leaves out count, too.
+        The number of steps to append, including steps that ``where`` leaves out.
     nbytes : int
         The size of these steps in bytes, without compression.
     free : int
@@ -288,7 +288,7 @@ def import_into(
 
 
 def _plan(path: Path, source: Source, schema: Schema) -> Planned:
-    """Return the plan of an import. Steps that earlier calls of the import have appended do not count."""
+    """Return the plan of an import, without the steps that earlier calls have appended."""
     steps = source.steps
     with suppress(ReplayError), open_store(path) as store:
         is_complete = (store.read_note(NOTE) or {}).get(COMPLETE)
@@ -336,11 +336,11 @@ def _append(
 ) -> tuple[int, int]:
     """Append all episodes except the first ``begun``, which the store has; return the numbers of episodes and steps.
 
-    StoreExists is raised if the episodes in the store differ from the data set. Only some of them are compared.
+    StoreExists is raised if the episodes in the store differ from the data set. Only some episodes are compared.
     """
     existing, steps = store.episodes[:begun], 0
-    # If the options may leave out episodes, the data set is read from the beginning, to find out which episodes the
-    # store has. If not, episode n of the store is episode n of the data set.
+    # If no episode can be left out, episode n of the store is episode n of the data set. In other imports, the data set
+    # is read from the beginning, to find out which episodes the store has.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     source = selection.source
     done = first, sum(map(len, existing[:first]))
@@ -452,8 +452,8 @@ def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: i
 class _Segments:
     """Appends the episodes of an import to a store, and compresses each segment before the next one begins.
 
-    So the disk needs room only for the compressed steps, one uncompressed segment, and the pack that replaces this
-    segment. If ``most_bytes``, the size of an uncompressed segment, is None, segments are not compressed.
+    With this, the disk needs room only for the compressed steps, one uncompressed segment, and the pack that replaces
+    this segment. If ``most_bytes``, the size of an uncompressed segment, is None, segments are not compressed.
     """
 
     def __init__(self, store: Store, most_bytes: int | None) -> None:
@@ -511,7 +511,7 @@ class _Notes:
 
 
 def import_notes(store: Store) -> tuple[dict[str, Json], dict[int, Json]]:
-    """Return the note of an import about the data set, and its notes of episodes by the id of their first step.
+    """Return an import's note about the data set, and the notes of episodes, by the id of an episode's first step.
 
     Both are empty if no import made the store.
     """
@@ -533,13 +533,13 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
     """Return the side folder of a data set, and the names of the values that only this folder has.
 
     In a side folder, an export by an earlier release kept values that the format could not hold. ``schema`` and
-    ``metadata`` are those in the data set itself.
+    ``metadata`` come from the data set itself.
 
     Returns
     -------
     tuple of Path and str
-        The side folder, or ``place`` if there is no side folder. And the names, as one text with commas; the text is
-        empty if there is no side folder, or if the data set itself has all values.
+        The side folder, or ``place`` if there is no side folder. And the names as one text, with commas between them.
+        The text is empty if there is no side folder, or if the data set itself has all values.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
         if not os.path.isfile(side / _DOCUMENT):  # False also for a name that is too long for the file system

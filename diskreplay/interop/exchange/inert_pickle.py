@@ -247,7 +247,7 @@ def _top(stack: list[int | None]) -> int:
 
 
 def _taken(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> list[int]:
-    """Remove the values that an opcode consumes from the stack; return their depths."""
+    """Remove from the stack the values that an opcode consumes, and return their depths."""
     found: list[int] = []
     names = [each.name for each in opcode.stack_before]
     if "mark" in names:

@@ -148,8 +148,8 @@ def pieces(ended: Bools) -> list[Piece]:
 class LaneFiller:
     """Appends each `Piece` to the shortest lane.
 
-    If the pieces are placed in the order that the function `pieces` returns, and the pieces of each lane begin at
-    position 0, each piece returns to the lane from which it came.
+    If the pieces come in the order that the function `pieces` returns, and the pieces of each lane begin at position 0,
+    each piece returns to the lane from which it came.
     """
 
     def __init__(self, lanes: int) -> None:

@@ -49,9 +49,9 @@ def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, No
 
 
 def _next_ones(episodes: Iterator[EpisodeData]) -> tuple[list[EpisodeData], Exception | None]:
-    """Read episodes until their arrays take ``_AHEAD_BYTES``, or reading an episode fails; return the error, too.
+    """Read episodes until their arrays take ``_AHEAD_BYTES``; return them, and the error if an episode cannot be read.
 
-    The list is empty at the end of the iterator. The error is None if no episode failed.
+    The list is empty at the end of the iterator.
     """
     found, nbytes = list[EpisodeData](), 0
     try:
@@ -73,8 +73,6 @@ def write_behind(
 
     Parameters
     ----------
-    episodes : iterable
-        The episodes.
     write : callable
         ``write(first, episodes)`` writes a group; ``first`` is the number of the group's first episode.
     most_bytes, most_episodes

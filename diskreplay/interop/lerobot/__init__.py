@@ -15,7 +15,7 @@ An import follows these further rules:
 - ``timestamp`` and ``frame_index`` become extra fields if their values are not those that the frame rate implies.
 - Images keep the order of axes that ``info.json`` declares. A frame of a video is found by its time. If the nearest
   frame is further away than half the time between two frames, the import raises.
-- Other files below ``meta`` are not read.
+- In the folder ``meta``, only ``info.json``, the statistics, and the tables of episodes and tasks are read.
 - ``on_error="skip"`` leaves out an episode whose video, file of steps or row in the table of episodes is missing. If a
   camera has no video at all, the import raises.
 

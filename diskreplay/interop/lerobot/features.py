@@ -65,7 +65,7 @@ class Column:
         """Return the feature's entry in `info.json`.
 
         ``noted`` is the feature's entry in an imported `info.json`. If ``noted`` has the dtype and shape of this
-        feature, the result also has the other data of ``noted``, such as the names of axes.
+        feature, the result also has all further data of ``noted``, such as the names of axes.
         """
         dtype = {"array": self.field.dtype.name, "text": "string"}.get(self.kind, self.kind)
         made: dict[str, Json] = {"dtype": dtype, "shape": list(self.shape), "names": None}

@@ -1,4 +1,4 @@
-"""Convert images to PNG files in a column or to frames of a video, which loses detail, and back."""
+"""Convert images to PNG files or to frames of a video, and back."""
 
 import io
 from collections.abc import Iterable, Iterator, Sequence

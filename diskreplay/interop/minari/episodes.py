@@ -18,7 +18,6 @@ __all__ = ["Layout", "derive"]
 
 NOTE = "minari"
 RESET_INFOS, SEED = "reset_infos", "seed"
-"""The names of two episode fields. Infos of steps are in the extra field `INFOS`."""
 
 _ABSENT, _NO_SEED, _TEXTS = "absent", "no_seed", "observations"
 

@@ -1,4 +1,4 @@
-"""Images of TFDS, PNG or JPEG, decoded to the same pixels as by TensorFlow."""
+"""Decode PNG and JPEG images of TFDS to the same pixels as TensorFlow."""
 
 import io
 from typing import Any
@@ -42,7 +42,8 @@ def _decode_bytes(data: Any, image: Image.Image, channels: int) -> NDArray[Any]:
     mode = MODES.get(channels, image.mode)
     if image.format == "JPEG" and image.mode in ("L", "RGB") and mode in ("L", "RGB"):
         return _decode_jpeg(data, image, "GRAY" if mode == "L" else mode)
-    # In other conversions, TensorFlow and Pillow agree: both add or drop the opacity, and repeat gray in each channel.
+    # TensorFlow and Pillow agree in all further conversions: both add or drop the opacity, and repeat gray in each
+    # channel.
     if mode != image.mode and (mode == "L" or image.mode.startswith("I")):
         raise ValueError(f"an image of Pillow's mode {image.mode} cannot be read as bytes with {channels} channels")
     return np.asarray(image.convert(mode))

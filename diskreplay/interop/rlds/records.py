@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from diskreplay import FormatError
 from diskreplay.interop.exchange.foreign import check_memory
 
-# The values of a feature: an array of float32 or int64, or a list of bytes. Bytes of one size are an array of kind "V"
-# instead.
+# The values of a feature: an array of float32 or int64, or a list of byte strings. Byte strings of equal size are an
+# array of kind "V".
 Values = list[bytes] | NDArray[Any]
 
 _MASK_DELTA = 0xA282EAD8
@@ -125,7 +125,7 @@ def _inside(message: memoryview, number: int) -> Iterator[memoryview]:
 
 
 def _joined(parts: Iterator[memoryview], last: bool = False) -> bytes | memoryview:
-    """Return the parts of a value joined; if ``last``, return only the last part.
+    """Join the parts of a value; if ``last``, return only the last part.
 
     protobuf joins the parts of a message that is repeated, but takes only the last of repeated texts.
     """
