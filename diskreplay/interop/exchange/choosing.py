@@ -211,7 +211,6 @@ class Layout:
     unsafe: Collection[str] = field(default=(), repr=False)
 
     def apply(self, what: str, episode: EpisodeData) -> EpisodeData:
-        """Return an episode with the paths and dtypes of the store; ``what`` is the episode's name in messages."""
         count = len(episode)
         steps = {new: episode.steps[old] for old, new in self.paths.items() if old in episode.steps}
         given = {new: episode.fields[old] for old, new in self.paths.items() if old in episode.fields}
@@ -308,7 +307,7 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Replace each part of ``found`` that has the same leaves in ``given`` by the part of ``given``.
+    """Return ``found``, but with the parts, such as "obs", of ``given`` that have the same leaves.
 
     ``found`` was made from paths, which cannot express tuples. ``given`` may have tuples.
     """

@@ -260,7 +260,6 @@ def export_from(
 
 
 def _choice(options: ExportOptions) -> Choice:
-    """Return the options as a `Choice`; TypeError for an unknown option, as in any call of a function."""
     for name in options:
         if name in RENAMED:
             raise SchemaError(f"the option {name} is called {RENAMED[name]} now, in all formats")
@@ -381,7 +380,6 @@ def began(episode: Episode) -> float:
 
 
 def in_order(episodes: Iterable[Episode]) -> list[Episode]:
-    """Sort episodes by start time, and drop episodes whose segment was deleted since the snapshot."""
     dated = []
     for episode in episodes:
         with suppress(SegmentGone):

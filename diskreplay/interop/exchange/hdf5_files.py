@@ -73,7 +73,6 @@ def member(group: h5py.h5g.GroupID, name: str) -> Any:
 
 
 def read_array(item: h5py.h5d.DatasetID) -> Any:
-    """Return the values of a data set, as ``h5py.Dataset(item)[()]`` does."""
     dtype, shape = item.dtype, item.shape
     if dtype.kind not in NUMBERS or not shape:
         return h5py.Dataset(item)[()]
@@ -95,7 +94,6 @@ def attribute_names(item: h5py.h5g.GroupID) -> list[str]:
 
 
 def read_attribute(item: h5py.h5g.GroupID, name: str) -> Any:
-    """Return the value of a group's attribute, as ``h5py.Group(item).attrs[name]`` does."""
     opened = h5py.h5a.open(item, os.fsencode(name))
     dtype, shape = opened.dtype, opened.shape
     if dtype.kind not in NUMBERS or shape is None:

@@ -107,8 +107,8 @@ class Source:
     part : str
         The part of the data set, such as a split. Empty: the whole data set.
     export_path : Path, optional
-        The path of the export that wrote the data set. An earlier release may have left a side folder there. None:
-        ``place``.
+        The path of the export that wrote the data set. An earlier release may have left a folder with further values
+        there. None: ``place``.
     not_kept : list of str
         Names of data in the data set that are not features, and that an import leaves out.
     left_out : list of str
@@ -208,12 +208,8 @@ def import_into(
     path : path
         The path of the store. Nothing may be there, except an empty store with the resulting schema, or an import of
         the same data set.
-    source : Source
-        The data set.
     choice : Choice
         The options of the caller. A resumed import needs the options of the first call.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
 
     Raises
     ------

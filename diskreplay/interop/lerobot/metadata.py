@@ -44,8 +44,6 @@ class Metadata:
 
     Parameters
     ----------
-    root : Path
-        The folder of the data set.
     is_lenient : bool
         Add episodes that the metadata lack to ``skipped``, instead of raising FormatError.
 

@@ -226,7 +226,6 @@ class _Scan:
             texts.setdefault(key, [])
 
     def add(self, piece: _Piece) -> None:
-        """Read the counters, flags and texts in a file of steps, and check its columns and episode numbers."""
         columns = set(read_schema(piece.path).names)
         wanted = [TIMESTAMP, FRAME, EPISODE, TASK, *self._flags, *self._text_keys]
         table = read_table(piece.path, [name for name in wanted if name in columns])
@@ -282,7 +281,6 @@ class _Videos:
         self._open: dict[str, tuple[Path, VideoReader]] = {}
 
     def frames(self, number: int, column: Column, times: Array) -> Array:
-        """Return the frames of the episode at position ``number`` at these times, in the layout of the store."""
         clip = self._meta.clip(number, column.key)
         path, reader = self._open.get(column.key, (None, None))
         if reader is None or path != clip.path:

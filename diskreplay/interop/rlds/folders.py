@@ -111,14 +111,10 @@ class DataSet:
 
     Parameters
     ----------
-    folder : Path
-        The folder of a version of the data set.
     splits : list of str or None
         The splits to read, in this order. None: all.
     last : str or None
         The meaning of an episode's last row, "final" or "step". None: actions and rewards decide for each split.
-    choice : Choice
-        The options of the import.
 
     Attributes
     ----------
