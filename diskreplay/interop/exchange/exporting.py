@@ -297,7 +297,7 @@ def _read(
 
 
 def _counted(episodes: Iterable[EpisodeData], tally: Tally) -> Iterator[EpisodeData]:
-    """Yield episodes, and count an episode when the writer asks for the next one: only then is it written."""
+    """Yield episodes; an episode counts after the writer has written it and asks for the next one."""
     for episode in episodes:
         yield episode
         tally.add(len(episode))

@@ -62,8 +62,8 @@ class Layout(NamedTuple):
     def may_unpack(self, data: memoryview) -> bool:
         """Tell whether a compressed chunk is complete and unpacks to at most ``most`` bytes.
 
-        The check reads the sizes in the chunk's headers. If the headers have no sizes, it unpacks at most ``most`` + 1
-        bytes.
+        The check reads the sizes in the chunk's headers. If the headers have no sizes, at most ``most`` + 1 bytes are
+        unpacked.
         """
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
