@@ -382,7 +382,6 @@ def _write(one_hot: bool, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
 
 
 def _one_hot(values: NDArray[Any], field: Field) -> NDArray[Any]:
-    """Return discrete actions as one-hot vectors, and other actions unchanged."""
     space = field.space or {}
     if space.get("type") != "Discrete" or values.ndim != 1:
         return values

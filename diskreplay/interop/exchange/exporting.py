@@ -179,7 +179,6 @@ class ChosenEpisode:
         return next((old for old, new in self._layout.paths.items() if new == path), None)
 
     def read(self, schema: Schema) -> EpisodeData:
-        """Read the exported leaves of the episode; ``schema`` is the schema of the store."""
         data = EpisodeData.of(self._episode, schema, self._note, self._layout.paths)
         return self._layout.apply(f"the episode {int(self._episode.ids[0])}", data)
 

@@ -100,8 +100,7 @@ def columns_of(
 ) -> tuple[list[Column], dict[str, str]]:
     """Return the columns for the leaves of a store's steps, and the paths of leaves without a column, with the reasons.
 
-    ``noted`` is the metadata of the LeRobot data set that the store was imported from; empty for other stores. If
-    ``video`` is true, images are encoded as video.
+    ``noted`` is the metadata of the LeRobot data set that the store was imported from; empty for other stores.
     """
     keys, texts = noted.get("keys", {}), noted.get("texts", {})
     found: dict[str, Column] = {}

@@ -50,7 +50,7 @@ class Metadata:
     Attributes
     ----------
     numbers, lengths : array
-        The number of each episode in the data set, and its number of steps, ``(episodes,)``.
+        The number of each episode in the data set, and the episode's number of steps, ``(episodes,)``.
     fields, values : dict
         The columns of the table of episodes that become episode fields, by name. ``fields`` has the field of each
         column. ``values`` has the column's value for each episode, or None if an episode has no value.

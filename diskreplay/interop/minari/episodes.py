@@ -41,7 +41,6 @@ class Layout:
 
     @classmethod
     def of(cls, schema: Schema, texts: list[str]) -> "Layout":
-        """Return the layout of a store's schema: extra fields are infos, by their names without "infos/"."""
         infos = {}
         for path in schema.step_leaves:
             if path.startswith(f"{EXTRA}/"):

@@ -78,7 +78,6 @@ class Feature(NamedTuple):
     encoding: str
 
     def decode(self, values: Values, count: int, name: str) -> Any:
-        """Return ``count`` values as an array, or texts as a list."""
         try:
             if self.kind == "text":
                 return [bytes(text).decode("utf-8", "replace") for text in _as_many(values, count)]

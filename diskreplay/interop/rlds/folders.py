@@ -349,7 +349,6 @@ def _read_splits(folder: Path, wanted: Sequence[str] | None, *, is_lenient: bool
 def _checked_split(
     folder: Path, dataset: str, name: str, files: list[Path], counts: list[int], is_lenient: bool
 ) -> _Split:
-    """Return a split with its files; a missing file raises FormatError, unless ``is_lenient``."""
     if not counts:
         return _Split(name, files, None)
     expected = [folder / f"{dataset}-{name}.tfrecord-{k:05d}-of-{len(counts):05d}" for k in range(len(counts))]
