@@ -1,13 +1,4 @@
-"""Makes a backup: copies the sealed segments of a store without a lock, then everything else as of one moment.
-
-Other processes may write to the store meanwhile. Files of sealed segments never change: they are copied first, which
-takes most of the time. Then the backup takes the store lock, so that no process makes, evicts or quarantines a segment.
-Under the lock, the backup copies the files outside the segments, and records the number of committed rows of each live
-(unsealed) segment. The copy will have the state of the store at this moment. Committed rows never change, so they are
-copied after the lock is released. If a segment is evicted or merged into a pack before it is copied, the backup takes
-the lock again, and copies the state of this later moment. The last attempt keeps the lock until everything is copied.
-Segments that were merged into a pack are not copied.
-"""
+"""Makes a consistent copy of a store to which other processes may write meanwhile."""
 
 import errno
 import os
@@ -53,10 +44,9 @@ _MOMENTS = 4
 
 
 def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progress: Progress | None = None) -> Backup:
-    """Make a consistent copy of a store, which other processes may write to meanwhile; see `Store.backup`."""
     check_local(to)
     target = Path(to).absolute()
-    root.counters().read()  # raises an error before a folder is made, if the store has no valid counters
+    root.counters().read()  # raises for invalid counters, before any folder is made
     with root.still_there(), storage_errors(target, full_message(target)), unfinished(root, target) as folder:
         copying = _Backup(root, read_root(folder), link, progress)
         copying.run()
@@ -66,26 +56,35 @@ def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progre
 
 @dataclass
 class _Moment:
-    """What a backup still has to copy: the counters and the segments of a store at one moment."""
+    """The counters of a store at one moment, and the segments that are still to be copied."""
 
     words: NDArray[np.int64]
     kept: set[int] = field(default_factory=set)  # sealed segments that were copied before this moment and still exist
     sealed: list[SegmentInfo] = field(default_factory=list)
     live: list[LiveRows] = field(default_factory=list)
-    # For each segment that is copied file by file, by its number: its damage in words, or "" if none is to be reported.
+    # The segments that are copied file by file: {number: damage in words, or "" if there is none to report}.
     others: dict[int, str] = field(default_factory=dict)
 
 
 class _Backup:
+    """Copies the sealed segments of a store without a lock, then everything else as of one moment.
+
+    The files of sealed segments never change. They are copied first, which takes most of the time. While the backup
+    holds the store lock, no process makes, evicts or quarantines a segment. Under the lock, the backup copies the files
+    outside the segments, and records the number of committed rows of each live (unsealed) segment. Committed rows never
+    change, so the backup copies them after it has released the lock. If a segment is evicted or merged into a pack
+    before it is copied, the backup takes the lock again, and copies the state of this later moment. The last attempt
+    keeps the lock until everything is copied. Segments that were merged into a pack are not copied.
+    """
+
     def __init__(self, root: Root, copy: Root, link: bool, progress: Progress | None) -> None:
         self._root, self._copy = root, copy
         self._copier = FileCopier(share=link)
         self._account = Account(disk_usage(root.folder)[0], progress)
         self._store_files = StoreFiles(root, copy.folder, self._copier, self._account)
-        self._done: dict[int, Identity] = {}  # the identity of the zarr.json of each copied segment, by segment number
+        self._done: dict[int, Identity] = {}  # {number of a copied segment: identity of its zarr.json}
 
     def run(self) -> None:
-        """Copy the whole store, durably."""
         self._store_files.copy_ahead()
         for number in current_numbers(self._root):
             with suppress(SegmentVanished, *DAMAGE):  # a segment with such an error is read again under the lock
@@ -109,7 +108,7 @@ class _Backup:
 
     @contextmanager
     def _locked(self) -> Iterator[ExitStack]:
-        """Hold the store lock in a `with` block, which may close the yielded stack to release the lock early."""
+        """Hold the store lock until the `with` block ends, or until the block closes the yielded stack."""
         with ExitStack() as lock:
             try:
                 lock.enter_context(held_lock(self._root.lock_path))
@@ -126,14 +125,14 @@ class _Backup:
     # --- the moment --------------------------------------------------------------------------------------------------
 
     def _read_moment(self) -> _Moment:
-        """Copy the files outside the segments, and return the moment. The caller holds the store lock."""
+        """Copy the files outside the segments, and return the moment; the caller holds the store lock."""
         # These files are copied before the segments are read, so that no saved state or limiter counts a step that the
         # copy lacks.
         self._store_files.copy()
         words = self._root.counters().read()
         words[layout.STEPS_EVICTED] = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
         moment = _Moment(words)
-        # Newer segments are read first: if one has rows of a lane, all rows of this lane in older segments are
+        # Newer segments are read first: if a segment has rows of a lane, all rows of this lane in older segments are
         # committed.
         for number in reversed(current_numbers(self._root)):
             path, where = self._root.segment_path(number), layout.segment_folder(number)
@@ -163,7 +162,7 @@ class _Backup:
     # --- copying -----------------------------------------------------------------------------------------------------
 
     def _complete(self, moment: _Moment) -> None:
-        """Copy the segments of ``moment``. Raises SegmentVanished if one of them was removed or replaced since then."""
+        """Copy the segments of ``moment``; raises SegmentVanished if one of them was removed or replaced meanwhile."""
         for number in listed_numbers(self._copy):
             if number not in moment.kept:
                 self._done.pop(number, None)
@@ -184,10 +183,7 @@ class _Backup:
         self._done[info.number] = info.document
 
     def _copy_live(self, live: LiveRows) -> SegmentInfo | None:
-        """Copy the rows of a live segment, and return the copy.
-
-        If the rows cannot be read, the files of the segment are copied as they are, and None is returned.
-        """
+        """Return the copy of a live segment; None: its rows cannot be read, and its files were copied as they are."""
         try:
             return copy_live(live, self._copy, self._account)
         except (Unreadable, *DAMAGE) as error:
@@ -205,7 +201,6 @@ class _Backup:
     # --- the result --------------------------------------------------------------------------------------------------
 
     def result(self, path: Path) -> Backup:
-        """Return the result of the backup, which will appear at `path`."""
         total, quarantined = self._count_steps()
         nbytes = disk_usage(self._copy.folder)[0]
         shared = min(self._copier.shared, nbytes)
@@ -221,11 +216,10 @@ class _Backup:
         )
 
     def _count_steps(self) -> tuple[Steps, int]:
-        """Count the steps of the backup as readers do: return the counts by class, and the number in quarantine."""
+        """Return the counts of steps in the backup, and the number of steps in its quarantine."""
         with suppress(*DAMAGE), ExitStack() as opened:
             counters = opened.enter_context(closing(self._copy.counters()))
-            # No warnings are issued: they would name the hidden folder of the backup. `problems` of the result lists
-            # the damage.
+            # A warning would name the hidden folder of the backup. `Backup.problems` lists the damage instead.
             follower = opened.enter_context(closing(Follower(self._copy, counters, warns=False)))
             _, account = read_account(follower, StepCounter(self._copy))
             return account.total, account.quarantined
@@ -236,18 +230,17 @@ class _Backup:
 
 
 def unfinished_path(to: Path) -> Path:
-    """Return the path of the hidden folder in which a backup to ``to`` is made."""
     return hidden_sibling(to, ".backup")
 
 
 @contextmanager
 def unfinished(root: Root, to: Path) -> Iterator[Path]:
-    """Make and lock the hidden folder of an unfinished backup for a `with` block, and yield its path.
+    """Make and lock the hidden folder in which a backup is made, and yield its path.
 
-    The folder may hold files of an earlier, interrupted call. If the block ends without an error, the folder is renamed
-    to ``to``; otherwise it stays. Raises StoreExists if ``to`` exists or the hidden folder is not a backup of this
-    store, StoreLocked if another process makes a backup there, StorageFull if the disk is full, ValueError if ``to`` is
-    inside the store.
+    The folder may hold files of an earlier, interrupted call. At the end of the `with` block, the folder is renamed to
+    ``to``; if the block raises, the folder stays. Raises StoreExists if ``to`` exists or the hidden folder is not a
+    backup of this store, StoreLocked if another process makes a backup there, StorageFull if the disk is full, and
+    ValueError if ``to`` is inside the store.
     """
     folder = unfinished_path(to)
     _check(root, to, folder)
@@ -274,7 +267,6 @@ def unfinished(root: Root, to: Path) -> Iterator[Path]:
 
 
 def full_message(to: Path) -> str:
-    """Return the message of a StorageFull for a backup to ``to``."""
     return (
         f"no space for the backup at {to}; free some and make the backup again, which resumes, or delete "
         f"{unfinished_path(to)}"
@@ -286,7 +278,7 @@ def _exists(to: Path) -> StoreExists:
 
 
 def _check(root: Root, to: Path, folder: Path) -> None:
-    """Check that a backup of ``root`` may be made in the hidden folder ``folder`` and then be renamed to ``to``."""
+    """Raise an error unless a backup of ``root`` may be made in ``folder`` and then be renamed to ``to``."""
     if os.path.lexists(to):
         raise _exists(to)
     if root.path.resolve() in to.resolve().parents:

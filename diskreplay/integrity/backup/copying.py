@@ -1,4 +1,4 @@
-"""Copies files and folders for a backup, makes lock files that no process holds, and counts bytes and problems."""
+"""Copies files and folders for a backup, and counts bytes and problems."""
 
 import os
 import shutil
@@ -62,16 +62,16 @@ class Backup:
 
 
 class Account:
-    """Counts the bytes that a backup has finished, and collects problems of the original. Not thread-safe.
+    """Counts the bytes that a backup has finished, and collects problems of the original store.
 
-    ``total`` is the disk usage of the store, in bytes, when the backup began. ``progress`` is called with the number of
-    finished bytes and with ``total``. A file that is copied twice counts twice, but the reported number is at most
-    ``total``.
+    Not thread-safe. ``total`` is the disk usage of the store, in bytes, when the backup began. ``progress`` is called
+    with the number of finished bytes and with ``total``. A file that is copied twice counts twice, but the reported
+    number is at most ``total``.
 
     Attributes
     ----------
     kept : int
-        Disk usage, in bytes, of files that an earlier call had copied.
+        The disk usage, in bytes, of files that an earlier call had copied.
     """
 
     def __init__(self, total: int, progress: Progress | None) -> None:
@@ -80,30 +80,24 @@ class Account:
         self._problems: dict[str, list[Problem]] = {}
 
     def advance(self, nbytes: int) -> None:
-        """Add the disk usage of a file to the finished bytes, and report the progress."""
         self._done = min(self._done + nbytes, self._total)
         if self._progress is not None:
             self._progress(self._done, self._total)
 
     def finish(self) -> None:
-        """Call ``progress`` for the last time, with all bytes finished."""
         self.advance(self._total)
 
     def begin(self, where: str) -> None:
-        """Forget the problems of a part of the store that is about to be copied again.
-
-        ``where`` is the folder of a segment, or empty for everything outside the segments.
-        """
+        """Forget the problems of a segment's folder, or of everything outside the segments if ``where`` is empty."""
         self._problems.pop(where, None)
 
     def note(self, where: str, kind: str, name: str, detail: object) -> None:
-        """Add a problem of the file ``name`` below the folder ``where``, or of the folder if ``name`` is empty."""
+        """Add a problem of the file ``name`` in the folder ``where``, or of the folder itself if ``name`` is empty."""
         path = os.path.join(where, name) if name else where
         self._problems.setdefault(where, []).append(Problem(kind, path, shown(str(detail))))
 
     @property
     def problems(self) -> list[Problem]:
-        """All problems, sorted by path."""
         found = [problem for some in self._problems.values() for problem in some]
         return sorted(found, key=lambda problem: (problem.where, problem.kind))
 
@@ -113,7 +107,6 @@ class SegmentVanished(Exception):
 
 
 def make_folder(target: Path, like: Path) -> None:
-    """Make the folder ``target`` with the permissions of ``like``, unless it exists; remove a file in its place."""
     if not is_folder(target):
         with suppress(FileNotFoundError):
             os.unlink(target)
@@ -133,7 +126,7 @@ def files_below(
 ) -> Iterator[tuple[Path, list[str]]]:
     """Yield ``folder`` and every folder below it, parents first, each with the names of its files and links.
 
-    A folder is skipped if ``is_left_out`` returns true for its path. Yields nothing if ``folder`` is missing.
+    Yields nothing if ``folder`` is missing.
     """
     for path, folders, names in os.walk(folder):
         links = {name for name in folders if os.path.islink(f"{path}/{name}")}
@@ -155,10 +148,7 @@ def remove_others(target: Path, known: set[str], is_left_out: Callable[[Path], b
 
 
 def copy_as_it_is(source: Path, target: Path, where: str, copier: FileCopier, account: Account) -> None:
-    """Copy a segment file by file, without checking the contents.
-
-    Raises SegmentVanished if the segment is gone, OSError if the target cannot be written.
-    """
+    """Copy a segment without checking its contents; raises SegmentVanished if the segment is gone."""
     if is_folder(target):
         shutil.rmtree(target)
     for folder, names in files_below(source):
@@ -177,7 +167,7 @@ def copy_as_it_is(source: Path, target: Path, where: str, copier: FileCopier, ac
 def copy_noted(
     source: Path, target: Path, where: str, name: str, copier: FileCopier, account: Account, *, may_clone: bool = False
 ) -> None:
-    """Copy a file, or add a problem if it cannot be read; a missing file is skipped."""
+    """Copy a file; skip a missing file, and add a problem if the file cannot be read."""
     with suppress(FileNotFoundError), noted(where, name, account):
         nbytes = os.lstat(source).st_blocks * 512
         copier.copy(str(source), str(target), may_clone=may_clone)
@@ -190,11 +180,9 @@ class noted:
     def __init__(self, where: str, name: str, account: Account) -> None:
         self._where, self._name, self._account = where, name, account
 
-    def __enter__(self) -> None:
-        """Do nothing."""
+    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        """Add an error of reading the original as a problem, and suppress it; let other errors pass."""
         if isinstance(error, FormatError):
             self._account.note(self._where, "type", self._name, "is not a regular file; left out")
         elif isinstance(error, Unreadable):

@@ -1,8 +1,4 @@
-"""Copies sealed and live segments into a backup.
-
-Files of sealed segments never change, and each has a checksum. A live segment is not sealed, since a
-writer appends to it. Its copy has the rows that were committed at one moment, and the backup seals the copy.
-"""
+"""Copies sealed and live (unsealed) segments into a backup."""
 
 import dataclasses
 import os
@@ -43,8 +39,7 @@ def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Ac
     """Copy a sealed segment to the folder ``target``, which may hold some files already.
 
     A file in ``target`` is kept if it matches its checksum. Every other file is copied, and a copy that does not match
-    its checksum is reported as a problem. Raises SegmentVanished if the segment is gone or was replaced, OSError if
-    the target cannot be written.
+    its checksum is reported as a problem. Raises SegmentVanished if the segment is gone or was replaced.
     """
     where = layout.segment_folder(info.number)
     account.begin(where)
@@ -66,9 +61,9 @@ def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Ac
 
 
 def _make_folders(source: Path, target: Path) -> set[str]:
-    """Make the folders of ``source`` in ``target``, and remove files from ``target`` that ``source`` lacks.
+    """Make the folders of ``source`` in ``target``, and return the relative paths of all files of ``source``.
 
-    Returns the paths of all files of ``source``, relative to it.
+    Removes files from ``target`` that ``source`` lacks.
     """
     names: set[str] = set()
     was_begun = is_folder(target)
@@ -90,7 +85,6 @@ class _Copy:
         self._stays = info.claimed is None
 
     def bring(self, name: str) -> None:
-        """Copy a file of the segment, unless a copy that matches its checksum is there already."""
         source, target = self._info.path / name, self._target / name
         if name == _LOCK:
             make_free_lock(target, source)
@@ -121,7 +115,6 @@ class _Copy:
             self._account.note(self._where, "checksum", name, "does not match its checksum; copied as it is")
 
     def _matches(self, name: str) -> bool:
-        """Whether a file of the copy matches its checksum."""
         chunk = self._chunks.get(name)
         try:
             with opened(str(self._target / name), None) as fd:
@@ -135,7 +128,7 @@ class _Copy:
 
 
 class LiveRows(NamedTuple):
-    """The numbers of committed rows and of existing observations of each lane of a live segment, at one moment."""
+    """A live segment, and the numbers of rows and of observations that its lanes had at one moment."""
 
     info: SegmentInfo
     committed: Ints
@@ -143,7 +136,7 @@ class LiveRows(NamedTuple):
 
 
 def read_live(info: SegmentInfo) -> LiveRows:
-    """Return the numbers in the counters of a live segment; `shows_live_rows` must be true for it.
+    """Return the rows that a live segment has now; the caller has checked `shows_live_rows`.
 
     Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
     """
@@ -159,9 +152,9 @@ def read_live(info: SegmentInfo) -> LiveRows:
 def copy_live(live: LiveRows, root: Root, account: Account) -> SegmentInfo:
     """Copy the committed rows of a segment into another store, and return the copy, which is not sealed.
 
-    The copy has only these rows: `seal_segments` then treats it like the segment of a writer that died at that moment.
-    Rows that do not match the marks of the original are reported as a problem. Raises SegmentVanished if the segment is
-    gone, FormatError or FileNotFoundError if its files are damaged or missing, OSError if the copy cannot be written.
+    `seal_segments` can then seal the copy, as if its writer had died at that moment. Rows that do not match the marks
+    of the original are reported as a problem. Raises SegmentVanished if the segment is gone, FormatError or
+    FileNotFoundError if its files are damaged or missing.
     """
     info, where = live.info, layout.segment_folder(live.info.number)
     account.begin(where)

@@ -21,29 +21,26 @@ from diskreplay.segments.files.copies import FileCopier
 from diskreplay.segments.files.durable import sync_folder, write_atomic
 from diskreplay.segments.segment import DRAFT
 
-# Temporary files in the folder of the counters have names with these prefixes; living processes may be using the files.
+# Temporary files in the folder of the counters have these prefixes. Living processes may be using the files.
 _TEMPORARY = ("old-", "new-", DRAFT, state_files.DRAFT)
-# Folders of files that are changed in place.
+# The files in these folders are changed in place.
 _CHANGING = (layout.LIMITERS, layout.EVICTIONS)
 
 
 class StoreFiles:
-    """Copies the files of a store outside its segments into another folder. Not thread-safe."""
-
     def __init__(self, root: Root, target: Path, copier: FileCopier, account: Account) -> None:
         self._root, self._source, self._target = root, root.folder, target
         self._copier, self._account = copier, account
         self._copied: dict[str, Identity] = {}
 
     def copy_ahead(self) -> None:
-        """Copy files that are never changed in place, such as saved states, without a lock."""
+        """Copy, without a lock, the files that are never changed in place, such as saved states."""
         self._copy([top for top in self._tops() if top not in _CHANGING])
 
     def copy(self) -> None:
-        """Copy the current files, and remove files that are gone from the store. The caller holds the store lock.
+        """Copy the current files, and delete copies of files that are gone; the caller holds the store lock.
 
-        Files that `copy_ahead` copied and that did not change since are not copied again. The counters are not copied:
-        the caller writes them.
+        Files that `copy_ahead` copied are only copied again if they changed. The caller writes the counters.
         """
         self._account.begin("")
         known = self._copy(self._tops())
@@ -56,7 +53,6 @@ class StoreFiles:
         return [name for name in names if name != layout.METADATA and not name.startswith(".")]
 
     def _copy(self, tops: list[str]) -> set[str]:
-        """Copy the files and folders ``tops`` of the store's folder; return the paths of all copied files."""
         known = set()
         for name in tops:
             for path in self._files(name):
@@ -65,7 +61,7 @@ class StoreFiles:
         return known
 
     def _files(self, top: str) -> Iterator[str]:
-        """Yield the paths of the files to copy at or below ``top``; make the folders for them in the copy."""
+        """Yield the paths of the files to copy at or below ``top``, after making their folders in the copy."""
         if not is_folder(self._source / top):
             yield top
             return
@@ -95,7 +91,7 @@ class StoreFiles:
 
 
 def write_root_document(root: Root, folder: Path) -> None:
-    """Copy the store's zarr.json into a backup, durably. Its uuid tells of which store the backup is."""
+    """Copy the store's zarr.json into a backup durably; its uuid tells of which store the backup is."""
     path, data = folder / layout.METADATA, read_document(root.folder / layout.METADATA)
     if not path.exists() or read_document(path) != data:
         write_atomic(path, data, synced=True)
@@ -107,9 +103,10 @@ def _is_segment(folder: Path) -> bool:
 
 
 def _is_made_anew(path: str) -> bool:
-    """Whether a file is not copied: a hidden temporary file, or a file or link in the place of a segment.
+    """Whether the backup does not copy a file.
 
-    The counters and their lock are not copied either, because the backup makes its own.
+    The backup makes its own counters and lock. Hidden temporary files are not copied, nor is a file or link in the
+    place of a segment.
     """
     folder, _, name = path.rpartition("/")
     if (folder == layout.COUNTERS and name in ("c.0", layout.LOCK)) or _is_segment(Path(path)):

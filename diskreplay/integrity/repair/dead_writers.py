@@ -1,7 +1,6 @@
 """Seals the segments of dead writers, deletes their unfinished files, and salvages unproven steps.
 
-Unproven steps come after the proven rows of a segment: no mark proves that they were written completely. After they are
-salvaged, they count like other steps.
+No mark proves that an unproven step was written completely. A salvaged step counts like any other step.
 """
 
 import dataclasses
@@ -37,17 +36,17 @@ from diskreplay.segments.segment import SegmentInfo, is_never_written, read_segm
 from diskreplay.writing.marker import Marker
 from diskreplay.writing.sealer import Sealer
 
-# Beginnings of the names of temporary files and folders: {beginning: path of the lock inside the folder, or "" if there
-# is no lock}. The process that made the folder holds its lock.
+# Prefixes of the names of temporary files and folders: {prefix: path of the lock inside the folder, or "" if there is
+# no lock}. The process that made a folder holds its lock.
 _TEMPORARY = {PREFIX: "", "new-": "", **LOCK_OF_DRAFT}
-# A living process deletes its temporary file within this time: a file that exists longer was left by a dead process.
+# A living process deletes its temporary file within this time. A file that exists longer was left by a dead process.
 _PAUSE_S = 0.05
 
 
 class DeadWriters:
-    """Finishes the work of dead writers, as opening the store with mode "a" does. Used by one thread.
+    """Finishes the work of dead writers, as opening the store with mode "a" does.
 
-    ``foreign``: also seal segments that another machine wrote.
+    Used by one thread. ``foreign``: also seal segments that another machine wrote.
     """
 
     def __init__(self, remedies: Remedies, foreign: bool) -> None:
@@ -55,10 +54,7 @@ class DeadWriters:
         self._root, self._dry_run = remedies.root, remedies.dry_run
 
     def seal(self) -> None:
-        """Seal the segments of dead writers, delete their temporary files, and complete the evictions they began.
-
-        This method takes the store lock itself: its caller must not hold it.
-        """
+        """Seal segments of dead writers, and delete their temporary files; the caller must not hold the store lock."""
         unsealed = [info for info in self._unsealed() if self._foreign or may_seal(info)]
         leftovers, lost = self._dead_leftovers(), self._never_written()
         fates = {info.number: fate_of(info) for info in unsealed}
@@ -81,7 +77,6 @@ class DeadWriters:
     # --- segments ----------------------------------------------------------------------------------------------------
 
     def _unsealed(self) -> list[SegmentInfo]:
-        """Return the unsealed segments whose lock no living process of this machine holds."""
         files = self._remedies.files
         words = read_words(files)
         numbers = (n for n in segment_numbers(files) if words is None or n < words.next_segment)
@@ -89,7 +84,7 @@ class DeadWriters:
         return [info for info in found if info and not info.sealed and not is_locked(info.lock_path)]
 
     def _never_written(self) -> list[str]:
-        """Return the folders of segments whose zarr.json was lost in a power failure, and whose writer is dead."""
+        """Return the folders of segments whose zarr.json was lost in a power failure and whose writer is dead."""
         names = [layout.segment_folder(n) for n in segment_numbers(self._remedies.files)]
         return [
             name
@@ -102,7 +97,7 @@ class DeadWriters:
         store = self._remedies.store
         retention = Retention(store, store.counters(writable=True))
         sealer = Sealer(store, partial(_count_sealed, retention), Marker(store))
-        with suppress(FormatError):  # a living writer's segment may be damaged: the last verification reports this
+        with suppress(FormatError):  # a living writer's segment may be damaged, which the last verification reports
             while dead := retention.dead_segments(evicts=False):
                 for info, lock in dead:
                     sealer.submit(info, lock)
@@ -126,9 +121,9 @@ class DeadWriters:
         destroy(self._remedies.store, gone)
 
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
-        """Move to quarantine the segments that could not be sealed.
+        """Move the segments that could not be sealed to quarantine.
 
-        These segments have no durable row: if they had, `verify` would have reported their damage.
+        They have no durable row: `verify` would have reported damage of durable rows.
         """
         with held_lock(self._remedies.store.lock_path):
             for info in unsealed:
@@ -139,15 +134,15 @@ class DeadWriters:
                         self._remedies.set_aside(where, f"cannot be sealed: {error}")
 
     def _note_fate(self, info: SegmentInfo, fate: Fate, proof: Proof | None) -> None:
-        """Add the action that sealed, moved or deleted a segment of a dead writer to the list of actions.
+        """Note the action that sealed, moved or deleted a segment of a dead writer.
 
-        ``proof`` is not None if the block checksums in ``durable/blocks`` prove more steps of a copied segment than its
-        marks do.
+        ``proof`` is not None if the segment is a copy, and the checksums in ``durable/blocks`` prove more of its steps
+        than its marks do.
         """
         now = info if self._dry_run else self._remedies.read(info.number)
         where, note = layout.segment_folder(info.number), self._remedies.note
         if self._dry_run and any(action.where == where for action in self._remedies.actions):
-            return  # without a dry run, an earlier action would have replaced or moved the segment
+            return  # an earlier action would have replaced or moved the segment
         kept = None if now is None or now.steps is None else now.steps - now.lost.steps
         if proof and fate is not Fate.REMOVED and (self._dry_run or kept == proof.damage.steps_kept):
             detail = f"a copy with damaged blocks, {proof.damage.steps_kept} steps kept"
@@ -167,7 +162,7 @@ class DeadWriters:
     # --- unfinished files --------------------------------------------------------------------------------------------
 
     def _dead_leftovers(self) -> set[str]:
-        """Return the names of temporary files that still exist after a pause: the processes that made them are dead."""
+        """Return the names of the temporary files that still exist after a pause."""
         found = self._leftovers()
         if found:
             time.sleep(_PAUSE_S)
@@ -186,7 +181,10 @@ class DeadWriters:
 
 
 def _count_sealed(retention: Retention) -> None:
-    """Notify readers of a sealed segment. If that fails, readers find the segment by themselves within a second."""
+    """Tell readers that a segment was sealed.
+
+    If this fails, readers find the segment by themselves within a second.
+    """
     with suppress(FormatError, StorageFull):
         retention.count_sealed()
 
@@ -198,9 +196,8 @@ def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
     """Make the unproven steps of each segment count, up to the first incomplete row of each lane; yield the actions.
 
     A row is incomplete if its flags do not continue a sequence of episodes, or if its time is earlier than the time of
-    the previous row. The lane then ends before this row. Nothing shows whether the bytes of the unproven rows before
-    the incomplete one are complete, so unproven rows only count after this call. Segments of living writers are left
-    alone.
+    the previous row. The bytes of the rows before it may still be incomplete, which is why they do not count without
+    this call. Segments of living writers are left alone.
     """
     for number in live_numbers(root, root.counters().read()):
         try:
@@ -243,10 +240,7 @@ def _counted_rows(info: SegmentInfo) -> Ints:
 
 
 def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
-    """Return the first of the rows ``[first, stop)`` of a lane whose flags or time are invalid; ``stop`` if none is.
-
-    A time is invalid if it is before the time of the previous row.
-    """
+    """Return the first of the rows ``[first, stop)`` whose flags or time are invalid; ``stop`` if there is none."""
     flags = _rows(info, layout.DONE, lane, max(0, first - 1), stop)
     before = np.array([START], np.uint8) if first == 0 else flags[:1]
     rows = flags[None, min(first, 1) :]
@@ -259,7 +253,6 @@ def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
 
 
 def _rows(info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDArray[Any]:
-    """Return the flags or times of the rows ``[first, stop)`` of a lane."""
     parts = [np.zeros(0, info.arrays[leaf].dtype)]
     for chunk, inside, count in layout.split_range(first, stop, info.chunk_rows[leaf]):
         parts.append(info.map_numbers(leaf, chunk)[lane, inside : inside + count])
@@ -267,7 +260,7 @@ def _rows(info: SegmentInfo, leaf: str, lane: int, first: int, stop: int) -> NDA
 
 
 def _unseal(info: SegmentInfo) -> SegmentInfo:
-    """Make a sealed segment unsealed in its zarr.json.
+    """Mark a sealed segment as unsealed in its zarr.json.
 
     If this process dies, the next process that opens the store with mode "a" seals the segment again.
     """

@@ -45,7 +45,7 @@ class Action:
 
 @dataclass
 class Repaired:
-    """The result of a repair: its actions, the remaining problems, and the quarantine."""
+    """The actions of a repair, the remaining problems, and what is in quarantine."""
 
     actions: list[Action] = field(default_factory=list)
     left: list[Problem] = field(default_factory=list)
@@ -58,12 +58,10 @@ class Repaired:
 
     @property
     def steps_refused(self) -> int:
-        """The number of steps that the refused actions would have set aside."""
         return sum(action.steps for action in self.actions if action.what == "refused")
 
 
 def without(problems: list[Problem], kind: str) -> list[Problem]:
-    """Return the problems that are not of this kind."""
     return [problem for problem in problems if problem.kind != kind]
 
 
@@ -71,14 +69,10 @@ def without(problems: list[Problem], kind: str) -> list[Problem]:
 
 
 class Remedies:
-    """Restores files of a store or moves them to quarantine; a dry run only lists the actions. Used by one thread.
+    """Restores files of a store or moves them to quarantine; a dry run only lists the actions.
 
-    Attributes
-    ----------
-    plan : Plan
-        The layout of every segment, from the store's zarr.json; set when that file was found undamaged.
-    actions : list of Action
-        The actions so far.
+    Used by one thread. ``plan`` has the layout of the segments; it is set when the store's zarr.json was found
+    undamaged.
     """
 
     plan: Plan
@@ -90,35 +84,32 @@ class Remedies:
 
     @cached_property
     def store(self) -> Root:
-        """The `Root` of the store, whose zarr.json must be undamaged."""
         return read_root(self.home.name, self.home)
 
     @property
     def files(self) -> Files:
-        """A new `Files` of the store, for checks. The problems that a check adds to it are not reported."""
+        """A new `Files` of the store; problems that a check adds to it are not reported."""
         return Files(str(self.root))
 
     @cached_property
     def evicted(self) -> dict[int, list[tuple[int, int]]]:
-        """The episodes evicted by hand, as (position of the first step, number of steps), by segment number."""
+        """The episodes evicted by hand: {segment number: [(position of the first step, number of steps)]}."""
         files = self.files
         words = read_words(files)
         return {} if words is None else read_evictions(files, self.plan, words)
 
     def note(self, what: str, where: str, detail: str, steps: int = 0) -> None:
-        """Add an `Action` to the list."""
         self.actions.append(Action(what, where, detail, steps))
 
     def store_lock(self) -> AbstractContextManager[None]:
-        """Return a context that holds the store lock; a dry run takes no lock."""
         return nullcontext() if self.dry_run else held_lock(self.root / layout.COUNTERS / layout.LOCK)
 
     @contextmanager
     def segment_lock(self, where: str) -> Iterator[bool]:
-        """Hold a segment's lock in a `with` block, and yield True; yield False if a living writer may hold the lock.
+        """Hold a segment's lock for a `with` block, and yield True; yield False if a living writer may hold the lock.
 
-        A dry run checks the lock without taking it. If the segment or the folder of its lock is missing, no writer can
-        hold the lock, and True is yielded.
+        A dry run checks the lock without taking it. Without a lock file, no writer can hold the lock, and True is
+        yielded.
         """
         committed = self.root / where / layout.COMMITTED
         path = committed / layout.LOCK
@@ -138,27 +129,27 @@ class Remedies:
                 lock.release()
 
     def read(self, number: int) -> SegmentInfo | None:
-        """Return the attributes in the zarr.json of a segment, or None if that file cannot be read."""
+        """Return the attributes in the zarr.json of a segment; None: the file cannot be read."""
         try:
             return read_segment(self.store, number)
         except (FormatError, OSError):
             return None
 
     def verify_segment(self, number: int) -> list[Problem]:
-        """Return the problems of a segment, checksums included; unproven rows are not a problem."""
+        """Return the problems of a segment, checksums included, without unproven rows."""
         found, _ = verify_segment(str(self.root), number, self.plan, deep=True, evicted={})
         return without(found, "unproven")
 
     def set_aside(self, where: str, detail: str, steps: int = 0, *, document_steps: int | None = None) -> None:
-        """Move a file or folder into quarantine, and count ``steps`` as lost.
+        """Move a file or folder to quarantine, and count ``steps`` as lost.
 
-        ``document_steps``: the number of steps to record for a segment in quarantine; None: the steps are counted.
+        ``document_steps`` is the number of steps to record for a segment in quarantine; None: the steps are counted.
         """
         now = f"{QUARANTINE}/{where}" if self.dry_run else move_aside(self.root, where, detail, steps=document_steps)
         self.note("quarantined", where, f"{detail}; now {now}", steps)
 
     def may_lose(self, where: str, detail: str, steps: int) -> bool:
-        """Whether ``steps`` more steps may be set aside; if not, add a refused action to the list."""
+        """Whether ``steps`` more steps may be set aside; if not, note a refused action."""
         allowed = None if self._most is None else max(0, self._most - Repaired(self.actions).steps_lost)
         if allowed is None or steps <= allowed:
             return True
@@ -166,14 +157,13 @@ class Remedies:
         return False
 
     def restore(self, where: str, data: bytes, detail: str) -> None:
-        """Write ``data`` to the file ``where``; a folder in its place is moved to quarantine."""
         if is_folder(self.root / where):
             self.set_aside(where, detail)
         if self.dry_run or restore_file(self.root / where, data):
             self.note("restored", where, detail)
 
     def make_group(self, name: str) -> None:
-        """Make a missing group of the store again: its folder and its zarr.json."""
+        """Make the folder and the zarr.json of a missing group of the store."""
         if not self.dry_run:
             (self.root / name).mkdir()
         where = f"{name}/{layout.METADATA}"
@@ -181,7 +171,7 @@ class Remedies:
 
 
 def prove(info: SegmentInfo) -> Proof | None:
-    """Return the result of `prove_by_blocks`, or None if small files of the segment are damaged."""
+    """Return the result of `prove_by_blocks`; None: small files of the segment are damaged."""
     with suppress(FormatError, OSError):
         return prove_by_blocks(info)
     return None

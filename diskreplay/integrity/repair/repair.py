@@ -37,16 +37,16 @@ def repair(
 ) -> Repaired:
     """Repair a store without deleting any data: files that cannot be repaired are moved to ``counters/quarantine``.
 
-    Small files whose content follows from other files are written again. A sealed segment with damaged rows is rebuilt
-    from its undamaged episodes, with the same ids; the damaged segment goes into quarantine. A segment without an
-    undamaged episode, a segment that cannot be read, and a file that does not belong in a store go into quarantine,
-    too. Segments of dead writers are sealed, and segments of living writers are left alone. Every sealed chunk is read
-    once, and a damaged chunk a few times. Readers see the repaired segments with their next refresh.
+    `Store.repair` describes the arguments. A small file is written again if its content follows from other files. A
+    sealed segment with damaged rows is rebuilt from its undamaged episodes, with the same ids, and the damaged segment
+    goes into quarantine. These go into quarantine, too: a segment without an undamaged episode, a segment that cannot
+    be read, and a file that does not belong in a store. Segments of dead writers are sealed, and segments of living
+    writers are left alone. Readers see the repaired segments with their next refresh.
 
-    `Store.repair` describes the arguments. Other processes may use the store meanwhile, and its folder may be moved
-    within its file system. ``progress`` is called with the number of bytes read so far, and the number of bytes of all
-    segments. Raises the errors of `Store.repair` except ReadOnlyError. Also raises ValueError if
-    ``max_lost_steps`` is not a number of steps, and FormatError if this release does not know the version of the store.
+    Other processes may use the store meanwhile, and its folder may be moved within its file system. ``progress`` is
+    called with the number of bytes read so far, and the number of bytes of all segments. Raises the errors of
+    `Store.repair` except ReadOnlyError. Also raises ValueError if ``max_lost_steps`` is not a number of steps, and
+    FormatError if this release does not know the version of the store.
     """
     if max_lost_steps is not None and (type(max_lost_steps) is not int or max_lost_steps < 0):
         raise ValueError(f"max_lost_steps is a number of steps, or None for no limit, not {max_lost_steps!r}")
@@ -63,8 +63,6 @@ def repair(
 
 
 class _Repair:
-    """One repair of one store. Used by one thread."""
-
     def __init__(
         self, home: OpenFolder, dry_run: bool, foreign: bool, salvage: bool, max_lost_steps: int | None
     ) -> None:
@@ -89,7 +87,7 @@ class _Repair:
             return Repaired(self._remedies.actions, problems)
         with self._remedies.store_lock():
             self._repair_damage(problems)
-        # In a dry run, the store is still damaged: the search for dead writers may be unable to read it.
+        # After a dry run, the store is still damaged, and the search for dead writers may be unable to read it.
         with suppress(FormatError) if self._dry_run else nullcontext():
             DeadWriters(self._remedies, self._foreign).seal()
             if self._salvage:
@@ -114,7 +112,7 @@ class _Repair:
         return True
 
     def _repair_damage(self, problems: list[Problem]) -> None:
-        """Repair everything except the segments and files of dead writers."""
+        """Repair everything except what dead writers left unfinished."""
         self._finish_others()
         if not self._dry_run:
             problems = self._still_found(problems)
@@ -126,7 +124,7 @@ class _Repair:
         damaged: dict[int, list[Problem]] = {}
         for problem in problems:
             if problem.kind == "unproven":
-                continue  # not damage: unproven rows stay in their files
+                continue  # unproven rows are not damage
             number = names.get("/".join(problem.where.split("/")[:2]))
             if number is None:
                 self._repair_outside_segments(problem)
@@ -135,7 +133,6 @@ class _Repair:
         self._repair_segments(damaged, numbers)
 
     def _repair_groups(self, problems: list[Problem]) -> None:
-        """Make missing groups of the store; move a file in the place of a group to quarantine."""
         for problem in problems:
             if problem.where in GROUPS and problem.where != layout.COUNTERS and problem.kind in ("missing", "type"):
                 if problem.kind == "type":
@@ -161,7 +158,7 @@ class _Repair:
         """Check files outside the segments again under the store lock, and return the problems that remain.
 
         If a problem is gone, another process was replacing the file during the first check. Problems of segments and of
-        the counters are returned unchecked: their repair checks them again.
+        the counters are returned unchecked, because their repair checks them again.
         """
         words = (layout.COUNTERS, COUNTERS_FILE)
         outside = [p for p in problems if not p.where.startswith(f"{layout.SEGMENTS}/") and p.where not in words]
@@ -192,7 +189,7 @@ class _Repair:
         if data is not None:
             self._remedies.restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
-            if os.path.lexists(self._root / "/".join(parts[:2])):  # else it was moved for another damaged file
+            if os.path.lexists(self._root / "/".join(parts[:2])):  # else it was moved because of another damaged file
                 self._remedies.set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
         elif problem.where.startswith(f"{layout.NOTES}/") or (
             problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE
@@ -202,9 +199,9 @@ class _Repair:
             self._remedies.set_aside("/".join(parts[:2]), problem.detail)
 
     def _finish_others(self) -> None:
-        """Complete the replacements of damaged segments that a process began before it died."""
+        """Complete the replacements of damaged segments that another process began before it died."""
         if self._dry_run:
             return
-        with suppress(FormatError):  # counters are damaged: the next process that opens the store continues
+        with suppress(FormatError):  # damaged counters: the next process that opens the store completes them
             for number in finish_replacements(self._remedies.store):
                 self._remedies.note("rebuilt", layout.segment_folder(number), "a process that died had begun this")

@@ -23,8 +23,8 @@ from diskreplay.segments.packs import indexes_of, read_tables, table_from_copy
 from diskreplay.segments.segment import SegmentInfo
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
-# The most that one update adds to each of these counters. The file has each counter twice, the second time as its
-# complement, with all bits inverted. A writer updates the counter first, and may die before it updates the complement.
+# The largest number that one update adds to each of these counters. The file has each counter and its complement, with
+# all bits inverted. A writer updates the counter first, and may die before it updates the complement.
 _MOST_ADDED = {
     layout.STEPS_EVICTED: 1 << layout.POSITION_BITS,
     layout.RESERVED: layout.RESERVED_AT_ONCE,
@@ -37,7 +37,7 @@ _MOST_ADDED = {
 
 
 def known_document(plan: Plan, where: str, evictions: int, root: Path | None = None) -> bytes | None:
-    """Return the right content of ``where``, a file outside the segments; None: the content is unknown.
+    """Return the right content of a file outside the segments; None: the content is unknown.
 
     The content of the zarr.json of each group and array is known. The copy of the store's zarr.json is known if
     ``root``, the folder of the store, is given. ``evictions`` is the number of evictions by hand.
@@ -50,7 +50,7 @@ def known_document(plan: Plan, where: str, evictions: int, root: Path | None = N
 
 
 def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
-    """Return the content of a small file of a sealed segment, derived from other files; None: it cannot be derived."""
+    """Return the content of a small file of a sealed segment, derived from other files; None: it is unknown."""
     folder, _, file = name.rpartition("/")
     is_of_table = folder in layout.EPISODE_FOLDERS
     if not info.sealed or not (is_of_table or folder in info.blueprint.paths):
@@ -63,7 +63,7 @@ def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
 
 
 def _candidates(info: SegmentInfo, folder: str, file: str) -> Iterator[bytes]:
-    """Yield possible contents of a small file of a sealed segment, derived from its other, undamaged files."""
+    """Yield possible contents of a small file of a sealed segment, derived from its undamaged files."""
     name = f"{folder}/{file}"
     if name == layout.BLOCKS:
         yield derive_blocks(info)
@@ -82,7 +82,7 @@ def _candidates(info: SegmentInfo, folder: str, file: str) -> Iterator[bytes]:
 
 
 def whole_document(path: Path) -> bytes | None:
-    """Return the bytes of ``path``: the zarr.json of a store or segment, or a copy of it; None: it is damaged."""
+    """Return the bytes of a zarr.json, or of a copy of it; None: the file is damaged or missing."""
     if not is_folder(path.parent):
         return None
     try:
@@ -94,17 +94,14 @@ def whole_document(path: Path) -> bytes | None:
 
 
 def from_copy(document: Path, copy: Path) -> bytes | None:
-    """Return the bytes of ``copy`` if the zarr.json ``document`` is damaged or missing.
-
-    Returns None if ``copy`` is damaged too, if ``document`` is undamaged, or if ``document`` is a folder.
-    """
+    """Return the bytes of ``copy`` if they can replace the damaged or missing zarr.json ``document``, else None."""
     if document.is_dir() or whole_document(document) is not None:
         return None
     return whole_document(copy)
 
 
 def restore_file(path: Path, data: bytes) -> bool:
-    """Write a file durably, and return True; return False if its folder is missing or a link."""
+    """Write a file durably; return whether its folder exists and is no link."""
     if not is_folder(path.parent):
         return False
     write_atomic(path, data, synced=True)
@@ -120,12 +117,12 @@ def _document(info: SegmentInfo, folder: str) -> bytes:
 
 
 def _rows(info: SegmentInfo) -> NDArray[np.int64]:
-    """Return the number of rows of each lane; an empty array if ``committed`` and ``durable`` are both damaged."""
+    """Return the number of rows of each lane; empty if ``committed`` and ``durable`` are both damaged."""
     return np.frombuffer(_counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE), "<i8")
 
 
 def _of_episodes(info: SegmentInfo, name: str) -> bytes:
-    """Return the content of a file of the table of episodes, from the rows; empty bytes if the rows are damaged."""
+    """Return the content of a file of the table of episodes, from the rows; empty if the rows are damaged."""
     if info.episodes is None:
         return b""
     known = {f"{path}/{layout.METADATA}": data for path, data in info.root.blueprint.episode_documents(info.episodes)}
@@ -136,7 +133,7 @@ def _of_episodes(info: SegmentInfo, name: str) -> bytes:
 
 
 def _counter(info: SegmentInfo, counter: str) -> bytes:
-    """Return the bytes of a segment's array ``counter`` if they match their checksum, else empty bytes."""
+    """Return the bytes of the array ``counter``; empty if they do not match their checksum."""
     name = f"{counter}/c.0"
     if not is_folder(info.path / counter):
         return b""
@@ -151,12 +148,12 @@ def _counter(info: SegmentInfo, counter: str) -> bytes:
 
 
 def repair_words(root: Path, numbers: list[int], aside: Sequence[int]) -> str | None:
-    """Make the store's counters valid again; return the old and new values as text, or None if nothing was wrong.
+    """Make the store's counters valid again; return their old and new values in words, or None if nothing was wrong.
 
     If a counter and its complement disagree, one of the two is right: either a writer died between the two updates, or
-    a bit flipped. The files of the store decide which one; if they cannot, the value that keeps more steps is used. The
-    caller holds the store lock. ``numbers`` lists the segments of the store, ``aside`` the segments in quarantine,
-    whose numbers are not used again.
+    a bit flipped. The files of the store decide which one is right; if they cannot, the value that keeps more steps is
+    used. The caller holds the store lock. ``aside`` lists the numbers of segments in quarantine, which are not used
+    again.
     """
     path, nbytes = root / layout.COUNTERS / "c.0", 2 * layout.COUNTER_WORDS * 8
     words = np.array([0] * layout.COUNTER_WORDS + [-1] * layout.COUNTER_WORDS, "<i8")
@@ -189,8 +186,8 @@ def _choose(
     # Steps before the counters HORIZON and FRONTIER are evicted or hidden, so the lower value keeps more steps.
     chosen = [_newer(both, _MOST_ADDED.get(word, 0)) for word, both in enumerate(able)]
     following = 1 + max([*numbers, *aside], default=-1)
-    # Of the values above every segment number, the lower one is used: the other may be huge, because of a flipped bit,
-    # and would waste segment numbers.
+    # If both values are above every segment number, the lower value is used: the higher value may be huge because of a
+    # flipped bit, and would waste segment numbers.
     above = [value for value in able[layout.NEXT_SEGMENT] if following <= value <= layout.MAX_SEGMENTS]
     chosen[layout.NEXT_SEGMENT] = min(above, default=following)
     least = min(numbers, default=chosen[layout.NEXT_SEGMENT])
@@ -203,13 +200,13 @@ def _choose(
 
 
 def _newer(both: list[int], most: int) -> int:
-    """Return the higher of two values if one update of the counter can add their difference, else the lower one."""
+    """Return the higher value if one update of the counter can add the difference, else the lower one."""
     low, high = min(both), max(both)
     return high if high - low <= most else low
 
 
 def _eviction_entries(root: Path) -> int:
-    """Return the number of used entries in the list of evictions by hand; the unused ones after them have 0 steps."""
+    """Return the number of used entries in the list of evictions by hand; unused entries have 0 steps."""
     count = 0
     with suppress(OSError, FormatError):
         while is_folder(root / layout.EVICTIONS):

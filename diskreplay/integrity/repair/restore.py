@@ -1,4 +1,4 @@
-"""Takes segments out of quarantine: returns them to their place, or deletes them for good."""
+"""Brings segments back from quarantine, or deletes them for good."""
 
 import os
 import shutil
@@ -24,13 +24,15 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 
 
 def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired:
-    """Bring a segment back from quarantine, if it is undamaged; a segment in its place goes to quarantine.
+    """Bring a segment back from quarantine if it is undamaged; a segment in its place goes to quarantine.
 
     If several segments in quarantine have the number, the one set aside last is tried first. Readers see the segment
-    with their next refresh. Raises ReplayError if no segment in quarantine has the number, or if the segment in its
-    place has a living writer. Also raises ReplayError if none of the segments can be brought back. The possible
-    reasons: a segment is still damaged, would be evicted at once, has fewer steps than the segment in its place, or
-    shares rows with other segments. Raises FormatError if the store's zarr.json is damaged.
+    with their next refresh.
+
+    Raises ReplayError if no segment in quarantine has the number, or if the segment in its place has a living writer.
+    Also raises ReplayError if none of the segments can be brought back. A segment cannot be brought back if it is still
+    damaged, would be evicted at once, has fewer steps than the segment in its place, or shares rows with other
+    segments. Raises FormatError if the store's zarr.json is damaged.
     """
     remedies, place = Remedies(home, dry_run, None), layout.segment_folder(number)
     store, plan = remedies.store, read_plan(remedies.files)
@@ -49,10 +51,7 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
 
 
 def _bring_back(remedies: Remedies, number: int) -> str:
-    """Bring a segment back, and return in words what was done. The caller holds the locks of the store and the segment.
-
-    Raises ReplayError as `restore_segment` does.
-    """
+    """Bring a segment back, and return in words what was done; the caller holds the locks of store and segment."""
     entry, info = _find_whole(remedies, number)
     root, place = remedies.root, layout.segment_folder(number)
     detail = f"from {entry.where}" + ("" if entry.steps is None else f", {entry.steps} steps")
@@ -68,10 +67,9 @@ def _bring_back(remedies: Remedies, number: int) -> str:
 
 
 def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentInfo]:
-    """Return the entry and the attributes of the segment in quarantine that is to be brought back.
+    """Return the segment in quarantine that is to be brought back: its entry and its attributes.
 
-    Of the segments with this number that may be brought back, it is the one set aside last. Raises ReplayError if there
-    is none.
+    If several segments may be brought back, the one set aside last is chosen. Raises ReplayError if there is none.
     """
     refused: list[ReplayError] = []
     for entry in _find_segments(remedies.root, number):
@@ -83,10 +81,7 @@ def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentIn
 
 
 def _find_segments(root: Path, number: int) -> list[Quarantined]:
-    """Return the entries in quarantine with this segment number; the segment set aside last comes first.
-
-    Raises ReplayError if there is no entry.
-    """
+    """Return the entries in quarantine with this segment number, newest first; ReplayError if there is none."""
     found = [entry for entry in read_quarantine(root) if entry.segment == number]
     if not found:
         raise ReplayError(
@@ -96,7 +91,7 @@ def _find_segments(root: Path, number: int) -> list[Quarantined]:
 
 
 def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> SegmentInfo:
-    """Return the attributes of a segment in quarantine if it may be brought back, else raise ReplayError."""
+    """Return the attributes of a segment in quarantine; raises ReplayError if it may not be brought back."""
     root, number = store.folder, entry.segment or 0
     found, _ = verify_segment(str(root), number, plan, deep=True, evicted={}, where=entry.where)
     if problems := without(found, "unproven"):
@@ -116,7 +111,7 @@ def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> SegmentInfo:
 
 
 def _check_place(store: Root, entry: Quarantined, info: SegmentInfo) -> None:
-    """Check that a restored segment would duplicate no step, and would not replace a segment with more steps."""
+    """Raise ReplayError if a restored segment would duplicate steps, or replace a segment with more steps."""
     place, members = layout.segment_folder(info.number), _members(info)
     packs = ((pack.number, tables) for pack, tables in read_packs(store) if pack.number != info.number)
     packed = {one: pack for pack, tables in packs for one in tables.numbers.tolist()}
@@ -142,7 +137,7 @@ def _check_place(store: Root, entry: Quarantined, info: SegmentInfo) -> None:
 
 
 def _members(info: SegmentInfo) -> list[int]:
-    """Return the numbers of the segments that were merged into a pack; an empty list if the segment is not a pack."""
+    """Return the numbers of the segments that were merged into a pack; empty if the segment is not a pack."""
     return [] if info.packed is None else read_tables(info).numbers.tolist()
 
 
@@ -155,7 +150,7 @@ def _steps_of(info: SegmentInfo) -> int:
 
 @shown_paths()
 def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantined:
-    """Delete a segment in quarantine for good, and return its entry. Its steps count as evicted.
+    """Delete a segment in quarantine for good, and return its entry; its steps count as evicted.
 
     If several segments in quarantine have the number, the segment set aside last is deleted. A dry run deletes nothing.
     Raises StoreNotFound if there is no store at ``path``, and FormatError if the folder of its counters is a link or a

@@ -32,7 +32,7 @@ _OF_A_FILE = ("checksum", "missing", "size", "type", "unreadable")
 
 @dataclass(frozen=True)
 class Losses:
-    """The steps that a damaged segment loses if it is rebuilt from its undamaged episodes."""
+    """What a damaged segment loses if it is rebuilt from its undamaged episodes."""
 
     info: SegmentInfo
     damage: Damage
@@ -40,11 +40,10 @@ class Losses:
 
     @property
     def steps(self) -> int:
-        """The number of steps that are lost in addition to earlier losses."""
+        """The number of lost steps, without the steps that the segment had lost earlier."""
         return max(0, self.damage.steps_lost - self.info.lost.steps)
 
     def __str__(self) -> str:
-        """Return the losses in words: episodes, steps, ids."""
         if not any(self.damage.more.values()):
             return "no step is lost"
         episodes, steps = self.damage.episodes, self.steps
@@ -75,10 +74,7 @@ class Losses:
 
 
 def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
-    """Whether a problem of the segment in the folder ``where`` may come from damaged rows.
-
-    A segment that is rebuilt from its undamaged episodes does not have such a problem.
-    """
+    """Whether a problem of the segment may come from damaged rows: a rebuilt segment does not have the problem."""
     if not info.sealed:
         return False
     name = problem.where.removeprefix(f"{where}/")
@@ -99,7 +95,6 @@ def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
 
 
 def is_of_table(problem: Problem, where: str) -> bool:
-    """Whether a problem concerns the table of episodes of the segment in the folder ``where``."""
     name = problem.where.removeprefix(f"{where}/")
     folder, _, file = name.rpartition("/")
     in_table = folder in layout.EPISODE_FOLDERS and file in (layout.METADATA, "c.0")
@@ -109,11 +104,11 @@ def is_of_table(problem: Problem, where: str) -> bool:
 def find_losses(
     info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int]]], *, is_table_damaged: bool
 ) -> Losses | None:
-    """Return the losses if a segment is rebuilt; None: the segment cannot be rebuilt, or no damage was found.
+    """Return what is lost if a segment is rebuilt; None: it cannot be rebuilt, or no damage was found.
 
-    A segment cannot be rebuilt if no step would remain, or if its row counters or, in a pack, a table of the merged
-    segments are damaged. ``evicted`` has the episodes that were evicted by hand, as (position of the first step, number
-    of steps), by segment number. ``is_table_damaged``: the table of episodes is damaged, which loses no step.
+    A segment cannot be rebuilt if no step would remain, if its row counters are damaged, or if a table of a pack is
+    damaged. ``evicted`` has the episodes evicted by hand: {segment number: [(position of the first step, number of
+    steps)]}. ``is_table_damaged``: the table of episodes is damaged, which loses no step.
     """
     counter = known_in_segment(info, f"{layout.COMMITTED}/c.0")
     if counter is None:
@@ -137,16 +132,15 @@ def _evicted_of_pack(tables: PackTables, evicted: Mapping[int, Sequence[tuple[in
     ids, steps = np.array(entries, np.int64).reshape(-1, 2).T
     lanes = tables.lanes[tables.places(ids >> layout.POSITION_BITS)]
     rows = tables.rows_of(ids)
-    # An invalid eviction, which does not name an episode, must not remove rows of another lane.
+    # An invalid eviction must not remove rows of another lane.
     good = tables.ids_of(rows + steps - 1) == ids + (steps - 1) * lanes
     return list(zip(rows[good].tolist(), steps[good].tolist(), strict=True))
 
 
 def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:
-    """Return the number of steps that a segment's zarr.json states.
+    """Return the number of steps that a segment's zarr.json states, or else the number of its committed rows.
 
-    If there is no such number, or the segment's files have no room for so many steps, return the number of committed
-    rows instead.
+    The stated number is not used if the segment's files have no room for so many steps.
     """
     rows = _rows_with_flags(segment)
     counted = info.steps if info is not None and info.steps and info.steps <= rows else 0
@@ -154,7 +148,7 @@ def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:
 
 
 def _rows_committed(segment: Path, most: int) -> int:
-    """Return the number of committed rows of a segment, at most ``most``; ``most`` if the counter is unreadable."""
+    """Return the number of committed rows, at most ``most``; ``most`` if the counter is unreadable."""
     with suppress(OSError, FormatError):
         data = read_regular(str(segment / layout.COMMITTED / "c.0"), None, 8 * layout.MAX_LANES)
         rows = np.frombuffer(data[: len(data) & ~7], "<i8").astype(np.float64).clip(0).sum()
@@ -163,7 +157,7 @@ def _rows_committed(segment: Path, most: int) -> int:
 
 
 def _rows_with_flags(segment: Path) -> int:
-    """Return the number of rows that a segment's files have room for: the bytes of its flags, one for each row."""
+    """Return the number of rows for which a segment has flags; each row has one byte."""
     with suppress(OSError):
         return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
     return 0
@@ -172,19 +166,18 @@ def _rows_with_flags(segment: Path) -> int:
 # --- the repair of a segment ------------------------------------------------------------------------------------------
 
 
-# A segment is repaired in at most this many rounds: after a file is restored, the check may find other damage.
+# The maximum number of rounds in which a segment is repaired. After a file is restored, the check may find more damage.
 _ROUNDS = 4
 
 
 class SegmentRepair:
-    """Repairs damaged segments one by one, under the locks of the store and the segment. Used by one thread."""
+    """Repairs damaged segments one by one; the caller holds the locks of the store and of the segment."""
 
     def __init__(self, remedies: Remedies) -> None:
         self._remedies = remedies
         self._root, self._dry_run = remedies.root, remedies.dry_run
 
     def repair(self, number: int, problems: list[Problem]) -> None:
-        """Restore or rebuild the damaged segment ``number``, or move it to quarantine."""
         remedies, where = self._remedies, layout.segment_folder(number)
         if not self._dry_run and all(problem.where != where for problem in problems):
             problems = remedies.verify_segment(number)  # the segment may have been sealed or evicted meanwhile
@@ -203,7 +196,7 @@ class SegmentRepair:
                 remedies.set_aside(where, detail, steps, document_steps=document_steps)
 
     def _repair_in_place(self, number: int, info: SegmentInfo | None, problems: list[Problem]) -> list[Problem]:
-        """Restore the files of a segment and rebuild its rows; return the problems that cannot be repaired."""
+        """Restore files and rebuild rows of a segment; return the problems that cannot be repaired."""
         where = layout.segment_folder(number)
         for _ in range(_ROUNDS):
             if not problems:
@@ -223,7 +216,7 @@ class SegmentRepair:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _restore_document(self, where: str, problems: list[Problem]) -> bool:
-        """Restore the zarr.json of a sealed segment from its copy; return whether that is possible."""
+        """Restore the zarr.json of a segment from its copy; return whether that is possible."""
         path = self._root / where
         data = None if path.is_symlink() else from_copy(path / layout.METADATA, path / layout.DOCUMENT_COPY)
         if data is None:
@@ -232,7 +225,7 @@ class SegmentRepair:
         return True
 
     def _repair_files(self, info: SegmentInfo | None, where: str, problems: list[Problem]) -> bool:
-        """Repair each damaged file, and return True; if one cannot be repaired, change nothing and return False."""
+        """Repair each damaged file; if a file cannot be repaired, change nothing and return False."""
         folders = [f"{where}/{name}" for name in (*layout.PACK_TABLES, *layout.EPISODE_FOLDERS)]
         found = self._find_contents(info, where, problems, folders)
         if found is None:
@@ -251,7 +244,7 @@ class SegmentRepair:
     def _find_contents(
         self, info: SegmentInfo | None, where: str, problems: list[Problem], folders: list[str]
     ) -> dict[str, tuple[bytes | None, str]] | None:
-        """Return for each damaged file its right content, and its problem in words; None: a file cannot be repaired.
+        """Return {damaged file: (right content, problem in words)}; None: a file cannot be repaired.
 
         A content of None means that the file does not belong to the segment. ``folders`` lists the folders that can be
         made again.
@@ -274,7 +267,7 @@ class SegmentRepair:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _undo_pack(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Move a damaged pack to quarantine if its segments exist undamaged: they count again. Else return False."""
+        """Move a damaged pack to quarantine if its merged segments still exist undamaged; else return False."""
         if info.packed is None or not self._has_sources(info):
             return False
         detail = f"{_summary(problems, where)}; the segments that were put into it are still there"
@@ -295,7 +288,7 @@ class SegmentRepair:
         return wanted == set[int]().union(*holders.values()) and not any(map(self._remedies.verify_segment, holders))
 
     def _rebuild(self, info: SegmentInfo, where: str, problems: list[Problem]) -> bool:
-        """Replace a segment by a copy of its undamaged episodes; if that is impossible, change nothing, return False.
+        """Replace a segment by a copy of its undamaged episodes; if that is impossible, return False.
 
         Also returns True if the replacement is refused because it would lose more steps than allowed.
         """
@@ -316,7 +309,7 @@ class SegmentRepair:
         return now is not None
 
     def _keep_hidden(self) -> None:
-        """Keep hidden steps hidden, although the capacity will have room for some of them when other steps are lost."""
+        """Keep hidden steps hidden, although the loss of other steps makes room for some of them."""
         store = self._remedies.store
         if store.limits.capacity is None:
             return
@@ -332,7 +325,7 @@ class SegmentRepair:
         keep_hidden(counters, hidden_before)
 
     def _replace(self, losses: Losses, reason: str) -> str | None:
-        """Rebuild a segment, put it in place of the damaged one, and return the new path of the damaged one.
+        """Put a rebuilt segment in place of the damaged one, and return the new path of the damaged one.
 
         Returns None and changes nothing if the new segment cannot be built or fails verification: the segment was
         damaged before it was sealed, or its small files are damaged, too. Raises StorageFull and changes nothing if the
@@ -343,7 +336,7 @@ class SegmentRepair:
             built = build_copy(losses.info, losses.damage)
         except (FormatError, FileNotFoundError, NotADirectoryError):
             return None
-        # Rows that were unproven are unproven in the new segment, too: this is no failure of the copy.
+        # Unproven rows stay unproven in the new segment.
         found = verify_folder(str(self._root), built, number, self._remedies.plan, self._remedies.evicted)
         if without(found, "unproven"):
             shutil.rmtree(self._root / built, ignore_errors=True)
@@ -352,6 +345,5 @@ class SegmentRepair:
 
 
 def _summary(problems: list[Problem], where: str) -> str:
-    """Return the first problem of a segment in words."""
     name = problems[0].where.removeprefix(f"{where}/")
     return problems[0].detail if name == where else f"{name} {problems[0].detail}"

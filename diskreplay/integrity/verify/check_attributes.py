@@ -29,13 +29,13 @@ from diskreplay.segments.files.machine import Volume, boot_id, volume_of
 
 Ints = NDArray[np.int64]
 
-_SECTOR = 512  # the bytes of a disk's sector, which is written completely or not at all
+_SECTOR = 512  # bytes; a disk writes a sector completely or not at all
 _MOST_NS = 1 << 62
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """The attributes in a segment's zarr.json, after they were checked."""
+    """The checked attributes of a segment's zarr.json."""
 
     lanes: int
     chunk_rows: dict[str, int]
@@ -43,27 +43,27 @@ class Attributes:
     sealed: bool
     steps: int
     checksums: dict[str, int]
-    lost: tuple[tuple[int, int], ...]  # (position, number of rows) of each range of rows lost to damage
-    lost_values: tuple[int, ...]  # the number of lost values of episode fields in each range of `lost`
+    lost: tuple[tuple[int, int], ...]  # the ranges of rows lost to damage: (position, number of rows)
+    lost_values: tuple[int, ...]  # the number of values of episode fields in each range of `lost`
     steps_lost: int
     writer: int
     values: tuple[int, ...] = ()  # the number of values of episode fields of each lane, if sealed
     times: tuple[int, int] | None = None
-    episodes: int | None = None  # the number of lines of the segment's table of episodes; None: no table
+    episodes: int | None = None  # the number of lines of the table of episodes; None: there is no table
     claimed: tuple[int, ...] = ()  # the number of rows of each lane, unproven ones included; empty if all are proven
     unproven_steps: int = 0
-    was_sealed: bool = False  # copied while being sealed: marks or block checksums must prove the rows
-    packed: tuple[int, int] | None = None  # of a pack: the numbers of lines of its two tables
-    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # how a pack's arrays are compressed, by path
+    was_sealed: bool = False  # the segment was copied while being sealed: marks or block checksums must prove its rows
+    packed: tuple[int, int] | None = None  # the numbers of lines of a pack's two tables; None: not a pack
+    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # by path of the array
 
 
 @dataclass(frozen=True)
 class Segment:
     """A segment on disk: its folder, its attributes, and the number of rows of each lane that count as data.
 
-    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the number of these
-    rows of the longest lane, unproven rows included; it is 0 if the segment has no unproven rows. ``tables`` has the
-    two tables of a pack, if they are undamaged.
+    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the same number for
+    the longest lane, unproven rows included; it is 0 without unproven rows. ``tables`` has the two tables of a pack, if
+    they are undamaged.
     """
 
     files: Files
@@ -77,52 +77,44 @@ class Segment:
 
     @property
     def lanes(self) -> int:
-        """The number of lanes of the segment."""
         return self.attributes.lanes
 
     @property
     def chunk_rows(self) -> dict[str, int]:
-        """The number of rows of a lane in one chunk, by path of the array."""
         return self.attributes.chunk_rows
 
     @property
     def longest(self) -> int:
-        """The number of rows of the segment's longest lane."""
         return int(self.rows.max())
 
     @property
     def kept_rows(self) -> int:
-        """The number of rows of the segment's longest lane, unproven rows included."""
+        """The number of rows of the longest lane, unproven rows included."""
         return max(self.longest, *self.attributes.claimed) if self.attributes.claimed else self.longest
 
     def rows_of(self, path: str) -> NDArray[np.int64]:
-        """Return the number of rows of each lane in an array."""
         return self.values if layout.is_of_episodes(path) else self.rows
 
     def longest_of(self, path: str) -> int:
-        """Return the number of rows of the longest lane in an array."""
         return int(self.rows_of(path).max())
 
     def kept_of(self, path: str) -> int:
-        """Return the number of rows of the longest lane in an array, unproven rows included."""
+        """Return the number of an array's rows in its longest lane, unproven rows included."""
         return max(self.longest_of(path), self.kept_values) if layout.is_of_episodes(path) else self.kept_rows
 
     def inside(self, name: str) -> str:
-        """Return the name of a file of the segment, relative to the store."""
         return f"{self.where}/{name}"
 
     def chunk(self, path: str, chunk: int) -> str:
-        """Return the name of a chunk file, relative to the store."""
         return f"{self.where}/{path}/{self.plan.arrays[path].chunk_name(chunk)}"
 
     def chunk_bytes(self, path: str) -> int:
-        """Return the size in bytes of every chunk file of an array."""
         if path in self.attributes.compressed:
             return self.attributes.compressed[path].nbytes
         return self.lanes * self.chunk_rows[path] * self.plan.arrays[path].row_bytes
 
     def read_rows(self, path: str, lane: int, first: int, stop: int) -> bytes | None:
-        """Return the bytes of rows ``[first, stop)`` of a lane, all in one chunk; None if its file is not complete."""
+        """Return the bytes of rows ``[first, stop)``, all in one chunk; None: its file is not complete."""
         per_chunk, row_bytes = self.chunk_rows[path], self.plan.arrays[path].row_bytes
         nbytes, at = (stop - first) * row_bytes, (lane * per_chunk + first % per_chunk) * row_bytes
         # A missing file is not reported here: `check_chunks` reports it.
@@ -132,11 +124,10 @@ class Segment:
         return None
 
     def read_flags(self, lane: int, first: int, stop: int) -> NDArray[np.uint8]:
-        """Return the flags of rows ``[first, stop)`` of a lane, all in one chunk; empty if its file is not complete."""
+        """Return the flags of rows ``[first, stop)``, all in one chunk; empty if its file is not complete."""
         return np.frombuffer(self.read_rows(layout.DONE, lane, first, stop) or b"", np.uint8)
 
     def flag_parts(self, lane: int, first: int, stop: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-        """Yield the flags of rows ``[first, stop)`` of a lane in parts of bounded size, as (first, stop, flags)."""
         per_chunk = self.chunk_rows[layout.DONE]
         while first < stop:
             end = min(stop, (first // per_chunk + 1) * per_chunk, first + BLOCK_BYTES)
@@ -169,14 +160,14 @@ class Segment:
 
 
 def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
-    """Return the attributes of a segment, or None after a problem was reported."""
+    """Return the attributes of a segment; None: a problem was reported."""
     given = read_group(files, folder)
     if given is None:
         return None
     try:
         plan = plan.of(given["chunk_rows"])
         found = _parse_attributes(given, plan, _is_in_place(files, folder, given))
-        # A pack is complete before it is moved to its place, so no copy of it can be incomplete.
+        # A pack is complete before it is moved to its place, so a copy of a pack is complete, too.
         return (
             found if found.packed or _is_whole_copy(files, folder, plan, found, given["inode"]) else _as_unsealed(found)
         )
@@ -228,14 +219,13 @@ def _parse_attributes(given: Any, plan: Plan, in_place: bool) -> Attributes:
 
 
 def _need(given: Any, good: Mapping[str, bool]) -> None:
-    """Raise ValueError for the first attribute for which ``good`` has False."""
     for name, is_good in good.items():
         if not is_good:
             raise ValueError(f"{name} is {given.get(name)!r:.60}, which is not possible")
 
 
 def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
-    """Return, for each attribute that every segment has, whether its value is possible."""
+    """Return, for each attribute of every segment, whether its value is possible."""
     claimed, wall = given.get("claimed", []), given["clock"]["wall"]  # the zero of the rows' clock, in ns since 1970
     return {
         "uuid": is_uuid(given["uuid"]),
@@ -252,7 +242,7 @@ def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
 
 
 def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[str, bool]:
-    """Return, for each attribute that only a sealed segment has, whether its value is possible."""
+    """Return, for each attribute that only sealed segments have, whether its value is possible."""
     checksums, times = given["checksums"], given["times"]
     are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()), most=(1 << 32) - 1)
     return {
@@ -267,7 +257,6 @@ def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[s
 
 
 def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mapping[str, Compressed]) -> None:
-    """Raise ValueError if a number in ``chunk_rows`` is impossible for its array and this number of lanes."""
     for path, array in plan.arrays.items():
         rows = chunk_rows[path]
         if not is_whole(rows, 1) or rows & (rows - 1):
@@ -280,7 +269,7 @@ def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mappi
 
 
 def _parse_packed(given: Any) -> tuple[int, int] | None:
-    """Return the numbers of segments and of lanes that were merged into a pack; None if the segment is not a pack."""
+    """Return the numbers of segments and of lanes that were merged into a pack; None: it is not a pack."""
     packed = given.get("packed")
     if packed is None:
         return None
@@ -291,7 +280,7 @@ def _parse_packed(given: Any) -> tuple[int, int] | None:
 
 
 def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
-    """Return the compression of arrays of a pack, by path; flags, times and priorities are never compressed."""
+    """Return the compression of a pack's arrays; flags, times and priorities are never compressed."""
     found = {path: Compressed(**how) for path, how in given.get("compressed", {}).items()}
     if found.keys() - plan.arrays.keys() or found.keys() & {layout.DONE, layout.TIME, layout.PRIORITY}:
         raise ValueError(f"compressed names {sorted(found)!r:.80}; not all of these can be compressed")
@@ -303,12 +292,12 @@ def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
 
 
 def _are_whole(value: Any, count: int | None = None, most: float = math.inf) -> bool:
-    """Whether a value from JSON is a list of whole numbers from 0 to ``most``, with ``count`` items if given."""
+    """Whether a value is a list of whole numbers from 0 to ``most``, with ``count`` items if given."""
     return isinstance(value, list) and count in (None, len(value)) and all(is_whole(item, most=most) for item in value)
 
 
 def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
-    """Return (position of the first row, number of rows) of each range of lost rows; ValueError if it is impossible."""
+    """Return (position of the first row, number of rows) of each range of lost rows."""
     ranges, steps = given.get("lost", []), given.get("steps_lost", 0)
     if not isinstance(ranges, list) or not all(_are_whole(entry, 2) and entry[1] for entry in ranges):
         raise ValueError("lost is not a list of positions and rows")
@@ -331,14 +320,14 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
 
 
 def _is_boot_time(value: Any) -> bool:
-    """Whether a value from JSON is null, or a list: ids of a machine and of its boot, and seconds since the boot."""
+    """Whether a value is None, or [id of a machine, id of its boot, seconds since the boot]."""
     if not isinstance(value, list) or len(value) != 3:
         return value is None
     return isinstance(value[0], str) and isinstance(value[1], str) and (value[2] == 0 or is_positive(value[2]))
 
 
 def was_lost(files: Files, folder: str) -> bool:
-    """Whether the machine went down before a segment's zarr.json was durable. Such a segment has no mark."""
+    """Whether the machine went down before a segment's zarr.json was durable; such a segment has no mark."""
     scratch = files.quiet()
     if not scratch.is_folder(folder) or has_marks(scratch, folder):
         return False
@@ -349,12 +338,12 @@ def was_lost(files: Files, folder: str) -> bool:
 
 
 def has_marks(files: Files, folder: str) -> bool:
-    """Whether a segment has a durable row: its log of marks or its counter ``durable`` has a byte other than 0."""
+    """Whether a segment has a durable row: its log of marks or its counter ``durable`` is not all zeros."""
     return any(_contents(files, f"{folder}/{name}").strip(b"\0") for name in (layout.MARKS, f"{layout.DURABLE}/c.0"))
 
 
 def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, inode: int) -> bool:
-    """Return False for a sealed segment that is a copy, and has files from before the sealing; else True."""
+    """Return False for a copy of a sealed segment that has files from before the sealing."""
     if not found.sealed or inode == _inode(files, folder):
         return True
     writable, missing = False, False
@@ -375,7 +364,6 @@ def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, ino
 
 
 def _as_unsealed(found: Attributes) -> Attributes:
-    """Return the attributes as unsealed: the segment was copied while being sealed, so marks must prove its rows."""
     found = replace(found, sealed=False, was_sealed=True, in_place=False, claimed=(), unproven_steps=0)
     return replace(found, steps=0, checksums={}, times=None, values=(), episodes=None)
 
@@ -387,7 +375,10 @@ def _checksum(files: Files, where: str) -> int | None:
 
 
 def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:
-    """Whether a segment was written since the machine booted and is not a copy: if so, its counters need no marks."""
+    """Whether a segment was written since the machine booted and is not a copy.
+
+    The counters of such a segment need no marks.
+    """
     volume = attributes.get("volume")
     if not boot_id() or attributes.get("boot_id") != boot_id() or not isinstance(volume, list) or len(volume) != 3:
         return False
@@ -399,19 +390,19 @@ def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:
 
 
 def _contents(files: Files, where: str) -> bytes:
-    """Return the bytes of a file; empty if it is missing."""
+    """Return the bytes of a file; empty if the file is missing."""
     if not os.path.lexists(files.path(where)):
         return b""
     return files.read(where, MAX_DOCUMENT_BYTES) or b""
 
 
 def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[np.int64] | None:
-    """Return the number of committed rows of each lane, or None after a problem was reported."""
+    """Return the number of committed rows of each lane; None: a problem was reported."""
     lanes, before = attributes.lanes, len(files.problems)
     values: dict[str, NDArray[np.int64]] = {}
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None
-    # `committed` is read last: a writer increases it first, so the value read is never less than the other two.
+    # A writer increases `committed` first. It is read last, so that its value is never less than the other two.
     for name in (layout.DURABLE, layout.OBSERVED, layout.COMMITTED):
         data = files.read(f"{folder}/{name}/c.0", 8 * lanes, 8 * lanes)
         if data is None:
@@ -423,7 +414,7 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
     if len(files.problems) > before:
         return None
     if not attributes.sealed and not attributes.in_place:
-        return values[layout.COMMITTED]  # returned unchecked: only marks prove the rows of this segment
+        return values[layout.COMMITTED]  # not checked: only marks prove the rows of this segment
     wrong = _wrong_counters(values, attributes.sealed)
     for name, detail in wrong.items():
         files.report("counters", f"{folder}/{name}/c.0", detail)
@@ -431,7 +422,7 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
 
 
 def _wrong_counters(values: Mapping[str, NDArray[np.int64]], sealed: bool) -> dict[str, str]:
-    """Return the problems of a segment's row counters, by name of the counter."""
+    """Return {name of a counter: its problem}."""
     committed, observed, durable = (values[name] for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE))
     most = layout.POSITION_MASK // len(committed)
     wrong: dict[str, str] = {}

@@ -17,7 +17,7 @@ _INVERTED = 0xFFFFFFFF
 
 
 def proven_rows(segment: Segment) -> Ints:
-    """Return, for each lane, the number of rows that are proven by marks.
+    """Return the number of each lane's rows that marks prove.
 
     A mark counts if it and all marks before it match the rows.
     """
@@ -31,7 +31,7 @@ def proven_rows(segment: Segment) -> Ints:
 
 
 def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
-    """Return the marks before the first invalid one, as (checksums, rows of each lane); see `_new_bytes`."""
+    """Return (checksums, rows of each lane) of each mark before the first invalid mark; see `_new_bytes`."""
     where = segment.inside(layout.MARKS)
     if not os.path.lexists(segment.files.path(where)):
         return []
@@ -53,11 +53,11 @@ def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
 
 
 def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, Ints]) -> list[int] | None:
-    """Return the two checksums of the rows and values from ``proven`` up to ``marked``; None if a file is not complete.
+    """Return the two checksums of the rows and values from ``proven`` up to ``marked``; None: a file is not complete.
 
-    ``proven`` and ``marked`` are (rows, values of episodes), as numbers per lane. The first checksum is
-    the CRC-32C of all arrays except priorities, the second the CRC-32C of priorities. The second does not invert its
-    register at the beginning and the end, so that zeros give 0.
+    ``proven`` and ``marked`` are (rows, values of episodes), as numbers per lane. The first checksum is the CRC-32C of
+    all arrays except priorities. The second is the CRC-32C of priorities, without the inversions of the register at the
+    beginning and the end, so that zeros give 0.
     """
     sums = [0, _INVERTED]
     for path in sorted(segment.plan.arrays):
@@ -81,7 +81,7 @@ def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, 
 
 
 def count_unproven(segment: Segment, proven: Ints) -> int:
-    """Return the largest possible number of steps after the proven rows, by the counter ``committed`` and the flags."""
+    """Return the largest possible number of steps after the proven rows, by ``committed`` and the flags."""
     lanes = segment.lanes
     data = segment.files.quiet().read(segment.inside(f"{layout.COMMITTED}/c.0"), 8 * lanes, 8 * lanes)
     claimed = proven if data is None else np.maximum(np.frombuffer(data, "<i8"), proven)
@@ -89,7 +89,7 @@ def count_unproven(segment: Segment, proven: Ints) -> int:
 
 
 def _count_behind(segment: Segment, lane: int, first: int, claimed: int) -> int:
-    """Return the number of steps of a lane from row ``first`` to ``claimed`` or the last flag, whichever is later."""
+    """Count a lane's steps from row ``first`` to row ``claimed`` or to the last flag, whichever is later."""
     per_chunk, at, steps, pending = segment.chunk_rows[layout.DONE], first, 0, 0
     while True:
         stop = min((at // per_chunk + 1) * per_chunk, at + BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""Checks packs: that their tables have possible values, and that their rows agree with the tables."""
+"""Checks the tables of packs, and that the rows of packs agree with them."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ from diskreplay.segments.documents import layout
 
 
 def check_tables(segment: Segment, tables: Tables, number: int | None) -> bool:
-    """Check both tables of a pack; return whether they are valid. ``number``: the number of the pack; None: unknown."""
+    """Return whether both tables of a pack are valid; report the first problem."""
     files = segment.files
     copy = segment.inside(layout.TABLES_COPY)
     check_content(files, copy, tables.content, "checksum", "is not a copy of the two tables of this pack")
@@ -66,7 +66,7 @@ def _wrong_runs(segment: Segment, tables: Tables) -> str | None:
 
 
 def check_indexes(segment: Segment) -> None:
-    """Check the shard index at the end of each compressed array's file in a pack, and the copy of these indexes."""
+    """Check the shard index at the end of each compressed file, and the copy of these indexes."""
     files, indexes = segment.files, []
     for path, how in sorted(segment.attributes.compressed.items()):
         name, nbytes = segment.chunk(path, 0), 16 * (segment.chunk_rows[path] // how.rows)
@@ -123,13 +123,13 @@ def check_runs(segment: Segment, tables: Tables) -> None:
 
 
 def _lines_in(tables: Tables, first: int, stop: int) -> slice:
-    """Return the lines of ``tables.runs`` for all lanes with rows in ``[first, stop)``, and perhaps for empty lanes."""
+    """Return the lines of ``tables.runs`` of lanes with rows in ``[first, stop)``, and perhaps of empty lanes."""
     begin = int(np.searchsorted(tables.stops, first, "right"))
     return slice(begin, max(begin, int(np.searchsorted(tables.first_rows, stop))))
 
 
 def _check_steps(segment: Segment, tables: Tables, steps: NDArray[np.int64], is_lost: NDArray[np.bool_]) -> None:
-    """Check the number of steps of each merged segment; if the segment has lost rows, the right number is unknown."""
+    """Check the number of steps of each merged segment, except of segments with lost rows."""
     line = np.cumsum(tables.members[:, 1]) - tables.members[:, 1]
     found, unknown = np.add.reduceat(steps, line), np.logical_or.reduceat(is_lost, line)
     for at in np.flatnonzero((found != tables.members[:, 3]) & ~unknown)[:1].tolist():
@@ -141,10 +141,10 @@ def _check_steps(segment: Segment, tables: Tables, steps: NDArray[np.int64], is_
 def check_evicted_members(
     segment: Segment, tables: Tables, number: int, evicted: Mapping[int, list[tuple[int, int]]]
 ) -> None:
-    """Check that each eviction by hand from a segment in the pack names an episode.
+    """Check that each eviction by hand from a segment in the pack is of an episode.
 
-    ``evicted`` has (position of the first step, number of steps) of the evicted episodes, by segment number. ``number``
-    is the number of the pack.
+    ``evicted`` is {segment number: [(position of the first step, number of steps)]}. ``number`` is the number of the
+    pack.
     """
     for position, steps in evicted.get(number, []):
         detail = f"{steps} steps from position {position} of {segment.where}, a pack, never existed"

@@ -37,21 +37,21 @@ from diskreplay.segments.documents import layout
 
 COUNTERS_FILE = f"{layout.COUNTERS}/c.0"
 GROUPS = (layout.COUNTERS, layout.EVICTIONS, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS)
-# A writer writes a counter, then its complement. If the two are read between these writes, they are read again.
+# A writer writes a counter, then its complement. Counters that were read between these writes are read again.
 _ATTEMPTS = 50
 _PAUSE_S = 0.01
 
 
 @dataclass(frozen=True)
 class Words:
-    """The counters of the store that the checks need; ``evictions`` is the number of evictions by `Store.evict`."""
+    """Counters of the store; ``evictions`` is the number of evictions by `Store.evict`."""
 
     next_segment: int
     evictions: int
 
 
 def read_plan(files: Files) -> Plan | None:
-    """Return the layout of the segments of a store, or None after a problem of its zarr.json was reported.
+    """Return the layout of a store's segments; None: a problem of the store's zarr.json was reported.
 
     Raises StoreNotFound if there is no trace of a store, FormatError if this release does not know the store's version
     or a feature that the store needs.
@@ -79,7 +79,7 @@ def _root_names(files: Files) -> dict[str, str]:
 
 
 def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bool) -> None:
-    """Raise an error for a folder that is not a store, and for a store of another release: neither is damage."""
+    """Raise an error if the folder is not a store, or is a store of another release: neither is damage."""
     attributes = (parse(files.quiet(), layout.METADATA, data) or {}).get("attributes")
     if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:
         if not has_folders:
@@ -133,7 +133,7 @@ def _read_attributes(files: Files, attributes: Document) -> Plan | None:
 
 
 def check_root(files: Files, plan: Plan) -> set[str]:
-    """Check the top folders of a store and their zarr.json files; return the names of the folders that exist."""
+    """Check the top folders of a store and their zarr.json files; return the names of existing folders."""
     names = _root_names(files)
     good = {name for name in GROUPS if files.is_folder(name)}
     hidden = {name for name in names if name.startswith(".")}
@@ -156,7 +156,7 @@ def check_root(files: Files, plan: Plan) -> set[str]:
 
 
 def check_notes(files: Files) -> None:
-    """Check the notes on imported data sets, if there are any: each is a JSON file that contains its own checksum."""
+    """Check the notes on imported data sets: each is a JSON file that contains its own checksum."""
     if not os.path.lexists(files.path(layout.NOTES)):
         return
     names = files.listing(layout.NOTES) or {}
@@ -181,7 +181,7 @@ def _check_limiter(files: Files, plan: Plan, where: str) -> None:
 
 
 def read_words(files: Files) -> Words | None:
-    """Return the store's counters, or None after a problem was reported."""
+    """Return the store's counters; None: a problem was reported."""
     words = _stable_words(files)
     if words is None:
         return None
@@ -217,14 +217,14 @@ def _stable_words(files: Files) -> NDArray[np.int64] | None:
 
 
 def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[int, int]]]:
-    """Return the episodes evicted by hand, as (position of the first step, number of steps), by segment number."""
+    """Return the episodes evicted by hand: {segment number: [(position of the first step, steps)]}."""
     where = f"{layout.EVICTIONS}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     document: Any = None if data is None else parse(files, where, data)
     if document is not None:
         shape = document.get("shape")
         rows = shape[0] if isinstance(shape, list) and shape and is_whole(shape[0]) else 0
-        # The array may have been extended for evictions that the counter does not include yet.
+        # A process may have extended the array for evictions that the counter does not include yet.
         fits = rows >= words.evictions and (rows == words.evictions or rows % layout.EVICTION_ROWS == 0)
         if data != eviction_document(plan, rows) or not fits:
             files.report("metadata", where, f"is not the document of an array of {words.evictions} entries")
@@ -256,8 +256,8 @@ _ARRAY_NAME = re.compile(r"[a-z0-9_][a-z0-9_.]{0,199}")
 _ITEM_BYTES = {"bool": 1, "int64": 8, "float32": 4, "float64": 8}
 _CRC_BYTES = 4
 _MOST_AXES, _MOST_BYTES = 32, 1 << 62
-_LEVELS = 100  # the maximum depth of a saved state; a real one has a handful of levels
-# A state that is replaced during its check is checked again. After this time, problems of such a state are dropped.
+_LEVELS = 100  # the maximum depth of a saved state; real states have a handful of levels
+# If a state is replaced during its check, the new state is checked. After this time, problems are dropped.
 _PATIENCE_S = 5.0
 
 
@@ -275,7 +275,7 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
     """Return the problems of the current saved state in the folder ``where``, except those of a save in progress.
 
     A problem counts only if two checks find it in the same state, and no other state was saved during either check. If
-    new states are saved faster than one can be checked, no problem is returned, since none can be confirmed.
+    new states are saved faster than one can be checked, no problem is returned, because none can be confirmed.
     """
     before = ""
     until = time.monotonic() + _PATIENCE_S
@@ -293,12 +293,12 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
 
 
 def _current(root: str, where: str) -> object:
-    """Return the number of the current state, or the invalid value that zarr.json has in its place."""
+    """Return what zarr.json has as the number of the current state."""
     return (_attributes(Files(root), where) or {}).get("current")
 
 
 def _check_current(files: Files, where: str, store: str) -> object:
-    """Check the current state, and return its number, or the invalid value that zarr.json has in its place."""
+    """Check the current state; return what zarr.json has as its number."""
     attributes = _attributes(files, where)
     names = files.listing(where)
     if attributes is None or names is None:
@@ -329,7 +329,7 @@ def _attributes(files: Files, folder: str) -> Document | None:
 
 
 def _arrays(tree: Any, levels: int) -> list[tuple[str, int]]:
-    """Return the name and the checksum of each array that a saved state, a tree of JSON, refers to."""
+    """Return the name and the checksum of each array in a saved state, which is a tree of JSON."""
     if not levels:
         raise ValueError("is nested too deeply")
     if isinstance(tree, list):
@@ -364,14 +364,16 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
 
 
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
-    """Whether NumPy can have an array of this shape; for NumPy's limit of the size, an axis of length 0 counts as 1."""
+    """Whether NumPy can have an array of this shape.
+
+    For NumPy's limit of the size, an axis of length 0 counts as 1.
+    """
     if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(is_whole(n, 0, _MOST_BYTES) for n in shape):
         return False
     return bool(item_bytes * math.prod(max(n, 1) for n in shape) <= _MOST_BYTES)
 
 
 def _check_chunk(files: Files, where: str, nbytes: int) -> None:
-    """Check that a chunk ends with the checksum of its data."""
     with files.opened(where, nbytes + _CRC_BYTES) as fd:
         if fd is None:
             return

@@ -14,7 +14,7 @@ from diskreplay.segments.documents import layout
 
 
 def check_flags(segment: Segment) -> bool:
-    """Return whether the flags of each lane are a sequence of episodes; check the counts of a sealed segment, too."""
+    """Return whether the flags of each lane are a sequence of episodes; also check the counts of a sealed segment."""
     files, steps, values = segment.files, 0, np.zeros(segment.lanes, np.int64)
     for lane, first, before, flags, counted in blocks(segment, layout.DONE, START):
         if wrong := first_wrong(flags, before, counted):
@@ -41,7 +41,7 @@ def check_flags(segment: Segment) -> bool:
 
 
 def check_times(segment: Segment) -> None:
-    """Check that times never decrease within a lane, and that a sealed segment states the right first and last time."""
+    """Check that times never decrease within a lane, and the first and last time that a sealed segment states."""
     attributes, files = segment.attributes, segment.files
     found: list[int] = []
     for lane, first, before, times, counted in blocks(segment, layout.TIME, 0):
@@ -67,7 +67,6 @@ def check_times(segment: Segment) -> None:
 
 
 def check_priorities(segment: Segment) -> None:
-    """Check that initial priorities are finite and not negative."""
     for lane, first, _, priorities, counted in blocks(segment, layout.PRIORITY, 0):
         counts = np.arange(priorities.shape[1]) < counted[:, None]
         bad = counts & ~((priorities >= 0) & np.isfinite(priorities))
@@ -79,7 +78,7 @@ def check_priorities(segment: Segment) -> None:
 
 
 def _is_within_run(segment: Segment, first: int, count: int) -> NDArray[np.bool_]:
-    """Return for ``count`` rows of a pack, from row ``first`` on, whether the previous row is of the same lane."""
+    """Return whether the row before each of the rows ``[first, first + count)`` of a pack is of the same lane."""
     if segment.tables is None:
         return np.zeros(count, np.bool_)  # unknown without the tables
     starts = segment.tables.first_rows - first
@@ -96,7 +95,7 @@ def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
 
     A part is (lane, row, last, values, counted). ``values`` has the shape (lanes, width) and begins at lane ``lane``
     and row ``row``. In lane ``lane + i``, ``last[i]`` is the value before this part, or ``before`` if there is none.
-    Only the first ``counted[i]`` values of this lane are data: the others are behind its last row.
+    Only the first ``counted[i]`` values of this lane are data; the values after them lie behind the lane's last row.
     """
     per_chunk, longest = segment.chunk_rows[path], segment.longest
     dtype = np.dtype(segment.plan.arrays[path].dtype)
@@ -125,7 +124,7 @@ def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
 
 
 def check_lost(segment: Segment) -> bool:
-    """Return whether each range of rows lost to damage has the flags of one truncated episode; if not, report that."""
+    """Return whether each range of lost rows has the flags of one truncated episode; report the first wrong range."""
     for position, count in segment.attributes.lost:
         row, lane = divmod(position, segment.lanes)
         stop, rows = row + count, segment.rows[lane]
@@ -154,7 +153,6 @@ def check_evicted(segment: Segment, evicted: list[tuple[int, int]]) -> None:
 
 
 def is_lost(segment: Segment, position: int) -> bool:
-    """Whether the row at a position is the first row of a range lost to damage."""
     return any(first == position for first, _ in segment.attributes.lost)
 
 
@@ -176,10 +174,7 @@ _OF_ANY_ROW = _ENDED | OBSERVATION_ONLY | EPISODE_VALUES | DISCARDED
 
 
 class _Episodes(NamedTuple):
-    """The episodes of a segment, derived from its rows lane by lane: first row, number of steps, and end.
-
-    ``keys`` has a sort key for each episode: the keys order episodes by lane and row.
-    """
+    """The episodes of a segment, derived from its rows; ``keys`` orders them by lane and row."""
 
     keys: NDArray[np.int64]
     lane: NDArray[np.int64]
@@ -189,10 +184,10 @@ class _Episodes(NamedTuple):
 
 
 def check_episodes(segment: Segment, *, deep: bool) -> None:
-    """Compare the table of episodes of a sealed segment, if it has one, with its rows.
+    """Compare the table of episodes of a sealed segment, if there is one, with the rows.
 
-    This must be the last check: an array of the table is not compared if problems were reported of the rows from which
-    it follows. ``deep``: also compare the sums of rewards.
+    This must be the last check: an array of the table is not compared if a problem was reported of the rows from which
+    it is derived. ``deep``: also compare the sums of rewards.
     """
     if segment.attributes.episodes is None or not _are_sound(segment, layout.DONE):
         return
@@ -235,7 +230,6 @@ def _check_column(segment: Segment, name: str, expected: NDArray[Any], position:
 
 
 def _find(segment: Segment) -> _Episodes:
-    """Return the episodes of a segment, derived from the rows whose flags are not 0."""
     parts = [np.zeros((3, 0), np.int64)]
     for lane, first, _, flags, counted in blocks(segment, layout.DONE, 0):
         at, row = np.nonzero(flags)
@@ -260,7 +254,6 @@ def _find(segment: Segment) -> _Episodes:
 
 
 def _first_times(segment: Segment, found: _Episodes) -> NDArray[np.int64]:
-    """Return the time of the first row of each episode."""
     times = np.zeros(len(found.row), np.int64)
     for lane, first, _, values, counted in blocks(segment, layout.TIME, 0):
         for at, count in enumerate(counted.tolist()):
@@ -271,7 +264,7 @@ def _first_times(segment: Segment, found: _Episodes) -> NDArray[np.int64]:
 
 
 def _sums(segment: Segment, found: _Episodes) -> NDArray[np.float64]:
-    """Return the sum of each episode's rewards in float64, strictly in the order of its steps."""
+    """Return each episode's sum of rewards in float64, added in the order of steps."""
     sums = np.zeros(len(found.row))
     for lane, first, _, values, counted in blocks(segment, "reward", 0):
         for at, count in enumerate(counted.tolist()):

@@ -32,7 +32,7 @@ from diskreplay.integrity.verify.pack_tables import read_tables
 from diskreplay.segments.documents import layout
 
 EntriesBySegment = Mapping[int, list[tuple[int, int]]]
-"""Episodes evicted by hand, that is, by `Store.evict`: (position, number of steps) of each, by segment number."""
+"""Episodes evicted by `Store.evict`: {segment number: [(position of the first step, number of steps)]}."""
 
 # A segment that is being changed is verified at most this many times before its problems are reported.
 _ATTEMPTS = 5
@@ -49,7 +49,7 @@ def verify_segment(
     where: str = "",
     on_read: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[list[Problem], bool]:
-    """Return the problems of a segment, and whether it is sealed. An evicted segment has no problems.
+    """Return the problems of a segment, and whether it is sealed; an evicted segment has no problems.
 
     ``where`` is the segment's folder; if empty, the usual folder of segment ``number``. ``on_read`` is passed to
     `Files`.
@@ -74,7 +74,7 @@ def verify_segment(
 
 
 def verify_folder(root: str, where: str, number: int, plan: Plan, evicted: EntriesBySegment) -> list[Problem]:
-    """Return the problems of a segment that no process changes, in the folder ``where``; all checksums are checked."""
+    """Return the problems of a segment that no process changes, checksums included."""
     files = Files(root)
     _verify_once(files, where, number, plan, True, evicted)
     return files.problems
@@ -83,7 +83,7 @@ def verify_folder(root: str, where: str, number: int, plan: Plan, evicted: Entri
 def _verify_once(
     files: Files, where: str, number: int, plan: Plan, deep: bool, evicted: EntriesBySegment
 ) -> bool | None:
-    """Verify a segment once; return whether it is sealed, or None if its zarr.json cannot be used."""
+    """Return whether the segment is sealed; None: its zarr.json cannot be used."""
     if not files.is_folder(where):
         return None
     if was_lost(files, where):
@@ -122,7 +122,7 @@ def _verify_once(
 
 
 def _check_episodes_of_rows(segment: Segment, number: int, evicted: EntriesBySegment) -> bool:
-    """Check flags, evictions and the tables of a pack. Return whether the flags are right."""
+    """Check flags, evictions and the tables of a pack; return whether the flags are right."""
     are_episodes = check_flags(segment)
     if segment.attributes.packed is None:
         check_evicted(segment, evicted.get(number, []))
@@ -133,7 +133,7 @@ def _check_episodes_of_rows(segment: Segment, number: int, evicted: EntriesBySeg
 
 
 def _with_values(segment: Segment) -> Segment:
-    """Return the segment with ``values`` and ``kept_values``, counted by flags if the attributes do not have them."""
+    """Set ``values`` and ``kept_values``, counted by flags if the attributes do not have them."""
     attributes = segment.attributes
     values = np.array(attributes.values, np.int64) if attributes.values else segment.count_values(segment.rows)
     if (values > segment.rows).any():
@@ -146,7 +146,7 @@ def _with_values(segment: Segment) -> Segment:
 
 
 def _with_tables(segment: Segment, number: int) -> Segment:
-    """Return the pack ``segment`` with ``tables`` set, if they are valid; else return it unchanged."""
+    """Set the tables of a pack if they are valid."""
     assert segment.attributes.packed is not None
     # `check_folders` has already reported missing folders.
     tables = read_tables(segment.files.quiet(), segment.where, segment.attributes.packed, segment.attributes.checksums)
@@ -192,7 +192,7 @@ def check_folders(segment: Segment) -> dict[str, set[int]]:
 
 
 def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
-    """Check the folder of a group, a row counter (`layout.LANE_COUNTERS`), or a table."""
+    """Check the folder of a group, a counter of rows, or a table."""
     files, base = segment.files, segment.inside(path) if path else segment.where
     is_counter = path in layout.LANE_COUNTERS
     if is_counter and layout.LOCK in names:
@@ -210,7 +210,7 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
 
 
 def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]:
-    """Return the allowed names in the folder of a group, counter or table; ``names`` are the existing names."""
+    """Return the allowed names in the folder of a group, counter or table."""
     base = segment.inside(path) if path else segment.where
     counter, table = path in layout.LANE_COUNTERS, path in segment.plan.tables
     column = path in segment.plan.columns
@@ -228,14 +228,14 @@ def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]
 
 
 def _names_beside_durable(segment: Segment) -> list[str]:
-    """Return the names of all files in the folder of the counter ``durable`` that do not belong to the counter."""
+    """Return the names of files in the folder ``durable`` that do not belong to this counter."""
     of_packs = (layout.TABLES_COPY, layout.INDEXES_COPY) if segment.plan.tables else ()
     own = (layout.MARKS, layout.BLOCKS, layout.DOCUMENT_COPY, *of_packs)
     return [name.rpartition("/")[2] for name in own]
 
 
 def _is_node(files: Files, where: str) -> bool:
-    """Whether a folder has a zarr.json file, and so is a group or an array that another tool put there."""
+    """Whether a folder is a group or an array that another tool put there."""
     try:
         return stat.S_ISREG(os.stat(f"{files.path(where)}/{layout.METADATA}", follow_symlinks=False).st_mode)
     except OSError:
@@ -255,7 +255,7 @@ def _check_array(segment: Segment, path: str, names: dict[str, str]) -> set[int]
 
 
 def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int]) -> str | None:
-    """Return why a zarr.json does not describe an array of this segment with these chunks; None: it does."""
+    """Return why a zarr.json does not describe an array with these chunks; None: it does."""
     array, rows = segment.plan.arrays[path], segment.chunk_rows[path]
     lanes, longest, shape = segment.lanes, segment.longest_of(path), document.get("shape")
     length = longest
@@ -267,14 +267,13 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
         return array_mismatch(document, array, 2) or other
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
     if segment.attributes.claimed or not (segment.attributes.sealed or segment.attributes.in_place):
-        # There may be chunks of unproven rows only, and a power failure may have lost a later zarr.json with a longer
-        # shape.
+        # A chunk may have unproven rows only. A power failure may have lost a newer zarr.json with a longer shape.
         covered = longest
     return f"has {length} rows, but its chunks have {covered}" if length < covered else None
 
 
 def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Check that exactly the chunks with rows exist, and their sizes; return the paths of arrays without problems."""
+    """Check that exactly the chunks with rows exist, and their sizes; return the paths of good arrays."""
     files, good = segment.files, set()
     for path, chunks in present.items():
         before, rows, longest = len(files.problems), segment.chunk_rows[path], segment.longest_of(path)

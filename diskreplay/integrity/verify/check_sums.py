@@ -17,7 +17,6 @@ _RANGES_SHOWN = 3
 
 
 def block_length(row_bytes: int) -> int:
-    """Return the number of bytes in a block of an array whose rows have ``row_bytes`` bytes."""
     length = row_bytes
     while length * 2 <= layout.BLOCK_BYTES and length * 2 <= layout.BLOCK_ROWS * row_bytes:
         length *= 2
@@ -25,7 +24,7 @@ def block_length(row_bytes: int) -> int:
 
 
 class Blocks:
-    """The checksums of a sealed segment's blocks, from its file ``durable/blocks``.
+    """The checksums of a sealed segment's blocks, from the file ``durable/blocks``.
 
     A block is a part of a chunk file. All blocks of an array have the same length, except the last block of each file.
     """
@@ -35,7 +34,7 @@ class Blocks:
 
     @cached_property
     def sums(self) -> dict[str, NDArray[np.uint32]]:
-        """The checksums of blocks, by path of the chunk file; incomplete if the file ``durable/blocks`` is short."""
+        """The checksums of blocks, by chunk file; incomplete if the file ``durable/blocks`` is short."""
         quiet = self._segment.files.quiet()  # `check_sums` reports the problems of this file
         data = quiet.read(self._segment.inside(layout.BLOCKS), self.nbytes) or b""
         found, at = {}, 0
@@ -43,7 +42,7 @@ class Blocks:
             count = -(-nbytes // length)
             values = np.frombuffer(data[at : at + 4 * count], np.uint8)
             at += 4 * count
-            if len(values) == 4 * count:  # a stored value is combined, by exclusive-or, with the checksum of zeros
+            if len(values) == 4 * count:  # stored values are xor-ed with the checksum of zeros
                 zeros = np.full(count, after_zeros(0, length), np.uint32)
                 zeros[-1] = after_zeros(0, nbytes - (count - 1) * length)
                 found[name] = values.view("<u4") ^ zeros
@@ -51,11 +50,10 @@ class Blocks:
 
     @property
     def nbytes(self) -> int:
-        """The expected size of ``durable/blocks`` in bytes."""
         return sum(4 * -(-nbytes // length) for _, nbytes, length in self._chunks())
 
     def _chunks(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the name, the size and the block length, in bytes, of each chunk file with a checksum."""
+        """Yield (name, bytes, bytes of a block) of each chunk file with a checksum."""
         segment = self._segment
         for path, array in sorted(segment.plan.arrays.items()):
             names = (name.removeprefix(f"{path}/") for name in segment.attributes.checksums if name.startswith(path))
@@ -68,7 +66,7 @@ class Blocks:
         return block_length(self._segment.plan.arrays[path].row_bytes) if is_raw else layout.BLOCK_BYTES
 
     def check(self) -> None:
-        """Report chunk files whose block checksums, joined, are not the checksum of the file."""
+        """Report chunk files whose joined block checksums differ from the checksum of the file."""
         segment, where = self._segment, self._segment.inside(layout.BLOCKS)
         for name, nbytes, length in self._chunks():
             sums = self.sums.get(name)
@@ -118,7 +116,7 @@ def _read(fd: int, count: int, at: int) -> bytes:
 
 
 def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) -> None:
-    """Check that every file of a sealed segment has a checksum and matches it; chunks are read only with ``deep``."""
+    """Check that all files of a sealed segment have and match a checksum; chunks are read only with ``deep``."""
     files, sums, wanted = segment.files, segment.attributes.checksums, _wanted_sums(segment, present)
     for name in sorted(wanted - sums.keys()):
         files.report("checksum", segment.inside(name), "has no checksum in the sealed segment")
@@ -143,7 +141,7 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
 
 
 def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Return the names of a sealed segment's files that need a checksum; ``present`` has each array's chunk numbers."""
+    """Return the names of the files that need a checksum; ``present`` has each array's chunk numbers."""
     plan = segment.plan
     wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
     wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}
@@ -157,7 +155,7 @@ def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
 
 
 def _check_copy(segment: Segment) -> None:
-    """Check the copy of the segment's zarr.json, since repair restores the zarr.json from that copy."""
+    """Check the copy of the segment's zarr.json, from which repair can restore the zarr.json."""
     document = segment.files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES)
     where, detail = segment.inside(layout.DOCUMENT_COPY), "is not a copy of the segment's zarr.json"
     check_content(segment.files, where, document, "checksum", detail)
@@ -181,7 +179,6 @@ def _is_safe(name: str) -> bool:
 
 
 def _is_behind_link(segment: Segment, folder: str, known: dict[str, bool]) -> bool:
-    """Whether a folder or one of its parents is a link."""
     if folder and folder not in known:
         known[folder] = os.path.islink(segment.files.path(segment.inside(folder))) or _is_behind_link(
             segment, folder.rpartition("/")[0], known

@@ -1,4 +1,4 @@
-"""Derives the content of a store's zarr.json files (its documents) from its schema, as docs/format.md describes."""
+"""Derives a store's zarr.json files (its documents) from its schema, as docs/format.md describes."""
 
 import json
 import math
@@ -28,28 +28,26 @@ _SELF = re.compile(rb'(?<="diskreplay_crc32c":")[0-9a-f]{8}(?=")')
 
 @dataclass(frozen=True)
 class Array:
-    """An array with rows: the shape of one row of one lane, and the dtype."""
+    """The shape of one row of one lane of an array, and its dtype."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def row_bytes(self) -> int:
-        """The number of bytes of one row of one lane."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def chunk_number(self, name: str) -> int | None:
-        """Return the number of the chunk with this file name; None if it is not the name of a chunk."""
+        """Return the number of the chunk with this file name; None: no chunk has such a name."""
         found = re.fullmatch(r"c\.0\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(self.shape), name)
         return None if found is None else int(found[1])
 
     def chunk_name(self, chunk: int) -> str:
-        """Return the name of a chunk's file."""
         return layout.chunk_key(chunk, len(self.shape))
 
 
 class Compressed(NamedTuple):
-    """The compression of an array of a pack: ``rows`` of an inner chunk, zstd ``level``, ``nbytes`` of the file."""
+    """How a pack's array is compressed: rows of an inner chunk, level of zstd, bytes of the file."""
 
     rows: int
     level: int
@@ -57,7 +55,7 @@ class Compressed(NamedTuple):
 
 
 def sharding(how: Compressed, shape: tuple[int, ...]) -> Document:
-    """Return the zarr codec of a compressed array whose rows have this shape, as JSON."""
+    """Return the zarr codec, as JSON, of a compressed array whose rows have this shape."""
     plain = {"name": "bytes", "configuration": {"endian": "little"}}
     zstd = {"name": "zstd", "configuration": {"level": how.level, "checksum": False}}
     configuration = {
@@ -74,7 +72,7 @@ class Plan:
     """The layout of the segments of a store: the paths of groups and arrays, and templates of their zarr.json files.
 
     ``arrays`` has the arrays with rows, by path. ``tables`` has the paths of the two tables of a pack. ``columns`` has
-    the paths of the arrays which form the table of episodes of a segment.
+    the paths of the arrays that form the table of episodes of a segment.
     """
 
     arrays: dict[str, Array]
@@ -91,7 +89,7 @@ class Plan:
         compressed: Mapping[str, "Compressed"] = MappingProxyType({}),
         episodes: int | None = None,
     ) -> "Plan":
-        """Return the layout of a segment with these attributes, which say whether it has priorities and tables."""
+        """Return the layout of a segment with these attributes, which tell whether it has priorities and tables."""
         arrays, groups, templates, tables = self.arrays, self.groups, self.templates, self.tables
         columns = self.columns
         if episodes is not None:
@@ -114,17 +112,16 @@ class Plan:
 
     @property
     def episode_arrays(self) -> list[str]:
-        """The paths of the arrays of episode fields."""
         return [path for path in self.arrays if layout.is_of_episodes(path)]
 
     @property
     def folders(self) -> list[str]:
-        """The paths of all folders below a segment, parents first."""
+        """The paths of all folders in a segment, parents first."""
         return sorted([*self.arrays, *self.groups, *layout.LANE_COUNTERS, *self.tables, *self.columns])
 
 
 def _episode_documents(templates: Mapping[str, Document], episodes: int) -> dict[str, Document]:
-    """Return the zarr.json of each array of a segment's table of ``episodes`` episodes, by path."""
+    """Return the zarr.json of each array of a table of ``episodes`` episodes, by path."""
     documents = {}
     for name, dtype in layout.EPISODE_COLUMNS.items():
         template = templates[layout.DONE if dtype == "|u1" else layout.COMMITTED]
@@ -135,7 +132,6 @@ def _episode_documents(templates: Mapping[str, Document], episodes: int) -> dict
 
 
 def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Plan:
-    """Return the layout of the segments of a store with this schema."""
     arrays = {path: Array(field.shape, field.dtype.name) for path, field in schema.leaves.items()}
     groups = {"/".join(parts[:i]) for path in arrays if (parts := path.split("/")) for i in range(1, len(parts))}
     return Plan(
@@ -147,7 +143,7 @@ def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Pla
 
 
 def parse(files: Files, where: str, data: bytes) -> Document | None:
-    """Return the JSON object in ``data``, or None after a problem of the file ``where`` was reported."""
+    """Return the JSON object in ``data``; None: a problem of the file ``where`` was reported."""
     try:
         text = data.decode()
         if text.count("[") + text.count("{") > MOST_DEPTH:
@@ -165,13 +161,13 @@ def parse(files: Files, where: str, data: bytes) -> Document | None:
 
 
 def read_object(files: Files, where: str, most: int = MAX_DOCUMENT_BYTES) -> Document | None:
-    """Return the JSON object in a file of at most ``most`` bytes, or None after a problem was reported."""
+    """Return the JSON object in a file of at most ``most`` bytes; None: a problem was reported."""
     data = files.read(where, most)
     return None if data is None else parse(files, where, data)
 
 
 def read_group(files: Files, folder: str) -> Document | None:
-    """Return the attributes of a group from its zarr.json, which has its own checksum; None: a problem was reported."""
+    """Return the attributes of a group, whose zarr.json has its own checksum; None: a problem was reported."""
     where = f"{folder}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     if data is None or not check_itself(files, where, data) or (document := parse(files, where, data)) is None:
@@ -184,7 +180,7 @@ def read_group(files: Files, folder: str) -> Document | None:
 
 
 def check_content(files: Files, where: str, expected: bytes | None, kind: str, detail: str) -> None:
-    """Report a problem of this kind if the content of a file is not ``expected``; report a missing file as missing."""
+    """Report a problem of this kind if a file's content is not ``expected``; report a missing file as missing."""
     data = files.read(where, MAX_DOCUMENT_BYTES)
     if data is not None and data != expected:
         files.report(kind, where, detail)
@@ -198,7 +194,7 @@ def check_itself(files: Files, where: str, data: bytes) -> bool:
 
 
 def fits_itself(data: bytes) -> bool | None:
-    """Return whether a JSON file matches the checksum that it contains, or None if it contains no checksum."""
+    """Return whether a JSON file matches the checksum that it contains; None: it contains no checksum."""
     if len(_SELF.findall(data)) != 1:
         return None
     (crc,) = _SELF.findall(data)
@@ -206,19 +202,19 @@ def fits_itself(data: bytes) -> bool | None:
 
 
 def compact(document: Document) -> bytes:
-    """Return the bytes of a zarr.json: JSON without spaces, with keys in their given order."""
+    """Return the bytes of a zarr.json: JSON without spaces, with keys in the given order."""
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def shaped(template: Document, shape: list[int], chunks: list[int], names: list[str] | None = None) -> Document:
-    """Return the zarr.json of an array with another shape and chunk shape, and other ``names`` of axes if given."""
+    """Return the zarr.json of an array with this shape and chunk shape; ``names``: the names of its axes."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
     document = {**template, "shape": shape, "chunk_grid": grid}
     return document if names is None else {**document, "dimension_names": names}
 
 
 def store_documents(plan: Plan) -> dict[str, bytes]:
-    """Return the zarr.json files outside the segments whose content follows from ``plan`` alone, by their folders."""
+    """Return {folder: zarr.json} for the folders whose zarr.json depends on ``plan`` alone."""
     group, counter = plan.templates[""], plan.templates[layout.COMMITTED]
     words = 2 * layout.COUNTER_WORDS
     return {
@@ -234,13 +230,15 @@ def eviction_document(plan: Plan, rows: int) -> bytes:
 
 
 def limiter_document(plan: Plan) -> bytes:
-    """Return the zarr.json of a limiter's array."""
     slots = [layout.LIMITER_SLOTS]
     return compact(shaped(plan.templates[layout.COMMITTED], slots, slots, ["slot"]))
 
 
 def array_mismatch(document: Any, array: Array, lead: int) -> str | None:
-    """Return why zarr.json does not describe ``array``; None: it does. The first ``lead`` axes may have any length."""
+    """Return why a zarr.json does not describe ``array``; None: it does.
+
+    The first ``lead`` axes may have any length.
+    """
     if not isinstance(document, dict):
         return "is not an object"
     dimensions = lead + len(array.shape)
@@ -269,7 +267,6 @@ def array_mismatch(document: Any, array: Array, lead: int) -> str | None:
 
 
 def is_group(document: Any) -> bool:
-    """Whether a zarr.json describes a zarr v3 group."""
     return isinstance(document, dict) and document.get("zarr_format") == 3 and document.get("node_type") == "group"
 
 
@@ -278,12 +275,10 @@ def _is_shape(value: Any, dimensions: int) -> bool:
 
 
 def is_whole(value: Any, least: int = 0, most: float = math.inf) -> bool:
-    """Whether a value from JSON is a whole number from ``least`` to ``most``."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def check_templates(files: Files, plan: Plan, where: str) -> None:
-    """Check that the templates of the segments' zarr.json files fit the schema."""
     counter = Array((), "int64")
     wanted = {path: (array, 2) for path, array in plan.arrays.items()} | dict.fromkeys(
         layout.LANE_COUNTERS, (counter, 1)
@@ -297,7 +292,6 @@ def check_templates(files: Files, plan: Plan, where: str) -> None:
 
 
 def read_schema(files: Files, where: str, data: Any) -> Schema | None:
-    """Return the schema in a JSON value, or None after a problem of the file ``where`` was reported."""
     try:
         return Schema.from_json(data)
     except FormatError as error:
@@ -306,10 +300,8 @@ def read_schema(files: Files, where: str, data: Any) -> Schema | None:
 
 
 def is_uuid(value: Any) -> bool:
-    """Whether a value from JSON is the identity of a store or a segment."""
     return isinstance(value, str) and _UUID.fullmatch(value) is not None
 
 
 def is_positive(value: object) -> bool:
-    """Whether a value from JSON is a finite number above 0."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max

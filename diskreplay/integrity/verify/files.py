@@ -1,7 +1,7 @@
 """Problems, and a reader for files that may be damaged or hostile: it follows no link and maps no file into memory.
 
-The modules of this package are an independent reader. They share constants, the schema and the identity of the machine
-with the rest of diskreplay, but none of the code that reads or writes stores.
+The modules of this package share constants, the schema and the identity of the machine with the rest of diskreplay, but
+no code that reads or writes stores.
 """
 
 import errno
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from diskreplay.segments.documents import layout
 
 BLOCK_BYTES = 1 << 20
-"""The most bytes of a file that are read at once."""
+"""The maximum number of bytes that are read at once."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,8 +66,8 @@ class Problem:
 class Files:
     """Reads files below a folder and collects their problems.
 
-    Names are relative to the folder; the caller checks that they have no part such as ``".."``. ``on_read`` is called
-    with the disk usage, in bytes, of each file whose checksum was checked. Not thread-safe.
+    Not thread-safe. Names are relative to the folder; the caller checks that they have no part such as ``".."``.
+    ``on_read`` is called with the disk usage, in bytes, of each file whose checksum was checked.
     """
 
     def __init__(self, root: str, on_read: Callable[[int], None] = lambda nbytes: None) -> None:
@@ -75,19 +75,17 @@ class Files:
         self.problems: list[Problem] = []
 
     def report(self, kind: str, where: str, detail: str) -> None:
-        """Add a problem."""
         self.problems.append(Problem(kind, where, detail))
 
     def quiet(self) -> "Files":
-        """Return another reader of the same folder, which collects its problems separately."""
+        """Return a reader of the same folder that collects its problems separately."""
         return Files(self.root)
 
     def path(self, where: str) -> str:
-        """Return the full path of a name."""
         return os.path.join(self.root, where or ".")  # the root itself may be a link to the store
 
     def listing(self, where: str) -> dict[str, str] | None:
-        """Return "file", "folder", "link" or "other" for each name in a folder; None after a problem was reported."""
+        """Return "file", "folder", "link" or "other" for each name in a folder; None: a problem was reported."""
         fd = self._open(where, os.O_RDONLY | os.O_DIRECTORY, "folder")
         if fd is None:
             return None
@@ -119,9 +117,9 @@ class Files:
         return fd is not None
 
     def check_lock(self, where: str) -> None:
-        """Check that a lock is a regular file, if it exists: taking a lock creates it.
+        """Check that a lock is a regular file, if it exists: taking a lock creates the file.
 
-        The lock is not opened: a user without write access may not be able to read it.
+        The lock is not opened, because a user without write access may not be able to read it.
         """
         with suppress(OSError):
             mode = os.lstat(self.path(where)).st_mode
@@ -131,12 +129,12 @@ class Files:
 
     @contextmanager
     def opened(self, where: str, nbytes: int | None = None) -> Iterator[int | None]:
-        """Open a regular file for a `with` block, and yield its descriptor, or None after a problem was reported.
+        """Open a regular file for a `with` block, and yield its descriptor; None: a problem was reported.
 
         A size other than ``nbytes``, if given, is a problem. An OSError in the block, such as a failed read, is
         reported, too.
         """
-        # Nonblocking: opening a pipe would wait for its other end.
+        # Without O_NONBLOCK, opening a pipe would wait for a writer of the pipe.
         fd = self._open(where, os.O_RDONLY | os.O_NONBLOCK, "file")
         if fd is None:
             yield None
@@ -157,7 +155,7 @@ class Files:
             os.close(fd)
 
     def read(self, where: str, most: int, nbytes: int | None = None) -> bytes | None:
-        """Return the content of a file of at most ``most`` bytes, or None after a problem was reported."""
+        """Return the content of a file of at most ``most`` bytes; None: a problem was reported."""
         with self.opened(where, nbytes) as fd:
             if fd is None:
                 return None
@@ -211,7 +209,7 @@ _POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
 
 
 def checksum(fd: int) -> int:
-    """Return the CRC-32C of a file. Holes are not read, so a sparse file takes little time."""
+    """Return the CRC-32C of a file; holes are not read, so a sparse file takes little time."""
     crc, at, size = 0, 0, os.fstat(fd).st_size
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     while at < size:
@@ -229,7 +227,7 @@ def checksum(fd: int) -> int:
 def _seek(fd: int, at: int, whence: int, size: int) -> int:
     try:
         return os.lseek(fd, at, whence)
-    except OSError:  # no more data, or no more holes, up to the end
+    except OSError:  # no data, or no hole, up to the end
         return size
 
 
@@ -239,11 +237,12 @@ def after_zeros(crc: int, count: int) -> int:
 
 
 def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
-    """Return the CRC-32C of data; ``sums``, ``(parts,)`` uint32, has the CRC-32C of each part, for at least one part.
+    """Return the CRC-32C of data; ``sums``, ``(parts,)`` uint32, has the CRC-32C of each of its parts.
 
-    All parts have ``length`` bytes, except the last one, which has ``last`` bytes. Without the inversions at both ends,
-    a CRC is linear: the CRC of two parts is the CRC of the first, shifted by the length of the second, exclusive-or the
-    CRC of the second. Each round joins pairs of neighbouring parts; a part of zeros in front changes nothing.
+    There is at least one part. All parts have ``length`` bytes, except the last part, which has ``last`` bytes. Without
+    the inversions at both ends, a CRC is linear: the CRC of two parts is the CRC of the first, shifted by the length of
+    the second, exclusive-or the CRC of the second. Each round joins pairs of neighbouring parts. A part of zeros in
+    front changes nothing.
     """
     values, shift = sums[:-1] ^ np.uint32(after_zeros(0, length)), _shift(length)
     while len(values) > 1:
@@ -256,7 +255,7 @@ def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
 
 def _shift(count: int) -> int:
     """Return the polynomial x ** (8 * count): appending ``count`` zero bytes multiplies the CRC register by it."""
-    product = 1 << 31  # polynomials over GF(2), bits reversed: the highest bit is 1, the next one x
+    product = 1 << 31  # polynomials over GF(2), bits reversed: the highest bit stands for 1, the next bit for x
     for bit in range(count.bit_length()):
         if count >> bit & 1:
             product = _times(_shift_by_power(bit), product)
@@ -272,7 +271,7 @@ _Register = TypeVar("_Register", int, NDArray[np.uint32])
 
 
 def _times(factor: int, register: _Register) -> _Register:
-    """Return ``factor`` times ``register``, a polynomial or an array of them, modulo the polynomial of CRC-32C."""
+    """Return ``factor`` times ``register``, both polynomials, modulo the polynomial of CRC-32C."""
     product = register ^ register  # zeros
     for bit in range(31, -1, -1):
         product ^= (register >> bit & 1) * factor

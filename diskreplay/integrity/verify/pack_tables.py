@@ -12,7 +12,7 @@ from diskreplay.integrity.verify.files import Files
 from diskreplay.segments.documents import layout
 
 Ints = NDArray[np.int64]
-# The most bytes that are read of a table, so that a damaged or hostile one cannot exhaust the memory.
+# At most this many bytes of a table are read, so that a hostile table cannot exhaust the memory.
 _MOST_BYTES = 1 << 30
 
 
@@ -20,7 +20,7 @@ _MOST_BYTES = 1 << 30
 class Tables:
     """The two tables of a pack, with the columns of `layout.PACK_COLUMNS`.
 
-    ``members`` has a line for each segment that was merged into the pack, ``runs`` a line for each lane of these
+    ``members`` has a line for each segment that was merged into the pack. ``runs`` has a line for each lane of these
     segments, in the same order.
     """
 
@@ -29,23 +29,25 @@ class Tables:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the merged segments."""
         found: list[int] = self.members[:, 0].tolist()
         return found
 
     @property
     def first_rows(self) -> Ints:
-        """The first row of each lane in the pack."""
+        """The first row in the pack of each merged lane."""
         return self.runs[:, 0]
 
     @property
     def stops(self) -> Ints:
-        """The row after the last one of each lane in the pack."""
+        """The row after the last row of each merged lane."""
         return self.runs[:, 0] + self.runs[:, 1]
 
     @cached_property
     def between(self) -> list[tuple[int, int]]:
-        """The unused rows between lanes, as (first, stop): in a compressed pack, each lane begins a new inner chunk."""
+        """The unused rows between lanes, as (first, stop).
+
+        In a compressed pack, each lane begins a new inner chunk.
+        """
         bounds = np.stack([self.stops[:-1], self.first_rows[1:]], axis=1)
         found: list[list[int]] = bounds[bounds[:, 0] < bounds[:, 1]].tolist()
         return [(first, stop) for first, stop in found]
@@ -64,7 +66,7 @@ class Tables:
 
 
 def read_tables(files: Files, where: str, packed: tuple[int, int], checksums: Mapping[str, int]) -> Tables | None:
-    """Return the tables of a pack; None if one is missing or does not match its checksum."""
+    """Return the tables of a pack; None: a table is missing or does not match its checksum."""
     found = []
     for path, lines, columns in zip(layout.PACK_TABLES, packed, layout.PACK_COLUMNS, strict=True):
         name, nbytes = f"{path}/c.0.0", 8 * lines * len(columns)
@@ -87,9 +89,10 @@ def find_superseded(packs: Mapping[int, Tables]) -> set[int]:
 
 
 def find_torn(packs: Mapping[int, Tables], superseded: Iterable[int]) -> dict[int, int]:
-    """Return the numbers of superseded packs that have a segment which no current pack has.
+    """Return the superseded packs with a segment that no current pack has.
 
-    The value of each number is the number of a current pack that has other segments of the superseded pack.
+    The keys are their numbers. The values are numbers of current packs, each with other segments of the superseded
+    pack.
     """
     superseded = set(superseded)
     counted = {number: {*tables.numbers} for number, tables in packs.items() if number not in superseded}

@@ -1,4 +1,4 @@
-"""Checks that the flags of a lane's rows are a sequence of episodes: compares each row with the previous one."""
+"""Checks that the flags of a lane's rows are a sequence of episodes, by each pair of successive rows."""
 
 from functools import lru_cache
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from diskreplay.ids import CUT, DISCARDED, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 
 NO_STEP = OBSERVATION_ONLY | END_MARKER
-# Stands for the flags before a lane's first row. No row has this value; only the first row of an episode may follow.
+# Stands for the flags before a lane's first row. No row has this value. Only the first row of an episode may follow.
 START = 255
 _ENDED = TERMINATED | TRUNCATED
 _CUT_HERE = TRUNCATED | CUT
@@ -29,7 +29,7 @@ def is_row(flags: int) -> bool:
 def may_follow(before: int, flags: int) -> bool:
     """Whether a row with ``flags`` may follow a row with the flags ``before``.
 
-    If ``before`` is `START`, whether the row may be the first one of a lane.
+    `START` as ``before``: whether the row may be the first row of a lane.
     """
     if not is_row(flags):
         return False
@@ -38,7 +38,7 @@ def may_follow(before: int, flags: int) -> bool:
     if before == START or before & NO_STEP:
         return False
     if before & _ENDED:
-        # Only a final observation may follow. That row, and not the last step, then has the values of the episode.
+        # Only a final observation may follow. Its row has the values of the episode; the last step has none.
         return flags & ~EPISODE_VALUES == OBSERVATION_ONLY and not before & EPISODE_VALUES
     return not flags & NO_STEP or bool(flags & (TRUNCATED | DISCARDED))
 
@@ -52,7 +52,7 @@ def first_wrong(flags: NDArray[np.uint8], before: NDArray[np.uint8], rows: NDArr
     """Return (lane, row) of the first row that may not follow the row before it; None: all rows may.
 
     ``flags``, ``(lanes, width)`` uint8, has the flags of successive rows of some lanes. ``before``, ``(lanes,)`` uint8,
-    has the flags of the row before them, or `START`. Only the first ``rows[lane]`` rows of each lane are checked.
+    has the flags of the row before these rows, or `START`. Only the first ``rows[lane]`` rows of each lane are checked.
     """
     previous = np.concatenate([before[:, None], flags[:, :-1]], axis=1)
     # Most rows are inside an episode: their flags, and those of the previous row, are 0.
@@ -63,6 +63,6 @@ def first_wrong(flags: NDArray[np.uint8], before: NDArray[np.uint8], rows: NDArr
 
 
 def count_steps(flags: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
-    """Return the number of steps in the first ``rows[lane]`` rows of all lanes; arguments as in `first_wrong`."""
+    """Return the number of steps in the first ``rows[lane]`` rows of each lane, summed over the lanes."""
     counted = np.arange(flags.shape[1]) < rows[:, None]
     return int(np.count_nonzero(counted & (flags & NO_STEP == 0)))

@@ -39,13 +39,13 @@ _NUMBER = re.compile(r"[0-9]{8,9}")
 def verify(
     path: str | os.PathLike[str] | OpenFolder, *, deep: bool = False, progress: Progress | None = None
 ) -> list[Problem]:
-    """Verify a store. Other processes may write to it and evict segments meanwhile.
+    """Verify a store; other processes may write to the store and evict segments meanwhile.
 
     Checks that every file of the format is there, has its size and agrees with the schema. Also checks that counters
-    have possible values, that the flags of rows are sequences of episodes, and that the metadata of sealed
-    segments match their checksums. Steps in quarantine are problems of the kind ``"quarantine"``. Rows that are not
-    committed are not checked. An unsealed segment of a dead writer is not a problem: the next process that opens the
-    store with mode "a" seals it.
+    have possible values, that the flags of rows are sequences of episodes, and that the metadata of sealed segments
+    match their checksums. Steps in quarantine are problems of the kind ``"quarantine"``. Rows that are not committed
+    are not checked. An unsealed segment of a dead writer is not a problem: the next process that opens the store with
+    mode "a" seals it.
 
     The folder of the store may be moved within its file system meanwhile. ``deep``: also read every sealed chunk and
     every saved state of a sampler, and check their checksums. ``progress`` is called with the verified amount and the
@@ -99,12 +99,11 @@ class _Meter:
         self.next()
 
     def next(self) -> None:
-        """Count the current segment as finished, and begin the next one."""
         self._done, self._inside, self._size = self._done + self._size, 0, next(self._sizes, 0)
         self._tell()
 
     def add(self, nbytes: int) -> None:
-        """Count ``nbytes`` as read of the current segment, up to the segment's size: a file may be read twice."""
+        """Count bytes as read of the current segment, up to the segment's size: a file may be read twice."""
         self._inside = min(self._inside + nbytes, self._size)
         self._tell()
 
@@ -118,7 +117,6 @@ def _ignore(nbytes: int) -> None:
 
 
 def _bytes_on_disk(files: Files, number: int) -> int:
-    """Return the disk usage of a segment in bytes; 0 if it is gone."""
     total = 0
     for folder, _, names in os.walk(files.path(layout.segment_folder(number))):
         for name in names:
@@ -128,8 +126,6 @@ def _bytes_on_disk(files: Files, number: int) -> int:
 
 
 class OutsideSegments(NamedTuple):
-    """The result of `check_outside_segments`: problems, numbers of segments, counters, and evictions by hand."""
-
     problems: list[Problem]
     numbers: list[int]
     words: Words | None
@@ -137,10 +133,10 @@ class OutsideSegments(NamedTuple):
 
 
 def check_outside_segments(root: str, plan: Plan, deep: bool) -> OutsideSegments:
-    """Check the files of a store outside its segments; ``deep``: the saved states of samplers, too."""
+    """Check the files of a store outside its segments; with ``deep``, also the saved states of samplers."""
     files = Files(root)
     good = check_root(files, plan)
-    # Segments are listed before the counters are read, so that a segment made in between is not taken for a problem.
+    # Segments are listed before the counters are read, so that a segment made in between is not a problem.
     numbers = segment_numbers(files) if layout.SEGMENTS in good else []
     words = read_words(files) if layout.COUNTERS in good else None
     evicted = read_evictions(files, plan, words) if words and layout.EVICTIONS in good else {}
@@ -152,7 +148,7 @@ def check_outside_segments(root: str, plan: Plan, deep: bool) -> OutsideSegments
 
 
 def segment_numbers(files: Files) -> list[int]:
-    """Return the numbers of the segments of a store, lowest first; report other names in the folder ``segments``."""
+    """Return the numbers of a store's segments in ascending order; report other names in their folder."""
     names = files.listing(layout.SEGMENTS) or {}
     read = {int(name) for name in names if _NUMBER.fullmatch(name)}
     numbers = {number for number in read if layout.segment_name(number) in names and number < layout.MAX_SEGMENTS}
@@ -161,7 +157,7 @@ def segment_numbers(files: Files) -> list[int]:
 
 
 def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Tables]:
-    """Return the tables of the undamaged packs among the segments ``numbers``, by pack number; report no problem."""
+    """Return the tables of the undamaged packs among these segments, by pack number; report no problem."""
     found, quiet = {}, files.quiet()
     for number in numbers:
         where = layout.segment_folder(number)
@@ -177,8 +173,8 @@ def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Ta
 def _is_just_made(number: int, packs: Mapping[int, Tables], there: Sequence[int]) -> bool:
     """Whether a pack was just made: the segments merged into it, or older packs with these segments, all still exist.
 
-    The pack has a number beyond the store's counter of segments. The process that made it is about to increase the
-    counter, or died before that. Until another process increases it, readers use the segments merged into the pack.
+    Its number is beyond the store's counter of segments. The process that made the pack is about to increase the
+    counter, or died before that. Until the counter is increased, readers use the segments merged into the pack.
     """
     if number not in packs:
         return False
