@@ -31,16 +31,14 @@ from diskreplay.cli.text import aligned, count, duration, size, to_json
 from diskreplay.interop.exchange.progress import Amount
 from diskreplay.segments.files.durable import write_atomic
 
-# The width of tables in a pipe, in characters. At rich's default of 80, long lines would be folded, and grep could not
+# The width of tables in a pipe, in characters. The default of rich is 80: it would fold long lines, and grep could not
 # find them.
 PIPE_WIDTH = 200
-BROKEN_PIPE = 141  # 128 + SIGPIPE: the exit code that a shell reports
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as in a shell
 
 PROBLEMS = 1  # the exit code of a command that found problems
 
 StorePath = Annotated[Path, typer.Argument(metavar="PATH", help="The folder of the store.")]
-"""The argument PATH of every command that reads a store."""
-
 SECONDS_A_LINE = 30.0  # seconds between two lines of progress, if stderr is not a terminal
 
 Report = Callable[[int, int], None]
@@ -48,14 +46,13 @@ Row = TypeVar("Row")
 
 
 def not_nan(value: float) -> float:
-    """Return the value of an option; BadParameter for NaN, which typer before 0.29 accepts as within any bounds."""
+    """Check the value of an option: typer before 0.29 accepts NaN as within any bounds."""
     if value != value:
         raise typer.BadParameter("nan is not a number")
     return value
 
 
 def show(*parts: RenderableType) -> None:
-    """Print objects that rich can render, such as tables, to stdout."""
     console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
@@ -68,7 +65,7 @@ def emit(text: str) -> None:
 
 
 def save(path: Path, data: bytes) -> None:
-    """Replace a file atomically, so that a reader sees the old file or the new one; a pipe is written directly."""
+    """Replace a file atomically, so that a reader sees the old file or the new file; write directly to a pipe."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_bytes(data)
@@ -77,7 +74,7 @@ def save(path: Path, data: bytes) -> None:
 
 
 def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, problems: object = None) -> None:
-    """Print ``record`` as JSON if ``json``, else print ``shown``: lines or tables. Exit with code 1 if ``problems``."""
+    """Print ``record`` as JSON, or else ``shown``; exit with code 1 if there are ``problems``."""
     if json:
         emit(to_json(record))
     elif isinstance(shown, (Group, Table)):
@@ -89,7 +86,6 @@ def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, probl
 
 
 def facts(lines: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of two columns, made of pairs of a name and a value."""
     table = Table.grid(padding=(0, 2))
     for name, value in lines:
         table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
@@ -107,7 +103,7 @@ def _write(write: Callable[[], None]) -> None:
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the lines of `text.aligned` as one text; on a terminal that is too narrow, each row is a paragraph."""
+    """Return the text of a table; on a terminal that is too narrow, each row is a paragraph."""
     console = Console(file=sys.stdout)
     if not console.is_terminal:
         return "\n".join(aligned(headers, rows))
@@ -116,7 +112,6 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def complain(message: str) -> None:
-    """Print one line to stderr."""
     try:
         print(f"diskreplay: {message}", file=sys.stderr, flush=True)
     except OSError:
@@ -124,7 +119,7 @@ def complain(message: str) -> None:
 
 
 def ask(question: str) -> bool:
-    """Ask a question on the terminal, and return whether the answer was yes; without a terminal, return False."""
+    """Return whether the answer on the terminal is yes; without a terminal, return False."""
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
@@ -149,7 +144,7 @@ def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
 def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
     """Show the finished episodes and bytes, and the time left, during the `with` block.
 
-    The block calls the yielded function with the amount done and the total. A terminal shows a bar; another output,
+    The block calls the yielded function with the amount done and the total. A terminal shows a bar. Another output,
     such as the log of a job, gets a line every 30 seconds.
     """
     console, last_line = Console(stderr=True), time.monotonic()
@@ -168,14 +163,12 @@ def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
 
 
 class _Amounts(ProgressColumn):
-    """A column of a progress bar with the text of `_amounts`."""
-
     def render(self, task: Task) -> Text:
         return Text(_amounts(task))
 
 
 def _amounts(task: Task) -> str:
-    """Return the progress of a transfer as text, such as "12 of 80 episodes, 1.2 GB of 8.0 GB, 3 min left"."""
+    """Return text such as "12 of 80 episodes, 1.2 GB of 8.0 GB, 3 min left"."""
     if task.fields["amounts"] is None:
         return ""
     done, total = task.fields["amounts"]
@@ -206,9 +199,9 @@ def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType
 class TextTable:
     """A table for rich; on a terminal that is too narrow, each row is a paragraph.
 
-    ``columns`` has a function for each header, which returns the text of a row in this column. Columns whose headers
+    ``columns`` has, for each header, a function that returns the text of a row in this column. Columns whose headers
     begin with > are aligned to the right. At most ``limit`` rows are shown. If there are more rows, the last line tells
-    how many, and ends in ``hint``, which names the option that shows all rows.
+    how many, and ends with ``hint``, which names the option that shows all rows.
     """
 
     def __init__(
@@ -224,7 +217,7 @@ class TextTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self._title, style="bold")
-        # Each line is a `Text`, since rich would read [red] in a str as markup.
+        # rich would read [red] in a str as markup, but not in a `Text`.
         yield from (Text(line, overflow="fold") for line in aligned(self.headers, self.cells, options.max_width))
         if self.total > len(self.cells):
             yield Text(f"{count(self.total - len(self.cells))} more{self._hint}")

@@ -85,7 +85,7 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
 
 @contextmanager
 def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
-    """Make a store with the schema and settings of ``like``, and yield it; after the `with` block, it is at ``to``."""
+    """Yield a hidden store with the schema and settings of ``like``; the end of the `with` block moves it to ``to``."""
     building = hidden_sibling(to.absolute(), f".new-{os.getpid()}")
     try:
         with dr.create(
@@ -106,7 +106,7 @@ def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
 
 
 def write(target: dr.Store, episodes: Sequence[Episode], progress: console.Report) -> list[Episode]:
-    """Append copies of the episodes to a store; return the copied ones, without episodes evicted meanwhile."""
+    """Append copies of the episodes to a store; return the episodes without those that were evicted meanwhile."""
     total, done, copied = sum(map(len, episodes)), 0, []
     with target.writer(durability="none") as writer:
         for episode in episodes:

@@ -1,6 +1,6 @@
-"""`diskreplay demo`: runs the example `dqn_per`. Four processes play CartPole, and this process learns.
+"""`diskreplay demo`: runs the example `dqn_per`, in which four processes play CartPole and this process learns.
 
-`diskreplay/cli/dqn_per.py` is a link to the example: a wheel does not include the folder of examples, and a copy could
+`diskreplay/cli/dqn_per.py` is a link to the example. A wheel does not include the folder of examples, and a copy could
 become outdated.
 """
 
@@ -95,8 +95,8 @@ def signals_noted() -> Iterator[Callable[[], None]]:
     """Delay the effect of signals that would end the process, and yield a function that checks for a signal.
 
     After a signal, the next call of this function or the end of the block raises SystemExit. The signal handler itself
-    raises only at a second signal, since an exception during compilation would crash the process, and Python ignores
-    an exception in a finalizer.
+    raises only at a second signal: an exception during compilation would crash the process, and Python ignores an
+    exception in a finalizer.
     """
     received: list[int] = []
 

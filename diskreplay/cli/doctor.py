@@ -1,6 +1,6 @@
 """`diskreplay doctor`: describes the libraries and the machine for a bug report, and finds problems.
 
-The tested ranges of libraries come from the metadata of the package.
+The metadata of the package has the tested ranges of libraries.
 """
 
 import os
@@ -25,21 +25,22 @@ from diskreplay.reading.chunk_budget import MOST_MAPPINGS
 from diskreplay.segments.files.durable import file_system_type, network_warning
 from diskreplay.segments.files.machine import check_platform
 
-# Processor features that speed up checksums (the first two) and compiled kernels (the others).
+# Features of processors: the first two speed up checksums, the others compiled kernels.
 _FEATURES = ("sse4_2", "pclmulqdq", "avx2", "bmi1", "bmi2", "fma", "avx512f", "avx512bw")
 _SHM = "/dev/shm"
-# Values below these are problems: free bytes of a disk, bytes of shared memory (Docker gives 64 MB), and file
-# descriptors of a process.
+# Smaller values are problems: free bytes of a disk, bytes of shared memory (Docker gives 64 MB), file descriptors of a
+# process.
 _LITTLE_DISK, _LITTLE_SHM, _FEW_DESCRIPTORS = 10**9, 256 * 2**20, 1024
-# Extras for the development of the package, whose libraries are not reported.
+# The libraries of these extras are not reported.
 _DEVELOPMENT = {"all", "bench", "docs", "fuzz", "test"}
 _PYTHON = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
 
 
 class Library(NamedTuple):
-    """A library that the package or one of its extras needs: its installed version or None, and the tested versions.
+    """A library that the package or one of its extras needs.
 
-    ``is_core``: the package itself needs the library, and not only an extra.
+    ``version`` is None if the library is not installed. ``is_core``: the package itself needs the library, and not only
+    an extra.
     """
 
     version: str | None
@@ -48,7 +49,6 @@ class Library(NamedTuple):
 
     @property
     def is_tested(self) -> bool:
-        """Whether the installed version was tested; True if the library is not installed."""
         return self.version is None or self.tested.contains(self.version, prereleases=True)
 
 
@@ -70,7 +70,6 @@ def doctor(
 
 
 def examine(path: Path) -> dict[str, Any]:
-    """Return a description of this process, its libraries, this machine, and the file system of a path."""
     libraries = known_libraries()
     found: dict[str, Any] = versions_of_this_process(libraries) | {
         "tested": {name: str(library.tested) for name, library in libraries.items()},
@@ -133,7 +132,7 @@ def _file_system(path: Path) -> dict[str, Any]:
 
 
 def _mount(path: Path) -> tuple[str | None, list[str]]:
-    """Return the mount point of a path and its options; None and an empty list if they are unknown."""
+    """Return the mount point of a path and its options; (None, []) if they are unknown."""
     found: tuple[str | None, list[str]] = None, []
     for line in _read("/proc/self/mountinfo").splitlines():
         # number, parent, device, root, mount point, options, optional fields, "-", type, source, options of all mounts
@@ -141,7 +140,7 @@ def _mount(path: Path) -> tuple[str | None, list[str]]:
         with suppress(IndexError):
             escaped, options, shared = before.split(" ")[4], before.split(" ")[5], after.split(" ")[2]
             point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), escaped)
-            # If two file systems are mounted at one place, the later one is in use.
+            # If two file systems are mounted at one place, the one mounted last is in use.
             if path.is_relative_to(point) and len(point) >= len(found[0] or ""):
                 names = dict.fromkeys([*options.split(","), *shared.split(",")])
                 found = point, [name for name in names if "/" not in name]  # names with a slash are folders
@@ -161,10 +160,9 @@ def _limits() -> dict[str, int | None]:
 
 
 def _numba() -> dict[str, Any]:
-    """Return the state of numba and of the cache of compiled kernels."""
     folder = why = kept = error = None
     try:
-        from diskreplay.kernels import cache  # imported here, as this loads numba
+        from diskreplay.kernels import cache  # imported here, because this loads numba
 
         folder, why = cache.find_folder()
         kept = None if folder is None else cache.count_kept(folder)
@@ -180,7 +178,6 @@ def _numba() -> dict[str, Any]:
 
 
 def _fatal(libraries: Mapping[str, Library]) -> Iterator[str]:
-    """Yield the reasons why the package cannot be used here."""
     try:
         check_platform()
     except dr.ReplayError as error:
@@ -236,7 +233,6 @@ def _untested(libraries: Mapping[str, Library]) -> Iterator[str]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each line of the output, from the result of `examine`."""
     cpu, disk, shm, limits, numba = (found[name] for name in ("cpu", "file_system", "shm", "limits", "numba"))
     yield "diskreplay", f"{found['diskreplay']}, Python {found['python']}, {found['platform']}"
     yield "libraries", ", ".join(f"{name} {version}" for name, version in found["libraries"].items())
@@ -270,7 +266,6 @@ def _limit(number: int | None) -> str:
 
 
 def versions_of_this_process(known: Mapping[str, Library]) -> dict[str, object]:
-    """Return the versions of the package, of Python, of the system and of the installed libraries, for JSON."""
     return {
         "diskreplay": dr.__version__,
         "python": platform.python_version(),
@@ -280,7 +275,7 @@ def versions_of_this_process(known: Mapping[str, Library]) -> dict[str, object]:
 
 
 def known_libraries() -> dict[str, Library]:
-    """Return the libraries that the package and its extras need, by name; {} if the package has no metadata."""
+    """Return the libraries that the package and its extras need; {} if the package has no metadata."""
     known = _metadata()
     extras = {"", *known.get_all("Provides-Extra", [])} - _DEVELOPMENT
     tested: dict[str, SpecifierSet] = {}
@@ -297,12 +292,12 @@ def known_libraries() -> dict[str, Library]:
 
 
 def tested_pythons() -> list[str]:
-    """Return the tested minor versions of Python; an empty list if the package has no metadata."""
+    """Return the tested minor versions of Python; [] if the package has no metadata."""
     return [found[1] for line in _metadata().get_all("Classifier", []) if (found := _PYTHON.fullmatch(line))]
 
 
 def _metadata() -> metadata.PackageMetadata | Message:
-    """Return the metadata of the package; an empty message if it is not installed."""
+    """Return the metadata of the package; empty if the package is not installed."""
     try:
         return metadata.metadata("diskreplay")
     except metadata.PackageNotFoundError:

@@ -37,7 +37,7 @@ SCHEMES: Mapping[str, str] = {
     "d4rl": "an HDF5 file of D4RL",
     "robomimic": "an HDF5 file of demonstrations of robosuite, robomimic or Isaac Lab",
 }
-"""The formats, as {SCHEME: what WHERE is}. Each SCHEME is also the name of a module of `diskreplay.interop`."""
+"""The formats: {SCHEME: what WHERE is}. Each SCHEME is the name of a module of `diskreplay.interop`."""
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -62,7 +62,7 @@ def _names(part: str) -> Any:
     return typer.Option(metavar="NAMES", help=says)
 
 
-# Options of both commands. NAME is a name in the data set for an import, and a path in the store for an export.
+# In the options of both commands, NAME is a name in the data set of an import, or a path in the store of an export.
 Obs = Annotated[str | None, _names("observation")]
 Action = Annotated[str | None, _names("action")]
 Reward = Annotated[str | None, _names("reward")]
@@ -146,14 +146,17 @@ def import_store(
 
 
 class WhereOfSource:
-    """A condition on the episodes of a data set; compiled at the first call, with the schema of that call's episode."""
+    """A condition on the episodes of a data set.
+
+    The expression is compiled at the first call, because the schema is only known from an episode.
+    """
 
     def __init__(self, expression: str) -> None:
         self.expression = expression
         self._condition: Callable[[Any], bool] | None = None
 
     def __call__(self, episode: SourceEpisode) -> bool:
-        """Return whether an episode meets the condition; SchemaError for a name that is not in the data set."""
+        """Whether an episode meets the condition; raises SchemaError for a name that is not in the data set."""
         if self._condition is None:
             made = compile_where(self.expression, episode.schema, SOURCE_PROPERTIES)
             self._condition = cast(Callable[[Any], bool], made)
@@ -169,7 +172,6 @@ def _shared(
     skip: list[str] | None,
     dtype: str | None,
 ) -> dict[str, Any]:
-    """Return the options that imports and exports share, as keyword arguments of the functions in Python."""
     return {
         "obs": _parse_names("--obs", obs),
         "action": _parse_names("--action", action),
@@ -187,8 +189,9 @@ def _watched(
 ) -> Iterator[Announced]:
     """Show the progress of an import or an export, and ``if_interrupted`` after Ctrl-C.
 
-    The yielded object is passed to the import or export as ``progress``. Before the first episode, a bar with the title
-    ``before`` is shown. Then ``announce`` is called with what will be written, and a bar has the title ``title``.
+    The `with` block passes the yielded object to the import or export as ``progress``. A bar with the title ``before``
+    is shown until the first episode. Then ``announce`` is called with the plan of the import or export, and a bar has
+    the title ``title``.
     """
     with ExitStack() as shown:
         shown.enter_context(console.bar(before))
@@ -282,7 +285,6 @@ def export_store(
 
 
 def _listed(title: str, names: Sequence[str]) -> list[str]:
-    """Return a list with one text, such as "not kept: a, b", for the last line of the output; [] without names."""
     return [f"{title}: {', '.join(map(text.clean, names))}"] if names else []
 
 
@@ -294,7 +296,7 @@ def _show_names(title: str, named: Sequence[tuple[str, str]]) -> None:
 
 
 def _parsed(given: str) -> tuple[str, str]:
-    """Return the scheme and the text after the colon of SCHEME:WHERE; BadParameter for another text."""
+    """Split SCHEME:WHERE at the first colon; raises BadParameter for another text."""
     name, colon, where = given.partition(":")
     known = f"the schemes are {', '.join(SCHEMES)}"
     if not colon or not where:
@@ -312,7 +314,7 @@ def _amount(done: Any) -> str:
 
 
 class _Kind(NamedTuple):
-    """The kind of an option: ``words`` describes its values, and ``read`` parses one.
+    """The kind of an option: ``words`` describes the possible values, and ``read`` parses a value.
 
     ``read`` raises ValueError or KeyError for an invalid value.
     """
@@ -322,13 +324,7 @@ class _Kind(NamedTuple):
 
 
 def parse_options(scheme: str, function: Callable[..., Any], given: Sequence[str]) -> dict[str, Any]:
-    """Return keyword arguments of a function, from options ``given`` as NAME=VALUE.
-
-    Raises
-    ------
-    typer.BadParameter
-        The function has no argument of this name, or its type does not allow the value.
-    """
+    """Return keyword arguments of a function from options NAME=VALUE; raises BadParameter for invalid options."""
     kinds = {
         name: _kind(parameter.annotation)
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items()

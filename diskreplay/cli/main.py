@@ -85,12 +85,9 @@ def _start(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; raises no exception.
+    """Run the command line, and return its exit code.
 
-    Parameters
-    ----------
-    arguments
-        The arguments after the name of the program; None: the arguments of the process.
+    ``arguments`` None: the arguments of the process.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -101,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
-    """Print a warning as one line, without the file and the line of the code that issued it."""
+    """Print a warning without the file and the line of the code that issued it."""
     console.complain(f"warning: {text.clean(' '.join(str(message).split()))}")
 
 
@@ -123,9 +120,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _unfit(found: Mapping[str, Any], message: str) -> str:
-    """Return in words why pydantic refused an argument, with the argument's value.
+    """Return in words why pydantic refused an argument; ``message`` for unknown types of errors.
 
-    ``found`` is an entry of the list of errors in pydantic's exception. For other types of errors, return ``message``.
+    ``found`` is an entry of the list of errors in pydantic's exception.
     """
     value, context = found["input"], found.get("ctx", {})
     match found["type"]:
@@ -143,7 +140,7 @@ def _unfit(found: Mapping[str, Any], message: str) -> str:
 
 
 def _unexpected(error: Exception) -> str:
-    # Only errors of arguments have this method; their class is not public in every version of typer.
+    # Only errors of arguments have this method. Their class is not public in every version of typer.
     if hasattr(error, "format_message"):
         command = getattr(getattr(error, "ctx", None), "command_path", "diskreplay")
         message = error.format_message()

@@ -33,12 +33,10 @@ def verify(
 
 
 def problem_lines(problems: Iterable[Problem]) -> list[str]:
-    """Return a line for each problem: kind, file, description."""
     return [f"{problem.kind}  {text.clean(problem.where)}  {text.clean(problem.detail)}" for problem in problems]
 
 
 def summary(problems: Sequence[Problem], path: str) -> str:
-    """Return the last line of the output: the number of problems, and the next command."""
     if not problems:
         return "no problems"
     helps = "--dry-run` shows the repairs"
@@ -125,7 +123,6 @@ def aside(quarantine: Sequence[Quarantined]) -> list[Quarantined]:
 
 
 def report_lines(done: Repaired, dry_run: bool) -> list[str]:
-    """Return lines with the actions done (planned with ``dry_run``), the remaining damage, and the quarantine."""
     lines = [action_line(action, dry_run) for action in done.actions] or ["nothing to repair"]
     if done.steps_refused:
         lines.append("to set them aside use --yes, or a higher --max-lost-steps")
@@ -144,7 +141,6 @@ def report_lines(done: Repaired, dry_run: bool) -> list[str]:
 
 
 def record_of(actions: Sequence[Action], done: Repaired, dry_run: bool) -> dict[str, Any]:
-    """Return the result of a repair as a dict for JSON."""
     return {
         "dry_run": dry_run,
         "actions": [asdict(action) for action in actions],
@@ -168,12 +164,10 @@ def _drop(path: Path, number: int, *, dry_run: bool, yes: bool, json: bool) -> N
 
 
 def entry_line(entry: Quarantined) -> str:
-    """Return a line of text for a segment in quarantine: number, folder, steps, reason."""
     steps = "unknown steps" if entry.steps is None else text.plural(entry.steps, "step")
     return f"segment {entry.segment}  {text.clean(entry.where)}  {steps}: {text.clean(entry.reason)}"
 
 
 def action_line(action: Action, dry_run: bool) -> str:
-    """Return a line of text for an action, which is only planned with ``dry_run``: what, where and detail."""
     done = f"would be {action.what}" if dry_run else action.what
     return f"{done}  {text.clean(action.where)}  {text.clean(action.detail)}"

@@ -1,4 +1,4 @@
-"""Formats values as text: readable numbers, and JSON for programs, without control characters of a terminal."""
+"""Formats values as readable text, without control characters of a terminal, and as JSON for programs."""
 
 import json
 import math
@@ -13,30 +13,27 @@ NOTHING = "-"
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message on one line, or the name of its class if it has none."""
+    """Return an error's message on one line, or the name of its class if there is no message."""
     return clean(" ".join(str(error).split())) or type(error).__name__
 
 
 def count(number: int | None) -> str:
-    """Return a whole number with groups of digits, such as 1,234,567; "-" for None."""
+    """Return text such as 1,234,567; "-" for None."""
     return NOTHING if number is None else f"{number:,}"
 
 
 def step_classes(counts: Mapping[str, int]) -> list[str]:
-    """Return the counts of hidden, evicted, discarded and lost steps that are not 0 as texts, such as "9 hidden".
-
-    ``counts`` has these counts under the keys of `Store.info`.
-    """
+    """Return texts such as "9 hidden" of the counts that are not 0; ``counts`` has the keys of `Store.info`."""
     names = {"hidden": "hidden", "evicted": "evicted", "discarded": "discarded", "lost": "lost to damage"}
     return [f"{count(counts[f'steps_{key}'])} {name}" for key, name in names.items() if counts[f"steps_{key}"]]
 
 
 def size(number: int | None) -> str:
-    """Return a number of bytes as text in the largest unit that gives 1 or more, such as 12.3 MB; "-" for None."""
+    """Return a number of bytes as text such as 12.3 MB; "-" for None."""
     if number is None:
         return NOTHING
     amount, unit = float(number), 0
-    # 999.95 would be printed as 1000.0, so the next unit is used.
+    # 999.95 kB would be printed as 1000.0 kB, so the next unit is used.
     while abs(amount) >= (1000 if unit == 0 else 999.95) and unit < len(UNITS) - 1:
         amount, unit = amount / 1000, unit + 1
     return f"{number:,} B" if unit == 0 else f"{amount:,.1f} {UNITS[unit]}"
@@ -84,7 +81,7 @@ def duration(seconds: float | None) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """Return a rate: 1,234/s, 0.125/s."""
+    """Return text such as 1,234/s or 0.125/s."""
     return NOTHING if per_second is None else f"{number(float(f'{per_second:.4g}'))}/s"
 
 
@@ -100,14 +97,14 @@ def moment(value: object) -> str:
 
 
 def plural(amount: int, thing: str) -> str:
-    """Return an amount with its noun: 1 episode, 2,000 episodes."""
+    """Return text such as 1 episode or 2,000 episodes."""
     return f"{amount:,} {thing}" if amount == 1 else f"{amount:,} {thing}s"
 
 
 def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
     """Return the lines of a table: the headers, and a line for each row.
 
-    Columns whose headers begin with > are aligned to the right. If a line is wider than `width`, each row becomes a
+    Columns whose headers begin with > are aligned to the right. If a line is wider than ``width``, each row becomes a
     line with the column's name before each cell, and there is no line of headers.
     """
     names = [header.removeprefix(">") for header in headers]
@@ -164,5 +161,5 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any, indent: int | None = 2) -> str:
-    """Return a value as JSON for any parser: ASCII, without NaN, and on one line if `indent` is None."""
+    """Return a value as JSON for any parser: ASCII, without NaN, and on one line if ``indent`` is None."""
     return json.dumps(plain(value), indent=indent, allow_nan=False)

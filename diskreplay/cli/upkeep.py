@@ -47,7 +47,6 @@ def backup(
 
 
 def summary(made: Backup, to: Path) -> str:
-    """Return the last line of the output: the size of the backup, and the bytes shared by backup and store."""
     amount = f"{text.plural(made.segments, 'segment')} of {text.plural(made.steps, 'step')}"
     shared = f", {text.size(made.bytes_shared)} of them shared with the store" if made.bytes_shared else ""
     line = f"backed up  {amount}, {text.size(made.bytes)}{shared}  to {text.clean(to)}"
@@ -85,7 +84,7 @@ def compact(
 
 
 def parse_compression(compression: str | None) -> str | tuple[str, int] | None:
-    """Return the text of the option --compression as the argument `compression` of `Store.compact` and `create`."""
+    """Return the option --compression as the argument `compression` of `Store.compact` and `create`."""
     if compression is None:
         return None
     name, colon, level = compression.partition(":")

@@ -1,7 +1,6 @@
 """The expressions of `--where`: conditions on episodes, in a small part of Python's syntax.
 
-An expression is parsed by Python, but never run by it. It may have comparisons, ``in``, ``and``, ``or``, ``not``,
-``+ - * /``, numbers, texts and the names below, but no calls and no attributes.
+Python parses an expression, but never runs it. Calls and attributes are refused.
 """
 
 import ast
@@ -29,11 +28,7 @@ _OPTION = typer.Option(
     help='Only episodes that meet this condition, such as "total_reward > 20 and length < 100".',
 )
 Where = Annotated[str | None, _OPTION]
-"""The option --where of commands that can select episodes."""
-
 Required = Annotated[str, _OPTION]
-"""The option --where of commands that require a selection."""
-
 _ATTRIBUTES = "total_reward", "length", "hidden_steps", "continues", "continued", "terminated", "truncated", "cut"
 PROPERTIES: Mapping[str, tuple[type, Read]] = {
     **{name: (float, operator.attrgetter(name)) for name in _ATTRIBUTES},
@@ -50,8 +45,6 @@ SOURCE_PROPERTIES: Mapping[str, tuple[type, Read]] = {
     **{name: PROPERTIES[name] for name in _OF_SOURCES},
     "number": (float, operator.attrgetter("number")),
 }
-"""The properties of episodes of an imported data set."""
-
 RIGHT_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("return", "returns", "ret", "reward", "rewards", "score", "total_return"), "called total_reward"),
     **dict.fromkeys(("len", "lengths", "steps", "n_steps", "num_steps", "size"), "called length"),
@@ -80,15 +73,11 @@ _KINDS = {float: "a number", str: "a text"}
 def compile_where(
     expression: str, schema: Schema, properties: Mapping[str, tuple[type, Read]] = PROPERTIES
 ) -> Predicate:
-    """Return a function that tells whether an episode meets an expression; it can be used as any ``where`` argument.
+    """Return a function that tells whether an episode meets an expression, for any ``where`` argument.
 
     A comparison with a missing value is false, and the result of a calculation with a missing value is missing.
-    ``properties`` has the names that an expression may use in addition to episode fields.
-
-    Raises
-    ------
-    SchemaError
-        The text is not an expression, or has an unknown name; the message names the column in the text.
+    ``properties`` has the names that an expression may use in addition to episode fields. Raises SchemaError if the
+    text is not an expression, or has an unknown name; the message has the column in the text.
     """
     expression = expression.strip()
     try:
@@ -99,7 +88,7 @@ def compile_where(
         message, word = error.msg, "".join(re.findall(r"^\w+", (error.text or "")[column - 1 :]))
         if word in schema.episode and keyword.iskeyword(word):
             message = f'the field {word!r} is written {FIELDS}["{word}"]'
-        elif word in RIGHT_NAMES and word not in schema.episode:  # such as "return", a keyword of Python
+        elif word in RIGHT_NAMES and word not in schema.episode:  # "return" is a keyword of Python
             message = f"{word!r} is {RIGHT_NAMES[word]}"
         raise SchemaError(f"--where: {message} (at column {column} of {expression!r})") from None
     except (RecursionError, MemoryError):
@@ -112,7 +101,7 @@ def compile_where(
 
 
 def matching(episodes: Iterable[Episode], where: Predicate) -> list[bool]:
-    """Return for each episode whether it meets a condition; False if its segment was evicted meanwhile."""
+    """Return whether each episode meets a condition; False if its segment was evicted meanwhile."""
     found = []
     for episode in episodes:
         try:
@@ -186,7 +175,7 @@ class _Compiler:
         return _joined(_COMPARISONS[type(op)], term.read, self._of_kind(right, term.kind), False)
 
     def _named(self, node: ast.expr) -> _Term:
-        """Return the `_Term` that reads a property, or one number of an episode field, such as ``goal[0]``."""
+        """Return the term that reads a property, or one number of an episode field, such as ``goal[0]``."""
         keys, base = self._keys(node)
         if not keys and base in self._properties:
             return _Term(*self._properties[base])

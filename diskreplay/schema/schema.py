@@ -26,10 +26,10 @@ _Plan = Any  # a leaf's path, or a dict of key -> _Plan
 MAX_DEPTH = 16
 MAX_LEAVES = 10_000
 MAX_KEY_BYTES = 200
-LEAVES_SHOWN = 50  # in the table that a notebook shows
+LEAVES_SHOWN = 50  # the number of rows of the table in a notebook
 
-# Names that are already arguments of append, attributes of an episode or fields of a batch. "self" would collide with
-# append's own first argument.
+# These names are already arguments of append, attributes of an episode or fields of a batch. "self" is the first
+# argument of append.
 _TAKEN = frozenset(
     [
         *("obs", "action", "reward", "terminated", "truncated", "next_obs", "mask", "episode", "priority"),
@@ -99,7 +99,6 @@ class Schema:
         extra: Mapping[str, Tree] | None = None,
         episode: Mapping[str, Tree] | None = None,
     ) -> None:
-        """Check the trees and collect their leaves."""
         reward = Field((), "float32") if reward is None else reward
         if not isinstance(reward, Field) or reward.shape or reward.dtype.kind == "b":
             raise SchemaError(f"reward: needs a numeric Field of shape (), not {reward!r:.80}")
@@ -216,7 +215,7 @@ class Schema:
             If a key or a value does not fit the schema; the message names it.
         """
         leaves, plan = self.leaves, self._plans[part]
-        if type(plan) is str:  # the usual case: the part is a single field
+        if type(plan) is str:  # usually, the part is a single field
             return {plan: leaves[plan].cast(value, plan, leading)}
         return {path: leaves[path].cast(raw, path, leading) for path, raw in self.flatten(part, value)}
 
@@ -325,7 +324,7 @@ def _check_key(key: Any, path: str) -> None:
 
 
 def _walk(tree: Any, path: str, leaves: dict[str, Field], depth: int = 0) -> tuple[Tree, _Plan]:
-    """Return a copy of a tree of fields, and a tree of the fields' paths; add the fields to ``leaves`` by path."""
+    """Return a copy of a tree of fields, and a tree of their paths; add the fields to ``leaves`` by path."""
     if isinstance(tree, Field):
         if len(leaves) >= MAX_LEAVES:
             raise SchemaError(f"a schema has at most {MAX_LEAVES} fields, and this one has more")
@@ -381,10 +380,7 @@ def _unflatten(plan: dict[str, _Plan], values: Mapping[str, Any]) -> dict[str, A
 
 
 def with_tuples(tree: Tree, values: Any) -> Any:
-    """Return nested dicts, in which a `TupleRecord` replaces each dict that has all items of a tuple of ``tree``.
-
-    ``tree`` is the tree of fields that belongs to ``values``.
-    """
+    """Return nested dicts with a `TupleRecord` in place of each dict that has all items of a tuple of ``tree``."""
     if not isinstance(tree, (dict, tuple)) or not isinstance(values, dict):
         return values
     below = tree if isinstance(tree, dict) else {str(i): inner for i, inner in enumerate(tree)}

@@ -1,7 +1,4 @@
-"""The fields of a schema: their shapes and dtypes, casts of values to them, and conversion from gymnasium spaces.
-
-A tuple's items are stored under the keys "0", "1", ...; a `TupleRecord` is a tuple whose items also have these keys.
-"""
+"""The fields of a schema: their shapes and dtypes, casts of values, and conversion from gymnasium spaces."""
 
 import json
 import math
@@ -56,7 +53,6 @@ class Field:
     row_bytes: int = field(repr=False, compare=False)
 
     def __init__(self, shape: Any, dtype: Any, space: dict[str, Any] | None = None) -> None:
-        """Check the shape, dtype and space, and convert each to one form."""
         set_once = object.__setattr__
         set_once(self, "shape", _checked_shape(shape))
         set_once(self, "dtype", _checked_dtype(dtype))
@@ -116,12 +112,12 @@ class Field:
                 least, most = int(array.min()), int(array.max())
                 if least < low or most > high:
                     raise SchemaError(f"{name}: {least if least < low else most} does not fit {self.dtype}")
-        # Not ascontiguousarray: it would add an axis to a scalar.
+        # np.ascontiguousarray would add an axis to a scalar.
         return array.astype(self.dtype, order="C", copy=False)
 
 
 def _as_floats(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """Return the numbers as floats of a dtype. Raises SchemaError if a finite number would become infinite."""
+    """Cast numbers to a float dtype; raises SchemaError if a finite number would become infinite."""
     try:
         with np.errstate(over="raise"):
             return array.astype(dtype, order="C")
@@ -159,7 +155,7 @@ def _checked_space(space: Any) -> dict[str, Any] | None:
     if not isinstance(space, dict):
         raise SchemaError(f"a field's space is a dict or None, not {type(space).__name__}")
     try:
-        # The round trip through JSON makes the space equal to the one that is later read from the disk.
+        # After the round trip through JSON, the space equals the space that is later read from the disk.
         return dict(parse_json(json.dumps(space, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(f"a field's space holds plain JSON only: {error}") from None
@@ -193,7 +189,7 @@ DtypeMap = Mapping[np.dtype[Any], np.dtype[Any]]
 def dtype_map_argument(dtype_map: Any) -> DtypeMap:
     """Return ``dtype_map`` with numpy dtypes in place of their names; {} for None.
 
-    Raises SchemaError if it is not a dict of dtypes, or maps floats to integers or bool.
+    Raises SchemaError if ``dtype_map`` is not a dict of dtypes, or maps floats to integers or bool.
     """
     if dtype_map is None:
         return {}
@@ -207,10 +203,10 @@ def dtype_map_argument(dtype_map: Any) -> DtypeMap:
 
 
 def tree_from_space(space: Any, name: str, dtypes: DtypeMap) -> Any:
-    """Convert a gymnasium space to a tree of fields; `dtypes` maps the space's dtypes to stored ones.
+    """Convert a gymnasium space to a tree of fields; ``dtypes`` maps the space's dtypes to stored dtypes.
 
-    ``space`` is a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these, nested. ``name`` is the
-    leaf's path, for the error message. Raises SchemaError if the space, or one inside it, is of another kind.
+    ``name`` is the path of the space in the schema, for the error message. Raises SchemaError if a space cannot be
+    stored.
     """
     with MissingExtra.raised_for("a schema of gymnasium spaces", "gym"):
         from gymnasium import spaces
@@ -239,7 +235,7 @@ def tree_from_space(space: Any, name: str, dtypes: DtypeMap) -> Any:
 def _bounds(values: np.ndarray, dtype: np.dtype[Any]) -> Any:
     """Return bounds as JSON, rounded to the stored dtype.
 
-    Values of the space are rounded alike when they are stored, and so stay within the bounds.
+    Stored values of the space are rounded in the same way, and so stay within the bounds.
     """
     if dtype.kind != "f":
         return _numbers(values)
@@ -248,7 +244,6 @@ def _bounds(values: np.ndarray, dtype: np.dtype[Any]) -> Any:
 
 
 def tree_from_example(value: Any, name: str) -> Any:
-    """Convert one step's value to a tree of fields: see `Schema.from_example`."""
     if isinstance(value, Mapping):
         return {key: tree_from_example(inner, f"{name}/{key}") for key, inner in value.items()}
     if isinstance(value, tuple):
@@ -282,7 +277,7 @@ def _plain(value: Any) -> Any:
 
 
 class TupleRecord(tuple[Any, ...]):
-    """A tuple whose items also have the keys that they are stored under: ``pair["0"]`` is ``pair[0]``.
+    """A tuple whose items also have the keys under which they are stored: ``pair["0"]`` is ``pair[0]``.
 
     Iterating and unpacking yield the items. ``keys``, ``values`` and ``items`` work as a dict's do, so ``dict(pair)``
     works.
@@ -303,17 +298,14 @@ class TupleRecord(tuple[Any, ...]):
         return super().__getitem__(int(key))
 
     def __contains__(self, key: object) -> bool:
-        """Return whether a str is one of the keys; for any other value, whether it is one of the items."""
+        """Whether a str is one of the keys; for any other value, whether it is one of the items."""
         return key in self.keys() if isinstance(key, str) else super().__contains__(key)
 
     def keys(self) -> tuple[str, ...]:
-        """Return the keys "0", "1", ..., one per item."""
         return tuple(map(str, range(len(self))))
 
     def values(self) -> tuple[Any, ...]:
-        """Return the items."""
         return tuple(self)
 
     def items(self) -> tuple[tuple[str, Any], ...]:
-        """Return (key, item) pairs."""
         return tuple(zip(self.keys(), self, strict=True))

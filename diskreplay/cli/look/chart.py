@@ -17,14 +17,14 @@ EXTRA = "plot"
 HEIGHT = 22  # the height of a chart in the terminal, in lines
 TICKS = 5
 LARGEST = 1e300  # larger numbers are drawn as this number
-POINTS = 1_000  # the most points that are drawn of a series without a line
+POINTS = 1_000  # the maximum number of points that are drawn of a series without a line
 # Colours that all readers can distinguish (Okabe and Ito 2008), darkened for a white background.
 COLOURS = ("#0067a8", "#c05a00", "#00795a", "#a3468a", "#7a6400", "#555e66")
 
 
 @dataclass(frozen=True)
 class Series:
-    """The points of a series, and its name, which is shown if a chart has several series."""
+    """The points of a series; its name is shown if a chart has several series."""
 
     name: str
     x: NDArray[Any]
@@ -35,8 +35,8 @@ class Series:
 class Chart:
     """A chart of one or more series.
 
-    With ``bars``, each point is a bar. Without ``bars``, the first series is drawn as points, or as a line with
-    ``lines``, and the other series are drawn as lines.
+    With ``bars``, each point is a bar. Without ``bars``, the first series is drawn as points, or as a line if ``lines``
+    is true, and all other series are drawn as lines.
     """
 
     title: str
@@ -116,7 +116,6 @@ def picture(
 
 
 def sparkline(counts: NDArray[Any]) -> bytes:
-    """Return a small histogram without axes as an SVG."""
     with MissingExtra.raised_for("a picture of a plot", EXTRA):
         from matplotlib.figure import Figure
 

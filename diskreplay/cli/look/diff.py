@@ -47,10 +47,7 @@ def diff(
 
 
 def differences(a: dr.Store, b: dr.Store, progress: console.Report) -> Iterator[Difference]:
-    """Yield the differences of two stores in schema, limits and counts, and the first difference of their episodes.
-
-    Episodes are compared only if the schemas are equal.
-    """
+    """Yield the differences of two stores in schema, limits and counts, and the first difference of their episodes."""
     fields = [dict(store.schema.leaves) for store in (a, b)]
     yield from _of_mappings("schema: ", fields[0], fields[1])
     yield from _of_mappings("", vars(read_root(a.path).limits), vars(read_root(b.path).limits))
@@ -75,7 +72,6 @@ def _of_mappings(prefix: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Ite
 
 
 def of_episodes(a: Episode, b: Episode, schema: Schema) -> Difference | None:
-    """Return the first difference of two episodes; None if they are equal."""
     ends = [dict(zip(_ENDS, (len(e), e.terminated, e.truncated, e.cut), strict=True)) for e in (a, b)]
     if found := next(_of_mappings("", *ends), None):
         return found
@@ -96,7 +92,7 @@ def of_episodes(a: Episode, b: Episode, schema: Schema) -> Difference | None:
 
 
 def first_difference(a: NDArray[Any], b: NDArray[Any]) -> tuple[int, ...] | None:
-    """Return the first index where the bytes of two arrays of one shape differ: NaN equals itself, 0 is not -0."""
+    """Return the first index where the bytes of two arrays of one shape differ: NaN equals NaN, 0 is not -0."""
     one, two = (np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, x.itemsize) for x in (a, b))
     places = np.flatnonzero((one != two).any(axis=-1))
     return tuple(int(at) for at in np.unravel_index(places[0], a.shape)) if len(places) else None

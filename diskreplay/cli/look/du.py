@@ -44,7 +44,6 @@ def du(
 
 
 def report(usage: Mapping[str, Any], *, all_rows: bool) -> Group:
-    """Build the tables of fields and segments."""
     segments = sorted(usage["segments"], key=lambda row: -row["bytes"])
     return Group(
         Text(text.clean(usage["path"]), style="bold", overflow="fold"),
@@ -57,7 +56,6 @@ def report(usage: Mapping[str, Any], *, all_rows: bool) -> Group:
 
 
 def summary(usage: Mapping[str, Any]) -> str:
-    """Return the line at the top: the bytes of the store, and the bytes outside its segments."""
     line = f"{text.size(usage['bytes'])} on disk, {text.size(usage['holes'])} of holes"
     line += f"; {text.count(usage['steps'])} steps" if usage["steps"] else ""
     for name in ("quarantine", "samplers", "other"):
@@ -67,7 +65,6 @@ def summary(usage: Mapping[str, Any]) -> str:
 
 
 def fields_table(usage: Mapping[str, Any], limit: int | None = None) -> console.TextTable:
-    """Build the table of the bytes of each field, largest first."""
     columns: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         "field": lambda row: text.clean(row["field"]),
         ">row": lambda row: text.size(row["row_bytes"]),

@@ -18,7 +18,7 @@ from diskreplay.cli.look.show import cell, short
 from diskreplay.cli.where import RIGHT_NAMES, Where, compile_where, matching
 
 TABLE_LIMIT = 50
-TRIES = 20  # attempts to read a store while its segments are being evicted
+TRIES = 20  # attempts to read a store whose segments are being evicted
 COLUMNS = (
     *("index", "id", "segment", "lane", "start", "length", "hidden_steps", "total_reward"),
     *("terminated", "truncated", "cut", "open"),
@@ -29,7 +29,6 @@ Bounds = Mapping[str, tuple[float | None, float | None]]
 
 
 Ended = StrEnum("Ended", ["terminated", "truncated", "cut", "open"])
-"""How an episode ended."""
 
 SortBy = StrEnum("SortBy", ["age", "segment", "lane", "length", "hidden_steps", "total_reward"])
 """The names that --sort accepts in addition to episode fields."""
@@ -100,12 +99,11 @@ def episodes(
 
 
 def with_index(columns: Columns) -> Columns:
-    """Return ``columns`` with another column, "index": each episode's index in `store.episodes`."""
     return {"index": np.arange(len(columns["length"])), **columns}
 
 
 def read_columns(store: dr.Store, progress: console.Report) -> Columns:
-    """Return the columns of the episodes and their fields; if a segment was evicted meanwhile, refresh and repeat."""
+    """Return the columns of the episodes and their fields; read again if a segment was evicted meanwhile."""
     for _ in range(TRIES):
         with suppress(dr.SegmentGone):
             return with_fields(store, with_index(store.episode_table(progress=progress)))
@@ -114,7 +112,7 @@ def read_columns(store: dr.Store, progress: console.Report) -> Columns:
 
 
 def with_fields(store: dr.Store, columns: Columns) -> Columns:
-    """Return ``columns`` and the episode fields by path, as arrays that mask missing values."""
+    """Add the episode fields to the columns, by path, as arrays that mask missing values."""
     found = {**columns}
     for path in store.schema.leaves:
         if path in store.schema.step_leaves:
@@ -127,12 +125,11 @@ def with_fields(store: dr.Store, columns: Columns) -> Columns:
 
 
 def fields_of(columns: Columns) -> list[str]:
-    """Return the names of the columns with episode fields; these names are paths such as ``episode/seed``."""
     return [name for name in columns if name.startswith("episode/")]
 
 
 def sort_key(columns: Columns, name: str) -> str:
-    """Return the name of the column to sort by, for a value of `SortBy` or an episode field; else BadParameter."""
+    """Return the name of the column to sort by; raises BadParameter for an unknown name."""
     if name in list(SortBy):
         return name
     path = name if name.startswith("episode/") else f"episode/{name}"
@@ -144,7 +141,7 @@ def sort_key(columns: Columns, name: str) -> str:
 
 
 def ended_as(columns: Columns, kind: Ended) -> NDArray[np.bool_]:
-    """Return for each episode whether it ended as ``kind``; a cut episode does not count as truncated."""
+    """Return whether each episode ended as ``kind``; a cut episode does not count as truncated."""
     if kind is Ended.truncated:
         return columns["truncated"] & ~columns["cut"]
     return columns[kind.value].astype(np.bool_)
@@ -164,7 +161,7 @@ def passing(columns: Columns, bounds: Bounds, ended: Sequence[Ended]) -> NDArray
 
 
 def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: bool) -> NDArray[np.intp]:
-    """Return the indices ``found`` sorted by a column, and by age if equal; missing values and NaN come last."""
+    """Return the indices ``found`` sorted by a column, then by age; missing values and NaN come last."""
     if descending:
         found = found[::-1]
     if sort == SortBy.age:
@@ -176,7 +173,6 @@ def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: b
 
 
 def records(columns: Columns, shown: NDArray[np.intp]) -> list[dict[str, Any]]:
-    """Return a dict for each of the episodes at the indices ``shown``: the value of each column."""
     picked = {name: columns[name][shown].tolist() for name in COLUMNS}
     for path in fields_of(columns):
         rows = columns[path][shown]
@@ -185,7 +181,6 @@ def records(columns: Columns, shown: NDArray[np.intp]) -> list[dict[str, Any]]:
 
 
 def table(columns: Columns, shown: NDArray[np.intp]) -> str:
-    """Return the episodes at the indices ``shown`` as the text of a table."""
     names, fields = ("index", "id", "segment", "lane", "length", "hidden_steps", "total_reward"), fields_of(columns)
     rows = [
         (
@@ -205,7 +200,7 @@ def table(columns: Columns, shown: NDArray[np.intp]) -> str:
 def comma_separated(columns: Columns, shown: NDArray[np.intp]) -> str:
     """Return the episodes at the indices ``shown`` as CSV; a vector is a list as in JSON, a missing value is empty.
 
-    Spreadsheets will not evaluate a cell as a formula: values are numbers, and field names begin with ``episode/``.
+    No spreadsheet evaluates a cell as a formula, because values are numbers, and field names begin with ``episode/``.
     """
     lines, names = io.StringIO(), (*COLUMNS, *fields_of(columns))
     writer = csv_files.DictWriter(lines, names, lineterminator="\n")
@@ -216,7 +211,6 @@ def comma_separated(columns: Columns, shown: NDArray[np.intp]) -> str:
 
 
 def ending(row: Mapping[str, Any]) -> str:
-    """Return how an episode ended; it may be both terminated and truncated."""
     if row["cut"]:
         return "terminated, cut" if row["terminated"] else "cut"
     names = [name for name in ("terminated", "truncated", "open") if row[name]]
@@ -224,7 +218,6 @@ def ending(row: Mapping[str, Any]) -> str:
 
 
 def footer(columns: Columns, found: NDArray[np.intp], shown: NDArray[np.intp]) -> str:
-    """Return the line below the table: the number of episodes ``found``, and the means of length and total_reward."""
     total = len(columns["length"])
     line = text.plural(len(found), "episode")
     if len(found) < total:

@@ -11,7 +11,7 @@ import diskreplay as dr
 from diskreplay.cli import console, text
 from diskreplay.cli.repair import aside
 
-# The most rows of a table without --all.
+# The maximum number of rows of a table without --all.
 ROWS_SHOWN = 10
 # The states in the order of the table: damaged segments come first, then segments that may still be written.
 SEGMENT_STATES = ("damaged", "writing", "unknown", "dead", "foreign", "sealed")
@@ -38,7 +38,6 @@ def inspect(
 
 
 def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:
-    """Return the whole output for the result of `Store.info`."""
     limit = None if all_rows else ROWS_SHOWN
     parts: list[RenderableType] = [
         Text(text.clean(info["path"]), style="bold", overflow="fold"),
@@ -55,7 +54,6 @@ def report(info: Mapping[str, Any], *, all_rows: bool = False) -> Group:
 
 
 def summary(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each line at the top of the report."""
     episodes = info["episodes"]
     yield "format", f"version {info['format_version']}, created {text.moment(info['created'])}"
     yield "steps", steps_line(info)
@@ -79,12 +77,10 @@ def summary(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def has_damage(info: Mapping[str, Any]) -> bool:
-    """Return whether a segment is damaged."""
     return any(row["state"] == "damaged" for row in info["segments"])
 
 
 def quarantine_line(quarantine: Mapping[str, Any], capacity_bytes: int | None) -> str:
-    """Return the value of the line "quarantine": steps that no other count includes."""
     line = (
         f"{text.count(quarantine['steps'])} steps in {text.plural(quarantine['segments'], 'segment')},"
         f" {text.size(quarantine['bytes'])}"
@@ -93,7 +89,6 @@ def quarantine_line(quarantine: Mapping[str, Any], capacity_bytes: int | None) -
 
 
 def limits_of(info: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the limits of a store apart from its capacity in steps."""
     if info["capacity_bytes"] is not None:
         yield f"{text.size(info['capacity_bytes'])} of segments"
     if info["max_age_s"] is not None:
@@ -101,7 +96,6 @@ def limits_of(info: Mapping[str, Any]) -> Iterator[str]:
 
 
 def steps_line(info: Mapping[str, Any]) -> str:
-    """Return the value of the line "steps": visible steps, the capacity, and other classes of steps."""
     line = text.count(info["steps"])
     if info["capacity"] is not None:
         line += f" of a capacity of {text.count(info['capacity'])} ({text.share(info['steps'], info['capacity'])})"
@@ -116,14 +110,13 @@ def steps_line(info: Mapping[str, Any]) -> str:
 
 
 def tally(rows: Sequence[Mapping[str, Any]], states: Sequence[str]) -> str:
-    """Count ``rows``, in total and for each state; return the numbers as text, such as "12 (2 writing, 10 sealed)"."""
+    """Return the number of ``rows``, in total and for each state, such as "12 (2 writing, 10 sealed)"."""
     counts = [(sum(row["state"] == state for row in rows), state) for state in states]
     named = ", ".join(f"{text.count(amount)} {state}" for amount, state in counts if amount)
     return f"{text.count(len(rows))} ({named})" if named else text.count(len(rows))
 
 
 def schema_table(schema: Mapping[str, Any]) -> console.TextTable:
-    """Build the table of a schema's fields."""
     columns: Mapping[str, Callable[[tuple[str, dr.Field]], str]] = {
         "field": lambda leaf: text.clean(leaf[0]),
         "shape": lambda leaf: "x".join(map(str, leaf[1].shape)) or "scalar",
@@ -134,7 +127,6 @@ def schema_table(schema: Mapping[str, Any]) -> console.TextTable:
 
 
 def statistics_table(info: Mapping[str, Any]) -> console.TextTable:
-    """Build the table of the lengths and total rewards of ended episodes."""
     rows = [{"": name, **info[name]} for name in ("length", "total_reward") if info[name]]
     numbers = {f">{key}": _formatted(text.number, key) for key in ("mean", "std", "min", "median", "max")}
     columns = {"": _formatted(str, ""), ">count": _formatted(text.count, "count"), **numbers}
@@ -142,7 +134,7 @@ def statistics_table(info: Mapping[str, Any]) -> console.TextTable:
 
 
 def segments_table(segments: Sequence[Row], limit: int | None) -> console.TextTable:
-    """Build the table of segments, in the order of `SEGMENT_STATES`; the newest segment of each state comes first."""
+    """Build the table of segments, in the order of `SEGMENT_STATES`, and with the newest segment of a state first."""
     counted = {"lanes": "lanes", "rows": "rows", "steps": "steps"}
     optional = {f"steps_{name}": name for name in ("hidden", "evicted", "discarded", "lost")}
     optional |= {"merged": "merged", "steps_unproven": "unproven"}
@@ -159,7 +151,6 @@ def segments_table(segments: Sequence[Row], limit: int | None) -> console.TextTa
 
 
 def quarantine_table(entries: Sequence[Row], limit: int | None) -> console.TextTable:
-    """Build the table of the quarantine, latest entry first."""
     columns = {
         ">segment": lambda row: text.clean(row["path"] if row["segment"] is None else row["segment"]),
         ">steps": _formatted(text.count, "steps"),
@@ -171,7 +162,6 @@ def quarantine_table(entries: Sequence[Row], limit: int | None) -> console.TextT
 
 
 def writers_table(writers: Sequence[Row], limit: int | None) -> console.TextTable:
-    """Build the table of writers, in the order of `WRITER_STATES`; the newest writer of each state comes first."""
     counts = {f">{key}": _formatted(text.count, key) for key in ("segments", "lanes", "steps")}
     columns = {">writer": _formatted(str, "writer"), "state": _formatted(str, "state"), **counts}
     newest = sorted(writers, key=lambda row: (_rank(row, WRITER_STATES), -row["writer"]))
@@ -179,7 +169,6 @@ def writers_table(writers: Sequence[Row], limit: int | None) -> console.TextTabl
 
 
 def _formatted(say: Callable[[Any], str], key: str) -> Callable[[Row], str]:
-    """Return a function that returns ``say(row[key])`` for a row."""
     return lambda row: say(row[key])
 
 

@@ -27,15 +27,13 @@ from diskreplay.segments.documents.root import read_root
 from diskreplay.segments.documents.state_files import state_names
 
 BINS = 40
-WIDE = 100.0  # if the largest priority is at least this many times the smallest, logarithms are drawn
-MOST_SERIES = 6  # the most elements of a vector that are drawn
+WIDE = 100.0  # if the largest priority, divided by the smallest, is at least this, logarithms are drawn
+MOST_SERIES = 6  # the maximum number of elements of a vector that are drawn
 Ints = NDArray[np.int64]
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
 class Quantity(StrEnum):
-    """The quantities that can be plotted."""
-
     length = "length"
     total_reward = "total_reward"
     rewards = "rewards"
@@ -128,7 +126,7 @@ def over_episodes(name: str, values: NDArray[Any]) -> Chart:
 
 
 def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | None) -> Chart:
-    """Return the chart of the priorities that all or the named ``samplers`` saved; ``steps`` restricts the ids.
+    """Return the chart of priorities saved by these samplers (none named: all); ``steps`` restricts the ids.
 
     Raises BadParameter if there are no priorities, StoreNotFound if a named sampler saved nothing.
     """
@@ -154,12 +152,12 @@ def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
 
 
 def of_elements(title: str, rows: NDArray[Any]) -> Chart:
-    """Return a histogram of each element of the rows, or of the first `MOST_SERIES` elements."""
+    """Return a histogram of each of the first `MOST_SERIES` elements of the rows."""
     return distributions(*elements(title, rows), "value")
 
 
 def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any]]]:
-    """Return a title, and the values of each of the first `MOST_SERIES` elements of the rows, by name ("[0]"...).
+    """Return a title, and {name: values} of each of the first `MOST_SERIES` elements of the rows, such as "[0]".
 
     If the rows have more elements, the title says so.
     """
@@ -171,7 +169,7 @@ def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any
 
 
 def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: str = "steps") -> Chart:
-    """Return histograms of several arrays, ``columns``, with the same bins; ``of`` names what is counted ("steps")."""
+    """Return histograms of several arrays with the same bins; ``of`` names what is counted."""
     every = _finite(np.concatenate([*columns.values()]))
     if every.dtype.kind in "biu" and (distinct := np.unique(every)).size <= BINS:
         series = [Series(name, distinct, _counts(values, distinct)) for name, values in columns.items()]
@@ -208,7 +206,7 @@ def _some(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def in_units(seconds: NDArray[np.float64], label: str) -> tuple[NDArray[np.float64], str]:
-    """Return times in the largest unit in which the longest is at least 2, and ``label`` with this unit in front."""
+    """Return times in the largest unit in which the longest is at least 2, and the unit before ``label``."""
     name, unit = next(((n, u) for n, u in _UNITS if seconds.max() >= 2 * u), _UNITS[-1])
     return seconds / unit, f"{name} {label}"
 
@@ -217,7 +215,7 @@ Saved = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 
 def read_priorities(store: dr.Store, samplers: Sequence[str]) -> Saved:
-    """Return the ids and priorities |td| + eps in the saved states of all samplers, or of the named ones, by name."""
+    """Return the ids and priorities |td| + eps in saved states, by sampler; ``samplers`` empty: of all samplers."""
     found: Saved = {}
     for name in samplers or state_names(read_root(store.path)):
         state = store.load_sampler_state(name)

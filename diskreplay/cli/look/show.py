@@ -54,7 +54,7 @@ def show(
 
 
 def as_slice(steps: str) -> slice:
-    """Return the slice for a text ``A:B`` or one number; BadParameter for another text."""
+    """Return the slice for a text ``A:B`` or one number; raises BadParameter for another text."""
     try:
         first, colon, stop = steps.partition(":")
         bounds = [int(bound) if bound.strip() else None for bound in (first, stop)]
@@ -69,12 +69,12 @@ def as_slice(steps: str) -> slice:
 def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str], part: slice) -> dict[str, Any]:
     """Return a dict of an episode's properties, fields and the steps ``part``.
 
-    The value of "final_obs" is None, unless the last step is among these steps and has an observation after it.
+    "final_obs" is None, unless the last step is among these steps and has an observation after it.
     """
     length = len(episode)
     numbers = range(length)[part]
     first = numbers.start
-    # With the last step, include the final observation, which is the row after it.
+    # The final observation is the row after the last step.
     stop = None if numbers and numbers.stop == length else max(first, numbers.stop)
     rows = {path: episode.rows(path, first, stop) for path in paths}
     ids, times = episode.ids, episode.times
@@ -99,7 +99,6 @@ def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str],
 
 
 def lines(record: Mapping[str, Any], total: int, paths: Sequence[str]) -> list[str]:
-    """Return the result of `describe` as lines of text: properties of the episode, and the table of its steps."""
     steps, final = record["steps"], record["final_obs"]
     length = text.plural(record["length"], "step")
     if record["hidden_steps"]:
@@ -129,10 +128,7 @@ EXTRA, EPISODE = "extra", "episode"
 
 
 def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
-    """Return the paths of the step fields ``names`` (None: all); the name "obs" also stands for "obs/image".
-
-    Raises BadParameter for an unknown name.
-    """
+    """Return the paths of these step fields (None: all); "obs" also stands for "obs/image"."""
     chosen: dict[str, None] = {}
     for name in names or ():
         roots = (name, f"{EXTRA}/{name}")
@@ -154,19 +150,18 @@ def episode_leaves(episode: Episode, schema: Schema) -> dict[str, Any]:
 
 
 def row_count(episode: Episode, path: str) -> int:
-    """Return how many rows an episode has of a step field: one per step, and for observations also the final one."""
+    """Return the number of an episode's rows of a field: one per step, and one for a final observation."""
     return len(episode) + (episode.has_final_obs and path.split("/")[0] == "obs")
 
 
 def short(path: str) -> str:
-    """Return the short form of a path: "log_prob" for "extra/log_prob"."""
     return path.removeprefix(f"{EXTRA}/").removeprefix(f"{EPISODE}/")
 
 
 def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:
-    """Return an episode's index, from 0; ``number`` is an index, maybe negative, or, with ``is_id``, the id of a step.
+    """Return an episode's index, from 0; raises BadParameter if there is no such episode.
 
-    Raises BadParameter if there is no such episode.
+    ``number`` is an index, maybe negative, or, with ``is_id``, the id of a step.
     """
     if is_id:
         found = [at for at, episode in enumerate(episodes) if number in episode.ids]

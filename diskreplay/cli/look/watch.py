@@ -60,7 +60,7 @@ def watch(
         with console.bar("Measuring segments") as progress:
             activity = Activity(path, limiters, progress)
         with activity:
-            first = activity.look()  # the next look measures rates since this look
+            first = activity.look()  # the next look measures rates since then
             if not (once or json) and sys.stdout.isatty():
                 _draw(first, _look_again(activity, interval, count and count - 1))
                 return
@@ -74,7 +74,7 @@ def watch(
 
 
 def read_limiter(given: str) -> dr.RateLimiter:
-    """Return the limiter of a text ``NAME=SPI:MIN:BUFFER``; BadParameter for another text."""
+    """Return the limiter of a text ``NAME=SPI:MIN:BUFFER``; raises BadParameter for another text."""
     name, _, numbers = given.partition("=")
     try:
         samples_per_insert, min_size, error_buffer = numbers.split(":")
@@ -96,13 +96,13 @@ def _look_again(activity: Activity, interval: float, count: int | None) -> Itera
 
 
 def _draw(look: Look, looks: Iterator[Look]) -> None:
-    """Draw ``look`` on the whole terminal, then each of ``looks`` in its place; at the end, print the last look."""
+    """Draw the looks in place of each other on the whole terminal; at the end, print the newest look."""
     terminal = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     try:
         with (
-            # `Live` also redraws by itself, since the size of the terminal may change.
+            # `Live` also redraws by itself, because the size of the terminal may change.
             Live(get_renderable=lambda: view(look, terminal.height), console=terminal, screen=True) as live,
-            # The end of the block restores the terminal, so a signal that ends the process must end the block first.
+            # The end of the block restores the terminal, so a signal must end the block before it ends the process.
             console.signals((signal.SIGTERM, signal.SIGHUP), _end),
         ):
             live.refresh()
@@ -122,7 +122,7 @@ _LEAST_ROWS = 3
 
 
 def view(look: Look, height: int | None = None) -> Group:
-    """Return the output for a `Look`; its tables are shortened to fit a terminal of ``height`` lines."""
+    """Return the output; its tables are shortened to fit a terminal of ``height`` lines."""
     rows = None if height is None else max(_LEAST_ROWS, height - _LINES_BESIDE)
     parts: list[RenderableType] = [
         Text(text.clean(look.path), style="bold", overflow="fold"),
@@ -141,7 +141,6 @@ def view(look: Look, height: int | None = None) -> Group:
 
 
 def summary(look: Look) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each line at the top of the output."""
     yield "at", text.moment(look.time)
     yield "steps", steps_line(look)
     yield "episodes", episodes_line(look)
@@ -152,13 +151,11 @@ def summary(look: Look) -> Iterator[tuple[str, str]]:
 
 
 def steps_line(look: Look) -> str:
-    """Return the numbers of visible and inserted steps, of steps in other classes, and the inserted steps/s."""
     counts = [text.count(look.steps), f"{text.count(look.inserted)} inserted", *text.step_classes(vars(look))]
     return ", ".join([*counts, text.rate(look.steps_per_second)])
 
 
 def episodes_line(look: Look) -> str:
-    """Return the numbers of ended and open episodes, the rate, and the mean total_reward of the newest episodes."""
     line = f"{text.count(look.episodes)} ended, {text.count(look.episodes_open)} open"
     line += f", {text.rate(look.episodes_per_second)}"
     if look.newest_episodes:
@@ -167,7 +164,6 @@ def episodes_line(look: Look) -> str:
 
 
 def disk_line(disk: Disk) -> str:
-    """Return the bytes of the store, the free bytes of its disk, and when the disk will be full."""
     line = f"{text.size(disk.bytes)}, {text.size(disk.free)} free"
     if disk.bytes_per_hour is not None and abs(disk.bytes_per_hour) >= 1:
         line += f", {'+' if disk.bytes_per_hour > 0 else ''}{text.size(round(disk.bytes_per_hour))} an hour"
@@ -175,7 +171,6 @@ def disk_line(disk: Disk) -> str:
 
 
 def retention_line(retention: RetentionActivity) -> str:
-    """Return the limits of the store, their use, and the rate of evicted steps."""
     limits = []
     if retention.capacity is not None:
         limits.append(f"{text.count(retention.capacity)} steps")
@@ -243,7 +238,6 @@ SAMPLERS: Mapping[str, Callable[[SavedSampler], str]] = {
 
 
 def log_line(look: Look) -> str:
-    """Return a `Look` as one line of text, for a log."""
     writing = sum(one.state == "writing" for one in look.writers)
     parts = [
         time.strftime("%H:%M:%S", time.localtime(look.time)),

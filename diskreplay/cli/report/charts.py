@@ -21,12 +21,11 @@ from diskreplay.segments.documents.root import read_root
 from diskreplay.segments.documents.state_files import state_names
 
 BINS = 40  # bins of time
-ACTIONS, STATES = 3, 4  # the most actions and saved states with a chart
-STATE_BYTES = 64 << 20  # the most bytes of a saved state that are read
+ACTIONS, STATES = 3, 4  # the maximum numbers of actions and of saved states with a chart
+STATE_BYTES = 64 << 20  # larger saved states are not read
 
 
 def charts_of(store: dr.Store, info: Mapping[str, Any], steps: Steps, episodes: Episodes) -> Iterator[Chart]:
-    """Yield the charts of the report: total rewards, lengths, rewards, actions, times and priorities."""
     ended = episodes.ended != "open"
     for name in ("total_reward", "length"):
         values = getattr(episodes, name)[ended].astype(np.float64)
@@ -64,7 +63,7 @@ def _of_times(info: Mapping[str, Any], steps: Steps) -> Iterator[Chart]:
 
 
 def _by_writer(writers: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield the names of the writers with most steps, each with a mask of its steps; then all others together."""
+    """Yield the writers with most steps, each with a mask of its steps, then all other writers together."""
     numbers, counts = np.unique(writers, return_counts=True)
     most = numbers[np.argsort(-counts, kind="stable")]
     alone = most if len(most) <= MOST_SERIES else most[: MOST_SERIES - 1]
@@ -84,11 +83,11 @@ def _of_priorities(store: dr.Store, steps: Steps) -> Iterator[Chart]:
             try:
                 yield priorities_chart(store, [name], None)
             except (ReplayError, ValueError, BadParameter):
-                continue  # the saved state has no priorities, or was deleted, or `diskreplay verify` reports its damage
+                continue  # no priorities, deleted meanwhile, or damaged, which `diskreplay verify` reports
 
 
-ELEMENTS = 4_000_000  # the most elements of a field that are read
-FIELDS = 60  # the most fields in the table
+ELEMENTS = 4_000_000  # the maximum number of elements of a field that are read
+FIELDS = 60  # the maximum number of fields in the table
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,6 @@ class Statistics:
 
 
 def statistics_of(values: NDArray[Any]) -> Statistics:
-    """Return the statistics of the elements of an array."""
     every = values.ravel()
     finite = every[np.isfinite(every)]
     if not len(finite):

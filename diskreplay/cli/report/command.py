@@ -83,7 +83,7 @@ def report(
 
 
 def ended_counts(info: Mapping[str, Any], where: str | None, episodes: Episodes) -> dict[str, int]:
-    """Return how many episodes ended in each way: of all episodes or, with ``where``, of the sampled episodes."""
+    """Return how many episodes ended in each way; with ``where``, only sampled episodes count."""
     kinds = ("terminated", "truncated", "cut", "open")
     if where is None:
         return {kind: int(info["episodes"][kind]) for kind in kinds}
@@ -94,7 +94,7 @@ INCHES = (5.0, 2.7)  # the size of a chart, with text of 10 points
 
 
 def page_renderer() -> Callable[..., str]:
-    """Return the function that renders the page; its keyword arguments are the values that the page shows."""
+    """Return the function that renders the page from keyword arguments, which `page.html` names."""
     with MissingExtra.raised_for("a report", EXTRA):
         from jinja2 import Environment, PackageLoader, StrictUndefined
 

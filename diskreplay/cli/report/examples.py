@@ -17,11 +17,11 @@ from diskreplay.pictures import as_images, gif, is_image, png, smaller, spread, 
 from diskreplay.reading.episodes import Episode
 from diskreplay.schema.schema import Field, Schema
 
-FRAMES, FPS, WIDEST = 24, 6.0, 128  # of an animation: the most frames, frames per second, and the most pixels of a side
+FRAMES, FPS, WIDEST = 24, 6.0, 128  # of an animation: frames (at most), frames a second, pixels of a side (at most)
 STRIP = 8  # frames in a strip
-IMAGES, CHARTS, COLUMNS = 2, 8, 12  # the most fields of each kind that are shown
+IMAGES, CHARTS, COLUMNS = 2, 8, 12  # the maximum numbers of fields that are shown in each way
 STEPS_DRAWN, STEPS_LISTED = 500, 10
-ROW_BYTES = 1 << 22  # fields with more bytes per row are not read
+ROW_BYTES = 1 << 22  # fields with larger rows are not read
 
 
 class Example(NamedTuple):
@@ -46,7 +46,7 @@ class Frames:
 
 @dataclass(frozen=True)
 class StepsTable:
-    """A table of some of ``total`` steps. A header that begins with > belongs to a column of numbers."""
+    """A table of some of ``total`` steps; a header that begins with > belongs to a column of numbers."""
 
     headers: list[str]
     cells: list[list[str]]
@@ -56,8 +56,6 @@ class StepsTable:
 
 @dataclass(frozen=True)
 class EpisodeParts:
-    """The parts of a page about one episode."""
-
     facts: dict[str, str]
     frames: list[Frames]
     charts: list[Chart]
@@ -90,7 +88,7 @@ def choose_examples(episodes: Episodes, most: int) -> list[Example]:
 
 
 def read_parts(store: dr.Store, example: Example) -> EpisodeParts | None:
-    """Return the parts of the page about an episode; None if its segment was evicted or set aside meanwhile."""
+    """Return what the page shows of an episode; None if its segment was evicted or set aside meanwhile."""
     episode, schema = store.episodes[example.at], store.schema
     try:
         values = {short(path): value for path, value in [*episode_leaves(episode, schema).items()][:COLUMNS]}
@@ -115,7 +113,6 @@ def _readable(schema: Schema) -> dict[str, Field]:
 
 
 def frames(episode: Episode, schema: Schema) -> Iterator[Frames]:
-    """Yield the images of each of the first `IMAGES` fields with images."""
     paths = [path for path, leaf in _readable(schema).items() if is_image(leaf)]
     for path in paths[:IMAGES]:
         rows = row_count(episode, path)
@@ -127,7 +124,6 @@ def frames(episode: Episode, schema: Schema) -> Iterator[Frames]:
 
 
 def charts(episode: Episode, schema: Schema) -> Iterator[Chart]:
-    """Yield charts of up to `CHARTS` fields without images, over the first `STEPS_DRAWN` steps."""
     leaves = {path: leaf for path, leaf in _readable(schema).items() if not is_image(leaf)}
     ordered = sorted(leaves, key=lambda path: (path != "reward", path.split("/")[0] != "action"))
     for path in ordered[:CHARTS]:
@@ -146,7 +142,6 @@ def charts(episode: Episode, schema: Schema) -> Iterator[Chart]:
 
 
 def steps_table(episode: Episode, schema: Schema) -> StepsTable:
-    """Return the table of the first and the last steps, and the final observation."""
     paths, length = [*_readable(schema)], len(episode)
     numbers = [*range(length)[:STEPS_LISTED], *range(max(STEPS_LISTED, length - STEPS_LISTED), length)]
     rows = {str(number): number for number in numbers} | ({"final": length} if episode.has_final_obs else {})

@@ -16,10 +16,10 @@ from diskreplay.reading.snapshot import Snapshot
 from diskreplay.segments.documents import layout
 
 SEED = 0
-EPISODES, STEPS = 5_000, 100_000  # the most episodes and steps that are read
-LONGEST = 1_000_000  # the most steps of an episode whose rewards are summed
-REWARDS = 20_000_000  # the most rewards that are summed
-ASKED = 50_000  # the most episodes that --where is tested on
+EPISODES, STEPS = 5_000, 100_000  # the maximum numbers of episodes and of steps that are read
+LONGEST = 1_000_000  # rewards of episodes with more steps are not summed
+REWARDS = 20_000_000  # the maximum number of rewards that are summed
+ASKED = 50_000  # --where is tested on at most this many episodes
 SEGMENTS = 256  # the number of newest segments that are searched for the newest episode
 PIECES = 400  # the number of ranges of successive steps in a sample
 
@@ -31,8 +31,8 @@ class Episodes:
     """The episodes of a report, oldest first.
 
     ``at`` has their indices in `Store.episodes`, and ``began`` the publishing times of their first steps, in seconds.
-    ``total_reward`` is NaN for an episode whose rewards were not read. The condition was tested on ``asked`` episodes;
-    ``matching`` of these meet it. The store has ``total`` episodes.
+    ``total_reward`` is NaN for an episode whose rewards were not read. The condition of --where was tested on ``asked``
+    episodes, and ``matching`` episodes met the condition. The store has ``total`` episodes.
     """
 
     at: Ints
@@ -49,7 +49,7 @@ class Episodes:
 
 
 def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[int, int], None]) -> Episodes:
-    """Return the episodes of a report: at most `EPISODES`, among them the newest one unless ``where`` excludes it."""
+    """Return the episodes of a report, among them the newest episode unless ``where`` excludes it."""
     total = store.num_episodes
     order = np.random.default_rng(SEED).permutation(total)
     if total:
@@ -72,7 +72,7 @@ def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[
 
 
 def newest_episode(store: dr.Store) -> int:
-    """Return the index of the episode that began last, among the last episodes of the newest `SEGMENTS` segments."""
+    """Return the index of the episode that began last, among the last episodes of the newest segments."""
     first = store.snapshot.episodes.first
     last = np.flatnonzero(np.diff(first >> layout.POSITION_BITS, append=-1))[-SEGMENTS:]
     with suppress(SegmentGone):
@@ -81,7 +81,7 @@ def newest_episode(store: dr.Store) -> int:
 
 
 def choose(store: dr.Store, order: Ints, where: Predicate | None) -> tuple[Ints, int]:
-    """Return the episode indices in ``order`` that meet the condition ``where``, and the number of tested episodes."""
+    """Return the indices in ``order`` of episodes that meet the condition, and the number of tested episodes."""
     if where is None:
         return order, len(order)
     order = order[:ASKED]
@@ -89,13 +89,13 @@ def choose(store: dr.Store, order: Ints, where: Predicate | None) -> tuple[Ints,
 
 
 def began_at(store: dr.Store, at: int) -> float:
-    """Return when the first step of an episode was published, in seconds since the epoch."""
+    """Return when the first step of an episode was published, in seconds since 1970."""
     return float(store.snapshot.times(store.snapshot.episodes.first[at : at + 1])[0] / 1e9)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The ids of sampled steps; ``total`` is the number of steps from which these were sampled."""
+    """The ids of sampled steps; ``total`` is the number of steps from which they were sampled."""
 
     snapshot: Snapshot
     ids: Ints
@@ -105,7 +105,7 @@ class Steps:
         return len(self.ids)
 
     def read(self, path: str, most: int = STEPS) -> tuple[Ints, NDArray[Any]]:
-        """Return the ids and the values of a field of at most ``most`` steps, without steps evicted meanwhile."""
+        """Return ids and a field's values of at most ``most`` steps, without steps evicted meanwhile."""
         ids = self.ids if len(self.ids) <= most else self.ids[np.linspace(0, len(self.ids) - 1, most).astype(int)]
         snapshot, leaf = self.snapshot, self.snapshot.leaf(path)
         if not len(ids):
@@ -120,14 +120,14 @@ class Steps:
         return np.concatenate(found), np.concatenate(values)
 
     def times(self) -> tuple[Ints, NDArray[np.float64]]:
-        """Return the ids of the steps that still exist, and their publishing times in seconds since the epoch."""
+        """Return the ids of the steps that still exist, and their publishing times in seconds since 1970."""
         ids, times = self.read(layout.TIME)
         clocks = self.snapshot.clocks[(ids >> layout.POSITION_BITS) - self.snapshot.origin]
         return ids, (times + clocks) / 1e9
 
 
 def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
-    """Sample steps of ``episodes`` (None: of all), in ranges of successive steps; each step is equally likely."""
+    """Sample ranges of successive steps of ``episodes`` (None: of all); each step is equally likely."""
     table = store.snapshot.episodes
     if episodes is not None:
         table = table.select(np.sort(episodes.at))
