@@ -216,7 +216,6 @@ class _Backup:
         )
 
     def _count_steps(self) -> tuple[Steps, int]:
-        """Return the counts of steps in the backup, and the number of steps in its quarantine."""
         with suppress(*DAMAGE), ExitStack() as opened:
             counters = opened.enter_context(closing(self._copy.counters()))
             # A warning would name the hidden folder of the backup. `Backup.problems` lists the damage instead.

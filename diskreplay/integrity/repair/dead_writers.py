@@ -84,7 +84,6 @@ class DeadWriters:
         return [info for info in found if info and not info.sealed and not is_locked(info.lock_path)]
 
     def _never_written(self) -> list[str]:
-        """Return the folders of segments whose zarr.json was lost in a power failure and whose writer is dead."""
         names = [layout.segment_folder(n) for n in segment_numbers(self._remedies.files)]
         return [
             name
@@ -134,7 +133,7 @@ class DeadWriters:
                         self._remedies.set_aside(where, f"cannot be sealed: {error}")
 
     def _note_fate(self, info: SegmentInfo, fate: Fate, proof: Proof | None) -> None:
-        """Note the action that sealed, moved or deleted a segment of a dead writer.
+        """Note what became of a dead writer's segment.
 
         ``proof`` is not None if the segment is a copy, and the checksums in ``durable/blocks`` prove more of its steps
         than its marks do.
@@ -162,7 +161,6 @@ class DeadWriters:
     # --- unfinished files --------------------------------------------------------------------------------------------
 
     def _dead_leftovers(self) -> set[str]:
-        """Return the names of the temporary files that still exist after a pause."""
         found = self._leftovers()
         if found:
             time.sleep(_PAUSE_S)
@@ -196,8 +194,8 @@ def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
     """Make the unproven steps of each segment count, up to the first incomplete row of each lane; yield the actions.
 
     A row is incomplete if its flags do not continue a sequence of episodes, or if its time is earlier than the time of
-    the previous row. The bytes of the rows before it may still be incomplete, which is why they do not count without
-    this call. Segments of living writers are left alone.
+    the previous row. Nothing shows whether the bytes of the other unproven rows are complete, so these rows only count
+    after this call. Segments of living writers are left alone.
     """
     for number in live_numbers(root, root.counters().read()):
         try:

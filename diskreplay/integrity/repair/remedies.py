@@ -129,14 +129,12 @@ class Remedies:
                 lock.release()
 
     def read(self, number: int) -> SegmentInfo | None:
-        """Return the attributes in the zarr.json of a segment; None: the file cannot be read."""
         try:
             return read_segment(self.store, number)
         except (FormatError, OSError):
             return None
 
     def verify_segment(self, number: int) -> list[Problem]:
-        """Return the problems of a segment, checksums included, without unproven rows."""
         found, _ = verify_segment(str(self.root), number, self.plan, deep=True, evicted={})
         return without(found, "unproven")
 
@@ -163,7 +161,6 @@ class Remedies:
             self.note("restored", where, detail)
 
     def make_group(self, name: str) -> None:
-        """Make the folder and the zarr.json of a missing group of the store."""
         if not self.dry_run:
             (self.root / name).mkdir()
         where = f"{name}/{layout.METADATA}"
@@ -171,7 +168,6 @@ class Remedies:
 
 
 def prove(info: SegmentInfo) -> Proof | None:
-    """Return the result of `prove_by_blocks`; None: small files of the segment are damaged."""
     with suppress(FormatError, OSError):
         return prove_by_blocks(info)
     return None

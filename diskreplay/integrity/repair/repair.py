@@ -202,6 +202,6 @@ class _Repair:
         """Complete the replacements of damaged segments that another process began before it died."""
         if self._dry_run:
             return
-        with suppress(FormatError):  # damaged counters: the next process that opens the store completes them
+        with suppress(FormatError):  # the next process that opens the store completes the replacements
             for number in finish_replacements(self._remedies.store):
                 self._remedies.note("rebuilt", layout.segment_folder(number), "a process that died had begun this")

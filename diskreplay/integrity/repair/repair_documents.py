@@ -63,7 +63,6 @@ def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
 
 
 def _candidates(info: SegmentInfo, folder: str, file: str) -> Iterator[bytes]:
-    """Yield possible contents of a small file of a sealed segment, derived from its undamaged files."""
     name = f"{folder}/{file}"
     if name == layout.BLOCKS:
         yield derive_blocks(info)
@@ -101,7 +100,6 @@ def from_copy(document: Path, copy: Path) -> bytes | None:
 
 
 def restore_file(path: Path, data: bytes) -> bool:
-    """Write a file durably; return whether its folder exists and is no link."""
     if not is_folder(path.parent):
         return False
     write_atomic(path, data, synced=True)
@@ -117,12 +115,10 @@ def _document(info: SegmentInfo, folder: str) -> bytes:
 
 
 def _rows(info: SegmentInfo) -> NDArray[np.int64]:
-    """Return the number of rows of each lane; empty if ``committed`` and ``durable`` are both damaged."""
     return np.frombuffer(_counter(info, layout.COMMITTED) or _counter(info, layout.DURABLE), "<i8")
 
 
 def _of_episodes(info: SegmentInfo, name: str) -> bytes:
-    """Return the content of a file of the table of episodes, from the rows; empty if the rows are damaged."""
     if info.episodes is None:
         return b""
     known = {f"{path}/{layout.METADATA}": data for path, data in info.root.blueprint.episode_documents(info.episodes)}
@@ -133,7 +129,6 @@ def _of_episodes(info: SegmentInfo, name: str) -> bytes:
 
 
 def _counter(info: SegmentInfo, counter: str) -> bytes:
-    """Return the bytes of the array ``counter``; empty if they do not match their checksum."""
     name = f"{counter}/c.0"
     if not is_folder(info.path / counter):
         return b""

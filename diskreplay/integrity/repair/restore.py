@@ -137,12 +137,10 @@ def _check_place(store: Root, entry: Quarantined, info: SegmentInfo) -> None:
 
 
 def _members(info: SegmentInfo) -> list[int]:
-    """Return the numbers of the segments that were merged into a pack; empty if the segment is not a pack."""
     return [] if info.packed is None else read_tables(info).numbers.tolist()
 
 
 def _steps_of(info: SegmentInfo) -> int:
-    """Return the number of steps of a segment, without lost and unproven steps."""
     if info.sealed:
         return (info.steps or 0) - info.lost.steps
     return count_steps_in(info, proven_rows(info))

@@ -74,7 +74,10 @@ class Losses:
 
 
 def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
-    """Whether a problem of the segment may come from damaged rows: a rebuilt segment does not have the problem."""
+    """Whether a problem of the segment in the folder ``where`` may come from damaged rows.
+
+    A segment that is rebuilt from its undamaged episodes does not have such a problem.
+    """
     if not info.sealed:
         return False
     name = problem.where.removeprefix(f"{where}/")
@@ -148,7 +151,6 @@ def steps_at_stake(info: SegmentInfo | None, segment: Path) -> int:
 
 
 def _rows_committed(segment: Path, most: int) -> int:
-    """Return the number of committed rows, at most ``most``; ``most`` if the counter is unreadable."""
     with suppress(OSError, FormatError):
         data = read_regular(str(segment / layout.COMMITTED / "c.0"), None, 8 * layout.MAX_LANES)
         rows = np.frombuffer(data[: len(data) & ~7], "<i8").astype(np.float64).clip(0).sum()
@@ -216,7 +218,6 @@ class SegmentRepair:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _restore_document(self, where: str, problems: list[Problem]) -> bool:
-        """Restore the zarr.json of a segment from its copy; return whether that is possible."""
         path = self._root / where
         data = None if path.is_symlink() else from_copy(path / layout.METADATA, path / layout.DOCUMENT_COPY)
         if data is None:

@@ -35,8 +35,6 @@ _MOST_NS = 1 << 62
 
 @dataclass(frozen=True)
 class Attributes:
-    """The checked attributes of a segment's zarr.json."""
-
     lanes: int
     chunk_rows: dict[str, int]
     in_place: bool
@@ -99,7 +97,6 @@ class Segment:
         return int(self.rows_of(path).max())
 
     def kept_of(self, path: str) -> int:
-        """Return the number of an array's rows in its longest lane, unproven rows included."""
         return max(self.longest_of(path), self.kept_values) if layout.is_of_episodes(path) else self.kept_rows
 
     def inside(self, name: str) -> str:
@@ -114,7 +111,7 @@ class Segment:
         return self.lanes * self.chunk_rows[path] * self.plan.arrays[path].row_bytes
 
     def read_rows(self, path: str, lane: int, first: int, stop: int) -> bytes | None:
-        """Return the bytes of rows ``[first, stop)``, all in one chunk; None: its file is not complete."""
+        """Return the bytes of rows ``[first, stop)``, all in one chunk; None: the chunk's file is not complete."""
         per_chunk, row_bytes = self.chunk_rows[path], self.plan.arrays[path].row_bytes
         nbytes, at = (stop - first) * row_bytes, (lane * per_chunk + first % per_chunk) * row_bytes
         # A missing file is not reported here: `check_chunks` reports it.
@@ -124,7 +121,6 @@ class Segment:
         return None
 
     def read_flags(self, lane: int, first: int, stop: int) -> NDArray[np.uint8]:
-        """Return the flags of rows ``[first, stop)``, all in one chunk; empty if its file is not complete."""
         return np.frombuffer(self.read_rows(layout.DONE, lane, first, stop) or b"", np.uint8)
 
     def flag_parts(self, lane: int, first: int, stop: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
@@ -160,7 +156,6 @@ class Segment:
 
 
 def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
-    """Return the attributes of a segment; None: a problem was reported."""
     given = read_group(files, folder)
     if given is None:
         return None
@@ -225,7 +220,7 @@ def _need(given: Any, good: Mapping[str, bool]) -> None:
 
 
 def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
-    """Return, for each attribute of every segment, whether its value is possible."""
+    """Return {attribute of every segment: whether its value is possible}."""
     claimed, wall = given.get("claimed", []), given["clock"]["wall"]  # the zero of the rows' clock, in ns since 1970
     return {
         "uuid": is_uuid(given["uuid"]),
@@ -242,7 +237,6 @@ def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
 
 
 def _are_of_sealed(given: Any, lanes_with_values: int, most_rows: int) -> dict[str, bool]:
-    """Return, for each attribute that only sealed segments have, whether its value is possible."""
     checksums, times = given["checksums"], given["times"]
     are_sums = isinstance(checksums, dict) and _are_whole(list(checksums.values()), most=(1 << 32) - 1)
     return {
@@ -292,7 +286,6 @@ def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
 
 
 def _are_whole(value: Any, count: int | None = None, most: float = math.inf) -> bool:
-    """Whether a value is a list of whole numbers from 0 to ``most``, with ``count`` items if given."""
     return isinstance(value, list) and count in (None, len(value)) and all(is_whole(item, most=most) for item in value)
 
 
@@ -390,19 +383,18 @@ def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:
 
 
 def _contents(files: Files, where: str) -> bytes:
-    """Return the bytes of a file; empty if the file is missing."""
     if not os.path.lexists(files.path(where)):
         return b""
     return files.read(where, MAX_DOCUMENT_BYTES) or b""
 
 
 def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[np.int64] | None:
-    """Return the number of committed rows of each lane; None: a problem was reported."""
+    """Return the number of committed rows of each lane."""
     lanes, before = attributes.lanes, len(files.problems)
     values: dict[str, NDArray[np.int64]] = {}
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None
-    # A writer increases `committed` first. It is read last, so that its value is never less than the other two.
+    # A writer increases `committed` before the others. It is read last, so that it is never less than the others.
     for name in (layout.DURABLE, layout.OBSERVED, layout.COMMITTED):
         data = files.read(f"{folder}/{name}/c.0", 8 * lanes, 8 * lanes)
         if data is None:
@@ -422,7 +414,6 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
 
 
 def _wrong_counters(values: Mapping[str, NDArray[np.int64]], sealed: bool) -> dict[str, str]:
-    """Return {name of a counter: its problem}."""
     committed, observed, durable = (values[name] for name in (layout.COMMITTED, layout.OBSERVED, layout.DURABLE))
     most = layout.POSITION_MASK // len(committed)
     wrong: dict[str, str] = {}

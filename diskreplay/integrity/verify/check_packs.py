@@ -17,7 +17,6 @@ from diskreplay.segments.documents import layout
 
 
 def check_tables(segment: Segment, tables: Tables, number: int | None) -> bool:
-    """Return whether both tables of a pack are valid; report the first problem."""
     files = segment.files
     copy = segment.inside(layout.TABLES_COPY)
     check_content(files, copy, tables.content, "checksum", "is not a copy of the two tables of this pack")
@@ -129,7 +128,6 @@ def _lines_in(tables: Tables, first: int, stop: int) -> slice:
 
 
 def _check_steps(segment: Segment, tables: Tables, steps: NDArray[np.int64], is_lost: NDArray[np.bool_]) -> None:
-    """Check the number of steps of each merged segment, except of segments with lost rows."""
     line = np.cumsum(tables.members[:, 1]) - tables.members[:, 1]
     found, unknown = np.add.reduceat(steps, line), np.logical_or.reduceat(is_lost, line)
     for at in np.flatnonzero((found != tables.members[:, 3]) & ~unknown)[:1].tolist():

@@ -181,7 +181,6 @@ def _check_limiter(files: Files, plan: Plan, where: str) -> None:
 
 
 def read_words(files: Files) -> Words | None:
-    """Return the store's counters; None: a problem was reported."""
     words = _stable_words(files)
     if words is None:
         return None
@@ -275,7 +274,7 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
     """Return the problems of the current saved state in the folder ``where``, except those of a save in progress.
 
     A problem counts only if two checks find it in the same state, and no other state was saved during either check. If
-    new states are saved faster than one can be checked, no problem is returned, because none can be confirmed.
+    new states are saved faster than a check ends, no problem is returned, because no problem can be confirmed.
     """
     before = ""
     until = time.monotonic() + _PATIENCE_S
@@ -329,7 +328,6 @@ def _attributes(files: Files, folder: str) -> Document | None:
 
 
 def _arrays(tree: Any, levels: int) -> list[tuple[str, int]]:
-    """Return the name and the checksum of each array in a saved state, which is a tree of JSON."""
     if not levels:
         raise ValueError("is nested too deeply")
     if isinstance(tree, list):

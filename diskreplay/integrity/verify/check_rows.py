@@ -41,7 +41,7 @@ def check_flags(segment: Segment) -> bool:
 
 
 def check_times(segment: Segment) -> None:
-    """Check that times never decrease within a lane, and the first and last time that a sealed segment states."""
+    """Check that times never decrease in a lane, and that a sealed segment states the right first and last time."""
     attributes, files = segment.attributes, segment.files
     found: list[int] = []
     for lane, first, before, times, counted in blocks(segment, layout.TIME, 0):
@@ -243,7 +243,7 @@ def _find(segment: Segment) -> _Episodes:
         return _Episodes(*(np.zeros(0, np.int64) for _ in _Episodes._fields))
     lanes, first = lane[begins], row[begins]
     stop = np.where(np.append(lanes[1:] != lanes[:-1], True), segment.rows[lanes], np.append(first[1:], 0))
-    # On a row with a step, CUT means that the episode continues the previous one.
+    # On a row with a step, CUT means that the episode continues the previous episode.
     bits = np.where(flags & NO_STEP, _OF_ANY_ROW | CUT, _OF_ANY_ROW)
     end: NDArray[np.int64] = np.bitwise_or.reduceat(flags & bits, begins).astype(np.int64) | np.where(
         flags[begins] & CUT, FIRST, 0

@@ -122,7 +122,6 @@ def _verify_once(
 
 
 def _check_episodes_of_rows(segment: Segment, number: int, evicted: EntriesBySegment) -> bool:
-    """Check flags, evictions and the tables of a pack; return whether the flags are right."""
     are_episodes = check_flags(segment)
     if segment.attributes.packed is None:
         check_evicted(segment, evicted.get(number, []))
@@ -133,7 +132,6 @@ def _check_episodes_of_rows(segment: Segment, number: int, evicted: EntriesBySeg
 
 
 def _with_values(segment: Segment) -> Segment:
-    """Set ``values`` and ``kept_values``, counted by flags if the attributes do not have them."""
     attributes = segment.attributes
     values = np.array(attributes.values, np.int64) if attributes.values else segment.count_values(segment.rows)
     if (values > segment.rows).any():
@@ -146,7 +144,6 @@ def _with_values(segment: Segment) -> Segment:
 
 
 def _with_tables(segment: Segment, number: int) -> Segment:
-    """Set the tables of a pack if they are valid."""
     assert segment.attributes.packed is not None
     # `check_folders` has already reported missing folders.
     tables = read_tables(segment.files.quiet(), segment.where, segment.attributes.packed, segment.attributes.checksums)
@@ -154,7 +151,6 @@ def _with_tables(segment: Segment, number: int) -> Segment:
 
 
 def _prove(segment: Segment) -> NDArray[np.int64]:
-    """Return the number of proven rows of each lane, and report the number of unproven steps."""
     proven = proven_rows(segment)
     if steps := count_unproven(segment, proven):
         _report_unproven(segment, steps)
@@ -192,7 +188,6 @@ def check_folders(segment: Segment) -> dict[str, set[int]]:
 
 
 def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
-    """Check the folder of a group, a counter of rows, or a table."""
     files, base = segment.files, segment.inside(path) if path else segment.where
     is_counter = path in layout.LANE_COUNTERS
     if is_counter and layout.LOCK in names:
@@ -210,7 +205,6 @@ def _check_names(segment: Segment, path: str, names: dict[str, str]) -> None:
 
 
 def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]:
-    """Return the allowed names in the folder of a group, counter or table."""
     base = segment.inside(path) if path else segment.where
     counter, table = path in layout.LANE_COUNTERS, path in segment.plan.tables
     column = path in segment.plan.columns
@@ -228,7 +222,6 @@ def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]
 
 
 def _names_beside_durable(segment: Segment) -> list[str]:
-    """Return the names of files in the folder ``durable`` that do not belong to this counter."""
     of_packs = (layout.TABLES_COPY, layout.INDEXES_COPY) if segment.plan.tables else ()
     own = (layout.MARKS, layout.BLOCKS, layout.DOCUMENT_COPY, *of_packs)
     return [name.rpartition("/")[2] for name in own]

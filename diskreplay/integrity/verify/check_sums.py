@@ -141,7 +141,6 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
 
 
 def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Return the names of the files that need a checksum; ``present`` has each array's chunk numbers."""
     plan = segment.plan
     wanted = {f"{path}/{layout.METADATA}" for path in plan.folders}
     wanted |= {f"{name}/c.0" for name in layout.LANE_COUNTERS} | {layout.BLOCKS}

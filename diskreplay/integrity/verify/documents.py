@@ -38,7 +38,6 @@ class Array:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def chunk_number(self, name: str) -> int | None:
-        """Return the number of the chunk with this file name; None: no chunk has such a name."""
         found = re.fullmatch(r"c\.0\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(self.shape), name)
         return None if found is None else int(found[1])
 
@@ -55,7 +54,6 @@ class Compressed(NamedTuple):
 
 
 def sharding(how: Compressed, shape: tuple[int, ...]) -> Document:
-    """Return the zarr codec, as JSON, of a compressed array whose rows have this shape."""
     plain = {"name": "bytes", "configuration": {"endian": "little"}}
     zstd = {"name": "zstd", "configuration": {"level": how.level, "checksum": False}}
     configuration = {
@@ -121,7 +119,6 @@ class Plan:
 
 
 def _episode_documents(templates: Mapping[str, Document], episodes: int) -> dict[str, Document]:
-    """Return the zarr.json of each array of a table of ``episodes`` episodes, by path."""
     documents = {}
     for name, dtype in layout.EPISODE_COLUMNS.items():
         template = templates[layout.DONE if dtype == "|u1" else layout.COMMITTED]
@@ -143,7 +140,6 @@ def make_plan(schema: Schema, templates: dict[str, Document], store: str) -> Pla
 
 
 def parse(files: Files, where: str, data: bytes) -> Document | None:
-    """Return the JSON object in ``data``; None: a problem of the file ``where`` was reported."""
     try:
         text = data.decode()
         if text.count("[") + text.count("{") > MOST_DEPTH:
@@ -161,13 +157,11 @@ def parse(files: Files, where: str, data: bytes) -> Document | None:
 
 
 def read_object(files: Files, where: str, most: int = MAX_DOCUMENT_BYTES) -> Document | None:
-    """Return the JSON object in a file of at most ``most`` bytes; None: a problem was reported."""
     data = files.read(where, most)
     return None if data is None else parse(files, where, data)
 
 
 def read_group(files: Files, folder: str) -> Document | None:
-    """Return the attributes of a group, whose zarr.json has its own checksum; None: a problem was reported."""
     where = f"{folder}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     if data is None or not check_itself(files, where, data) or (document := parse(files, where, data)) is None:
@@ -180,14 +174,12 @@ def read_group(files: Files, folder: str) -> Document | None:
 
 
 def check_content(files: Files, where: str, expected: bytes | None, kind: str, detail: str) -> None:
-    """Report a problem of this kind if a file's content is not ``expected``; report a missing file as missing."""
     data = files.read(where, MAX_DOCUMENT_BYTES)
     if data is not None and data != expected:
         files.report(kind, where, detail)
 
 
 def check_itself(files: Files, where: str, data: bytes) -> bool:
-    """Whether a JSON file matches the checksum that it contains; if not, report a problem."""
     if not (fits := fits_itself(data)):
         files.report("checksum", where, "has no checksum in it" if fits is None else "does not match its checksum")
     return bool(fits)
@@ -202,12 +194,10 @@ def fits_itself(data: bytes) -> bool | None:
 
 
 def compact(document: Document) -> bytes:
-    """Return the bytes of a zarr.json: JSON without spaces, with keys in the given order."""
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def shaped(template: Document, shape: list[int], chunks: list[int], names: list[str] | None = None) -> Document:
-    """Return the zarr.json of an array with this shape and chunk shape; ``names``: the names of its axes."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
     document = {**template, "shape": shape, "chunk_grid": grid}
     return document if names is None else {**document, "dimension_names": names}
@@ -224,7 +214,6 @@ def store_documents(plan: Plan) -> dict[str, bytes]:
 
 
 def eviction_document(plan: Plan, rows: int) -> bytes:
-    """Return the zarr.json of the array ``evictions`` with this number of rows."""
     counter = plan.templates[layout.COMMITTED]
     return compact(shaped(counter, [rows, 2], [layout.EVICTION_ROWS, 2], ["entry", "id_and_steps"]))
 

@@ -1,7 +1,8 @@
 """Problems, and a reader for files that may be damaged or hostile: it follows no link and maps no file into memory.
 
 The modules of this package share constants, the schema and the identity of the machine with the rest of diskreplay, but
-no code that reads or writes stores.
+no code that reads or writes stores. If one of their functions returns None instead of a value, it has reported a
+problem.
 """
 
 import errno
@@ -85,7 +86,7 @@ class Files:
         return os.path.join(self.root, where or ".")  # the root itself may be a link to the store
 
     def listing(self, where: str) -> dict[str, str] | None:
-        """Return "file", "folder", "link" or "other" for each name in a folder; None: a problem was reported."""
+        """Return "file", "folder", "link" or "other" for each name in a folder."""
         fd = self._open(where, os.O_RDONLY | os.O_DIRECTORY, "folder")
         if fd is None:
             return None
@@ -110,7 +111,6 @@ class Files:
                 self.report("unexpected", where, "does not belong in a store")
 
     def is_folder(self, where: str) -> bool:
-        """Whether a name is a folder; if not, report that."""
         fd = self._open(where, os.O_RDONLY | os.O_DIRECTORY, "folder")
         if fd is not None:
             os.close(fd)
@@ -129,7 +129,7 @@ class Files:
 
     @contextmanager
     def opened(self, where: str, nbytes: int | None = None) -> Iterator[int | None]:
-        """Open a regular file for a `with` block, and yield its descriptor; None: a problem was reported.
+        """Open a regular file for a `with` block, and yield its descriptor, or None after a problem was reported.
 
         A size other than ``nbytes``, if given, is a problem. An OSError in the block, such as a failed read, is
         reported, too.
@@ -155,7 +155,6 @@ class Files:
             os.close(fd)
 
     def read(self, where: str, most: int, nbytes: int | None = None) -> bytes | None:
-        """Return the content of a file of at most ``most`` bytes; None: a problem was reported."""
         with self.opened(where, nbytes) as fd:
             if fd is None:
                 return None
@@ -186,7 +185,6 @@ def _type(entry: os.DirEntry[str]) -> str:
 
 
 def reason(error: OSError) -> str:
-    """Return the system's message of an error, without the path."""
     return error.strerror or type(error).__name__
 
 

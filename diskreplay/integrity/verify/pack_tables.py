@@ -66,7 +66,6 @@ class Tables:
 
 
 def read_tables(files: Files, where: str, packed: tuple[int, int], checksums: Mapping[str, int]) -> Tables | None:
-    """Return the tables of a pack; None: a table is missing or does not match its checksum."""
     found = []
     for path, lines, columns in zip(layout.PACK_TABLES, packed, layout.PACK_COLUMNS, strict=True):
         name, nbytes = f"{path}/c.0.0", 8 * lines * len(columns)
@@ -89,10 +88,9 @@ def find_superseded(packs: Mapping[int, Tables]) -> set[int]:
 
 
 def find_torn(packs: Mapping[int, Tables], superseded: Iterable[int]) -> dict[int, int]:
-    """Return the superseded packs with a segment that no current pack has.
+    """Find superseded packs that have a segment which no current pack has.
 
-    The keys are their numbers. The values are numbers of current packs, each with other segments of the superseded
-    pack.
+    Returns {number of such a pack: number of a current pack that has some of its segments}.
     """
     superseded = set(superseded)
     counted = {number: {*tables.numbers} for number, tables in packs.items() if number not in superseded}

@@ -29,7 +29,7 @@ def is_row(flags: int) -> bool:
 def may_follow(before: int, flags: int) -> bool:
     """Whether a row with ``flags`` may follow a row with the flags ``before``.
 
-    `START` as ``before``: whether the row may be the first row of a lane.
+    With `START` as ``before``, this tells whether the row may be the first row of a lane.
     """
     if not is_row(flags):
         return False
@@ -63,6 +63,5 @@ def first_wrong(flags: NDArray[np.uint8], before: NDArray[np.uint8], rows: NDArr
 
 
 def count_steps(flags: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
-    """Return the number of steps in the first ``rows[lane]`` rows of each lane, summed over the lanes."""
     counted = np.arange(flags.shape[1]) < rows[:, None]
     return int(np.count_nonzero(counted & (flags & NO_STEP == 0)))

@@ -133,7 +133,6 @@ class OutsideSegments(NamedTuple):
 
 
 def check_outside_segments(root: str, plan: Plan, deep: bool) -> OutsideSegments:
-    """Check the files of a store outside its segments; with ``deep``, also the saved states of samplers."""
     files = Files(root)
     good = check_root(files, plan)
     # Segments are listed before the counters are read, so that a segment made in between is not a problem.
@@ -157,7 +156,6 @@ def segment_numbers(files: Files) -> list[int]:
 
 
 def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Tables]:
-    """Return the tables of the undamaged packs among these segments, by pack number; report no problem."""
     found, quiet = {}, files.quiet()
     for number in numbers:
         where = layout.segment_folder(number)
@@ -173,7 +171,7 @@ def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Ta
 def _is_just_made(number: int, packs: Mapping[int, Tables], there: Sequence[int]) -> bool:
     """Whether a pack was just made: the segments merged into it, or older packs with these segments, all still exist.
 
-    Its number is beyond the store's counter of segments. The process that made the pack is about to increase the
+    The pack's number is beyond the store's counter of segments. The process that made the pack is about to increase the
     counter, or died before that. Until the counter is increased, readers use the segments merged into the pack.
     """
     if number not in packs:
@@ -238,7 +236,6 @@ def _report(files: Files, scratch: Files, where: str, number: int) -> None:
 
 
 def _count_steps(files: Files, where: str) -> int | None:
-    """Count the steps of a segment by its counters and its flags; None: they cannot be counted."""
     rows, steps, chunk, per_chunk = _claimed_rows(files, where), 0, 0, 0
     while rows is not None:
         name = f"{where}/{layout.DONE}/{layout.chunk_key(chunk, 0)}"
