@@ -119,7 +119,6 @@ def complain(message: str) -> None:
 
 
 def ask(question: str) -> bool:
-    """Return whether the answer on the terminal is yes; without a terminal, return False."""
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stderr.isatty():
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
@@ -200,8 +199,8 @@ class TextTable:
     """A table for rich; on a terminal that is too narrow, each row is a paragraph.
 
     ``columns`` has, for each header, a function that returns the text of a row in this column. Columns whose headers
-    begin with > are aligned to the right. At most ``limit`` rows are shown. If there are more rows, the last line tells
-    how many, and ends with ``hint``, which names the option that shows all rows.
+    begin with > are aligned to the right. At most ``limit`` rows are shown. If there are more rows, the last line has
+    the number of missing rows, and ends with ``hint``, which names the option that shows all rows.
     """
 
     def __init__(

@@ -132,10 +132,10 @@ def _file_system(path: Path) -> dict[str, Any]:
 
 
 def _mount(path: Path) -> tuple[str | None, list[str]]:
-    """Return the mount point of a path and its options; (None, []) if they are unknown."""
     found: tuple[str | None, list[str]] = None, []
     for line in _read("/proc/self/mountinfo").splitlines():
-        # number, parent, device, root, mount point, options, optional fields, "-", type, source, options of all mounts
+        # The fields of a line: number, parent, device, root, mount point, options, optional fields, "-", type, source,
+        # options of all mounts.
         before, _, after = line.partition(" - ")
         with suppress(IndexError):
             escaped, options, shared = before.split(" ")[4], before.split(" ")[5], after.split(" ")[2]
@@ -292,12 +292,10 @@ def known_libraries() -> dict[str, Library]:
 
 
 def tested_pythons() -> list[str]:
-    """Return the tested minor versions of Python; [] if the package has no metadata."""
     return [found[1] for line in _metadata().get_all("Classifier", []) if (found := _PYTHON.fullmatch(line))]
 
 
 def _metadata() -> metadata.PackageMetadata | Message:
-    """Return the metadata of the package; empty if the package is not installed."""
     try:
         return metadata.metadata("diskreplay")
     except metadata.PackageNotFoundError:

@@ -296,7 +296,6 @@ def _show_names(title: str, named: Sequence[tuple[str, str]]) -> None:
 
 
 def _parsed(given: str) -> tuple[str, str]:
-    """Split SCHEME:WHERE at the first colon; raises BadParameter for another text."""
     name, colon, where = given.partition(":")
     known = f"the schemes are {', '.join(SCHEMES)}"
     if not colon or not where:

@@ -13,7 +13,6 @@ NOTHING = "-"
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message on one line, or the name of its class if there is no message."""
     return clean(" ".join(str(error).split())) or type(error).__name__
 
 
@@ -81,7 +80,6 @@ def duration(seconds: float | None) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """Return text such as 1,234/s or 0.125/s."""
     return NOTHING if per_second is None else f"{number(float(f'{per_second:.4g}'))}/s"
 
 
@@ -97,7 +95,6 @@ def moment(value: object) -> str:
 
 
 def plural(amount: int, thing: str) -> str:
-    """Return text such as 1 episode or 2,000 episodes."""
     return f"{amount:,} {thing}" if amount == 1 else f"{amount:,} {thing}s"
 
 

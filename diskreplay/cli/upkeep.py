@@ -84,7 +84,6 @@ def compact(
 
 
 def parse_compression(compression: str | None) -> str | tuple[str, int] | None:
-    """Return the option --compression as the argument `compression` of `Store.compact` and `create`."""
     if compression is None:
         return None
     name, colon, level = compression.partition(":")

@@ -1,1 +1,4 @@
-"""The fields of steps and episodes: dtypes, shapes, Gymnasium spaces, tuples. Any other package may import this one."""
+"""The fields of steps and episodes: dtypes, shapes, Gymnasium spaces, tuples.
+
+All other packages may import `diskreplay.schema`.
+"""

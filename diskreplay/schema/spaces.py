@@ -290,7 +290,6 @@ class TupleRecord(tuple[Any, ...]):
     @overload
     def __getitem__(self, key: slice) -> tuple[Any, ...]: ...
     def __getitem__(self, key: SupportsIndex | str | slice) -> Any:
-        """Return the item at a position or key; KeyError if there is no such key."""
         if not isinstance(key, str):
             return super().__getitem__(key)
         if key not in self.keys():

@@ -48,7 +48,7 @@ class Chart:
 
 
 def draw(chart: Chart) -> str:
-    """Return a chart as lines of text as wide as the terminal, in colours if stdout is a terminal."""
+    """Return a chart as text of the terminal's width, in colours if stdout is a terminal."""
     with MissingExtra.raised_for("a plot in the terminal", EXTRA):
         import plotext
 
@@ -84,7 +84,10 @@ def numbers(values: NDArray[Any]) -> NDArray[np.float64]:
 def picture(
     chart: Chart, kind: Literal["png", "svg"], inches: tuple[float, float] = (8, 4.5), *, on_page: bool = False
 ) -> bytes:
-    """Return a chart as a PNG or SVG; ``on_page``: transparent, without a title and a y label."""
+    """Return a chart as a PNG or SVG.
+
+    With ``on_page``, the background is transparent, and there is no title and no y label.
+    """
     with MissingExtra.raised_for("a picture of a plot", EXTRA):
         from matplotlib import rc_context
         from matplotlib.figure import Figure

@@ -129,7 +129,6 @@ def fields_of(columns: Columns) -> list[str]:
 
 
 def sort_key(columns: Columns, name: str) -> str:
-    """Return the name of the column to sort by; raises BadParameter for an unknown name."""
     if name in list(SortBy):
         return name
     path = name if name.startswith("episode/") else f"episode/{name}"

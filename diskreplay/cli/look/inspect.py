@@ -110,7 +110,7 @@ def steps_line(info: Mapping[str, Any]) -> str:
 
 
 def tally(rows: Sequence[Mapping[str, Any]], states: Sequence[str]) -> str:
-    """Return the number of ``rows``, in total and for each state, such as "12 (2 writing, 10 sealed)"."""
+    """Return text such as "12 (2 writing, 10 sealed)": the number of ``rows``, in total and by state."""
     counts = [(sum(row["state"] == state for row in rows), state) for state in states]
     named = ", ".join(f"{text.count(amount)} {state}" for amount, state in counts if amount)
     return f"{text.count(len(rows))} ({named})" if named else text.count(len(rows))
@@ -134,7 +134,7 @@ def statistics_table(info: Mapping[str, Any]) -> console.TextTable:
 
 
 def segments_table(segments: Sequence[Row], limit: int | None) -> console.TextTable:
-    """Build the table of segments, in the order of `SEGMENT_STATES`, and with the newest segment of a state first."""
+    """Build the table of segments in the order of `SEGMENT_STATES`; the segments of a state are newest first."""
     counted = {"lanes": "lanes", "rows": "rows", "steps": "steps"}
     optional = {f"steps_{name}": name for name in ("hidden", "evicted", "discarded", "lost")}
     optional |= {"merged": "merged", "steps_unproven": "unproven"}

@@ -126,9 +126,10 @@ def over_episodes(name: str, values: NDArray[Any]) -> Chart:
 
 
 def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | None) -> Chart:
-    """Return the chart of priorities saved by these samplers (none named: all); ``steps`` restricts the ids.
+    """Return the chart of saved priorities; an empty ``samplers`` stands for all samplers.
 
-    Raises BadParameter if there are no priorities, StoreNotFound if a named sampler saved nothing.
+    If ``steps`` is given, only priorities of these ids are drawn. Raises BadParameter if there are no priorities,
+    StoreNotFound if a named sampler saved nothing.
     """
     saved = read_priorities(store, samplers)
     among = ((name, values if steps is None else values[np.isin(ids, steps)]) for name, (ids, values) in saved.items())
@@ -206,7 +207,7 @@ def _some(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def in_units(seconds: NDArray[np.float64], label: str) -> tuple[NDArray[np.float64], str]:
-    """Return times in the largest unit in which the longest is at least 2, and the unit before ``label``."""
+    """Return times in the largest unit in which the longest time is at least 2, and ``label`` after this unit."""
     name, unit = next(((n, u) for n, u in _UNITS if seconds.max() >= 2 * u), _UNITS[-1])
     return seconds / unit, f"{name} {label}"
 
@@ -215,7 +216,7 @@ Saved = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 
 def read_priorities(store: dr.Store, samplers: Sequence[str]) -> Saved:
-    """Return the ids and priorities |td| + eps in saved states, by sampler; ``samplers`` empty: of all samplers."""
+    """Return saved ids and priorities |td| + eps by sampler; an empty ``samplers`` stands for all samplers."""
     found: Saved = {}
     for name in samplers or state_names(read_root(store.path)):
         state = store.load_sampler_state(name)

@@ -54,7 +54,6 @@ def show(
 
 
 def as_slice(steps: str) -> slice:
-    """Return the slice for a text ``A:B`` or one number; raises BadParameter for another text."""
     try:
         first, colon, stop = steps.partition(":")
         bounds = [int(bound) if bound.strip() else None for bound in (first, stop)]
@@ -150,7 +149,7 @@ def episode_leaves(episode: Episode, schema: Schema) -> dict[str, Any]:
 
 
 def row_count(episode: Episode, path: str) -> int:
-    """Return the number of an episode's rows of a field: one per step, and one for a final observation."""
+    """Return the number of rows of a field in an episode; the final observation is a row of observations only."""
     return len(episode) + (episode.has_final_obs and path.split("/")[0] == "obs")
 
 
@@ -174,7 +173,6 @@ def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:
 
 
 def cell(value: Any) -> str:
-    """Return a value as a cell of a table: a number, a short vector, or a summary of an array."""
     value = np.asarray(value)
     if not value.ndim:
         return text.number(value.item()) if value.dtype.kind == "f" else str(value.item())

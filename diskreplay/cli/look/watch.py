@@ -74,7 +74,6 @@ def watch(
 
 
 def read_limiter(given: str) -> dr.RateLimiter:
-    """Return the limiter of a text ``NAME=SPI:MIN:BUFFER``; raises BadParameter for another text."""
     name, _, numbers = given.partition("=")
     try:
         samples_per_insert, min_size, error_buffer = numbers.split(":")
@@ -87,7 +86,6 @@ def read_limiter(given: str) -> dr.RateLimiter:
 
 
 def _look_again(activity: Activity, interval: float, count: int | None) -> Iterator[Look]:
-    """Yield a new `Look` every ``interval`` seconds, ``count`` times; None: without end."""
     next_at = time.monotonic()
     for _ in numbers() if count is None else range(count):
         next_at = max(next_at + interval, time.monotonic())

@@ -83,7 +83,7 @@ def _of_priorities(store: dr.Store, steps: Steps) -> Iterator[Chart]:
             try:
                 yield priorities_chart(store, [name], None)
             except (ReplayError, ValueError, BadParameter):
-                continue  # no priorities, deleted meanwhile, or damaged, which `diskreplay verify` reports
+                continue  # the state has no priorities, was deleted, or is damaged (see `diskreplay verify`)
 
 
 ELEMENTS = 4_000_000  # the maximum number of elements of a field that are read
@@ -94,8 +94,8 @@ FIELDS = 60  # the maximum number of fields in the table
 class Statistics:
     """Statistics of ``count`` values.
 
-    ``zeros`` and ``not_finite`` are shares of the values, from 0 to 1; None if there are no values. The attributes of
-    finite values are None if no value is finite.
+    ``zeros`` and ``not_finite`` are shares of the values, from 0 to 1; None if there are no values. All other
+    attributes describe the finite values, and are None if no value is finite.
     """
 
     count: int
@@ -131,7 +131,6 @@ def statistics_of(values: NDArray[Any]) -> Statistics:
 def statistics_of_fields(
     store: dr.Store, steps: Steps, episodes: Episodes
 ) -> Iterator[tuple[str, dr.Field, Statistics]]:
-    """Yield the path, the field and the statistics of each of the first `FIELDS` fields of the schema."""
     firsts = store.snapshot.episodes.first[episodes.at]
     for path, leaf in [*store.schema.leaves.items()][:FIELDS]:
         most = max(1, min(STEPS, ELEMENTS // math.prod(leaf.shape)))
@@ -140,7 +139,6 @@ def statistics_of_fields(
 
 
 def _given(store: dr.Store, path: str, firsts: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the values of an episode field that are not missing; empty if an episode was just evicted."""
     try:
         values, given = store.snapshot.episode_values(path, firsts)
     except SegmentGone:

@@ -88,7 +88,6 @@ def choose_examples(episodes: Episodes, most: int) -> list[Example]:
 
 
 def read_parts(store: dr.Store, example: Example) -> EpisodeParts | None:
-    """Return what the page shows of an episode; None if its segment was evicted or set aside meanwhile."""
     episode, schema = store.episodes[example.at], store.schema
     try:
         values = {short(path): value for path, value in [*episode_leaves(episode, schema).items()][:COLUMNS]}

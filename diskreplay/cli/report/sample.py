@@ -30,9 +30,9 @@ Ints = NDArray[np.int64]
 class Episodes:
     """The episodes of a report, oldest first.
 
-    ``at`` has their indices in `Store.episodes`, and ``began`` the publishing times of their first steps, in seconds.
-    ``total_reward`` is NaN for an episode whose rewards were not read. The condition of --where was tested on ``asked``
-    episodes, and ``matching`` episodes met the condition. The store has ``total`` episodes.
+    ``at`` has their indices in `Store.episodes`, and ``began`` the publishing times of their first steps, in seconds
+    since 1970. ``total_reward`` is NaN for an episode whose rewards were not read. The condition of --where was tested
+    on ``asked`` episodes, and ``matching`` episodes met the condition. The store has ``total`` episodes.
     """
 
     at: Ints
@@ -127,7 +127,7 @@ class Steps:
 
 
 def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
-    """Sample ranges of successive steps of ``episodes`` (None: of all); each step is equally likely."""
+    """Sample ranges of successive steps of these episodes (None: all episodes); each step is equally likely."""
     table = store.snapshot.episodes
     if episodes is not None:
         table = table.select(np.sort(episodes.at))
