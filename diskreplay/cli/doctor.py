@@ -25,7 +25,7 @@ from diskreplay.reading.chunk_budget import MOST_MAPPINGS
 from diskreplay.segments.files.durable import file_system_type, network_warning
 from diskreplay.segments.files.machine import check_platform
 
-# Features of processors: the first two speed up checksums, the others compiled kernels.
+# The first two features of processors speed up checksums, all others speed up compiled kernels.
 _FEATURES = ("sse4_2", "pclmulqdq", "avx2", "bmi1", "bmi2", "fma", "avx512f", "avx512bw")
 _SHM = "/dev/shm"
 # Smaller values are problems: free bytes of a disk, bytes of shared memory (Docker gives 64 MB), file descriptors of a
@@ -39,8 +39,8 @@ _PYTHON = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
 class Library(NamedTuple):
     """A library that the package or one of its extras needs.
 
-    ``version`` is None if the library is not installed. ``is_core``: the package itself needs the library, and not only
-    an extra.
+    ``version`` is None if the library is not installed. ``is_core`` is true if the package itself needs the library,
+    and not only an extra.
     """
 
     version: str | None
@@ -140,7 +140,7 @@ def _mount(path: Path) -> tuple[str | None, list[str]]:
         with suppress(IndexError):
             escaped, options, shared = before.split(" ")[4], before.split(" ")[5], after.split(" ")[2]
             point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), escaped)
-            # If two file systems are mounted at one place, the one mounted last is in use.
+            # If two file systems are mounted at one place, the later mount is in use.
             if path.is_relative_to(point) and len(point) >= len(found[0] or ""):
                 names = dict.fromkeys([*options.split(","), *shared.split(",")])
                 found = point, [name for name in names if "/" not in name]  # names with a slash are folders

@@ -22,7 +22,7 @@ _ENDS = ("length", "terminated", "truncated", "cut")
 
 
 class Difference(NamedTuple):
-    """What differs, and its value in the stores A and B; None: the store has no such value."""
+    """A difference of the stores A and B: its name, and its two values; None: the store has no such value."""
 
     what: str
     a: Any

@@ -46,7 +46,7 @@ _MOMENTS = 4
 def back_up(root: Root, to: os.PathLike[str] | str, *, link: bool = True, progress: Progress | None = None) -> Backup:
     check_local(to)
     target = Path(to).absolute()
-    root.counters().read()  # raises for invalid counters, before any folder is made
+    root.counters().read()  # invalid counters raise an error before a folder is made
     with root.still_there(), storage_errors(target, full_message(target)), unfinished(root, target) as folder:
         copying = _Backup(root, read_root(folder), link, progress)
         copying.run()

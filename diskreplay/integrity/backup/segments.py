@@ -81,7 +81,7 @@ class _Copy:
         self._info, self._target, self._where = info, target, where
         self._copier, self._account = copier, account
         self._chunks = {chunk.name: chunk for chunk in sealed_chunks(info)}
-        # `repair --salvage` changes files of a segment with unproven rows, so a backup must not share them by links.
+        # `repair --salvage` changes files of a segment with unproven rows, so a backup must not link to these files.
         self._stays = info.claimed is None
 
     def bring(self, name: str) -> None:
@@ -152,9 +152,9 @@ def read_live(info: SegmentInfo) -> LiveRows:
 def copy_live(live: LiveRows, root: Root, account: Account) -> SegmentInfo:
     """Copy the committed rows of a segment into another store, and return the copy, which is not sealed.
 
-    `seal_segments` can then seal the copy, as if its writer had died at that moment. Rows that do not match the marks
-    of the original are reported as a problem. Raises SegmentVanished if the segment is gone, FormatError or
-    FileNotFoundError if its files are damaged or missing.
+    `seal_segments` can then seal the copy like the segment of a dead writer. Rows that do not match the marks of the
+    original are reported as a problem. Raises SegmentVanished if the segment is gone, FormatError or FileNotFoundError
+    if its files are damaged or missing.
     """
     info, where = live.info, layout.segment_folder(live.info.number)
     account.begin(where)

@@ -59,7 +59,7 @@ class DeadWriters:
         leftovers, lost = self._dead_leftovers(), self._never_written()
         fates = {info.number: fate_of(info) for info in unsealed}
         proofs = {info.number: prove(info) for info in unsealed}
-        # A segment may be gone by now: another process may have sealed it, and retention evicted it.
+        # A segment may be gone by now, because another process may have sealed and evicted it.
         unsealed = [info for info in unsealed if info.path.is_dir()]
         if not self._dry_run:
             self._seal(unsealed)
@@ -122,7 +122,7 @@ class DeadWriters:
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
         """Move the segments that could not be sealed to quarantine.
 
-        They have no durable row: `verify` would have reported damage of durable rows.
+        These segments have no durable row, because `verify` reports damage of durable rows.
         """
         with held_lock(self._remedies.store.lock_path):
             for info in unsealed:
@@ -141,7 +141,7 @@ class DeadWriters:
         now = info if self._dry_run else self._remedies.read(info.number)
         where, note = layout.segment_folder(info.number), self._remedies.note
         if self._dry_run and any(action.where == where for action in self._remedies.actions):
-            return  # an earlier action would have replaced or moved the segment
+            return  # without a dry run, an earlier action would have replaced or moved the segment
         kept = None if now is None or now.steps is None else now.steps - now.lost.steps
         if proof and fate is not Fate.REMOVED and (self._dry_run or kept == proof.damage.steps_kept):
             detail = f"a copy with damaged blocks, {proof.damage.steps_kept} steps kept"
@@ -218,7 +218,7 @@ def _salvage(info: SegmentInfo, dry_run: bool) -> Iterator[Action]:
         before, after, most = (count_steps_in(info, some) for some in (counted, rows, claimed))
         if after > before and not dry_run:
             if info.sealed:
-                with held_lock(root.lock_path):  # so that no process evicts the segment meanwhile
+                with held_lock(root.lock_path):  # while this lock is held, no process evicts the segment
                     info = _unseal(info)
             seal_segments(root, [info], {info.number: rows})
             with held_lock(root.lock_path):
@@ -262,6 +262,6 @@ def _unseal(info: SegmentInfo) -> SegmentInfo:
 
     If this process dies, the next process that opens the store with mode "a" seals the segment again.
     """
-    os.stat(info.path)  # raises if the segment was evicted: its folder must not be made again
+    os.stat(info.path)  # if the segment was evicted, this raises, so that its folder is not made again
     write_unsealed(info)
     return dataclasses.replace(info, sealed=False)

@@ -189,7 +189,9 @@ class _Repair:
         if data is not None:
             self._remedies.restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
-            if os.path.lexists(self._root / "/".join(parts[:2])):  # else it was moved because of another damaged file
+            if os.path.lexists(
+                self._root / "/".join(parts[:2])
+            ):  # else the state was moved because of another damaged file
                 self._remedies.set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
         elif problem.where.startswith(f"{layout.NOTES}/") or (
             problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE

@@ -23,8 +23,8 @@ from diskreplay.segments.packs import indexes_of, read_tables, table_from_copy
 from diskreplay.segments.segment import SegmentInfo
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
-# The largest number that one update adds to each of these counters. The file has each counter and its complement, with
-# all bits inverted. A writer updates the counter first, and may die before it updates the complement.
+# The largest number that one update adds to each of these counters. The file has each counter and its complement (all
+# bits inverted). A writer updates the counter first, and may die before it updates the complement.
 _MOST_ADDED = {
     layout.STEPS_EVICTED: 1 << layout.POSITION_BITS,
     layout.RESERVED: layout.RESERVED_AT_ONCE,
@@ -164,7 +164,9 @@ def repair_words(root: Path, numbers: list[int], aside: Sequence[int]) -> str | 
     try:
         fd = open_regular(str(path), nbytes, os.O_RDWR)
     except (OSError, FormatError):
-        write_atomic(path, repaired.tobytes())  # a new file is safe: no process can have mapped the damaged one
+        write_atomic(
+            path, repaired.tobytes()
+        )  # a new file is safe, because no process can have mapped the damaged file
         fd = open_regular(str(path), nbytes, os.O_RDWR)
     with open(fd, "r+b", buffering=0) as file:
         file.write(repaired.tobytes())

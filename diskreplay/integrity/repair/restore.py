@@ -26,8 +26,8 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired:
     """Bring a segment back from quarantine if it is undamaged; a segment in its place goes to quarantine.
 
-    If several segments in quarantine have the number, the one set aside last is tried first. Readers see the segment
-    with their next refresh.
+    If several segments in quarantine have the number, the segment set aside last is tried first. Readers see the
+    segment with their next refresh.
 
     Raises ReplayError if no segment in quarantine has the number, or if the segment in its place has a living writer.
     Also raises ReplayError if none of the segments can be brought back. A segment cannot be brought back if it is still
@@ -51,7 +51,7 @@ def restore_segment(home: OpenFolder, number: int, *, dry_run: bool) -> Repaired
 
 
 def _bring_back(remedies: Remedies, number: int) -> str:
-    """Bring a segment back, and return in words what was done; the caller holds the locks of store and segment."""
+    """Bring a segment back, and return a description; the caller holds the locks of the store and the segment."""
     entry, info = _find_whole(remedies, number)
     root, place = remedies.root, layout.segment_folder(number)
     detail = f"from {entry.where}" + ("" if entry.steps is None else f", {entry.steps} steps")
@@ -67,9 +67,9 @@ def _bring_back(remedies: Remedies, number: int) -> str:
 
 
 def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentInfo]:
-    """Return the segment in quarantine that is to be brought back: its entry and its attributes.
+    """Return the entry and the attributes of the segment in quarantine that is to be brought back.
 
-    If several segments may be brought back, the one set aside last is chosen. Raises ReplayError if there is none.
+    If several segments may be brought back, the segment set aside last is chosen. Raises ReplayError if there is none.
     """
     refused: list[ReplayError] = []
     for entry in _find_segments(remedies.root, number):
@@ -81,7 +81,7 @@ def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentIn
 
 
 def _find_segments(root: Path, number: int) -> list[Quarantined]:
-    """Return the entries in quarantine with this segment number, newest first; ReplayError if there is none."""
+    """Return the quarantine's entries of this segment, latest first; raises ReplayError if there is none."""
     found = [entry for entry in read_quarantine(root) if entry.segment == number]
     if not found:
         raise ReplayError(

@@ -32,7 +32,7 @@ _OF_A_FILE = ("checksum", "missing", "size", "type", "unreadable")
 
 @dataclass(frozen=True)
 class Losses:
-    """What a damaged segment loses if it is rebuilt from its undamaged episodes."""
+    """The steps that a damaged segment loses if it is rebuilt from its undamaged episodes."""
 
     info: SegmentInfo
     damage: Damage
@@ -107,7 +107,7 @@ def is_of_table(problem: Problem, where: str) -> bool:
 def find_losses(
     info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int]]], *, is_table_damaged: bool
 ) -> Losses | None:
-    """Return what is lost if a segment is rebuilt; None: it cannot be rebuilt, or no damage was found.
+    """Return the losses of a segment that is rebuilt; None: it cannot be rebuilt, or no damage was found.
 
     A segment cannot be rebuilt if no step would remain, if its row counters are damaged, or if a table of a pack is
     damaged. ``evicted`` has the episodes evicted by hand: {segment number: [(position of the first step, number of
@@ -211,7 +211,7 @@ class SegmentRepair:
                 is_done = self._undo_pack(info, where, of_rows) or self._rebuild(info, where, of_rows)
                 return [] if is_done else problems
             if not self._dry_run:
-                note_change(self._root)  # readers that left the damaged segment out read it again
+                note_change(self._root)  # readers that left out the damaged segment read it again
             problems = [] if self._dry_run else self._remedies.verify_segment(number)
         return problems
 

@@ -156,6 +156,7 @@ class Segment:
 
 
 def read_attributes(files: Files, folder: str, plan: Plan) -> Attributes | None:
+    """Return the attributes of a segment, or None after a problem was reported."""
     given = read_group(files, folder)
     if given is None:
         return None
@@ -296,7 +297,7 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
         raise ValueError("lost is not a list of positions and rows")
     if any(before[0] >= after[0] for before, after in pairwise(ranges)):
         raise ValueError("lost is not in order")
-    free: dict[int, int] = {}  # by lane: the row after the last range so far
+    free: dict[int, int] = {}  # {lane: the row after its last range so far}
     for position, rows in ranges:
         row, lane = divmod(position, lanes)
         if (row + rows) * lanes > layout.POSITION_MASK:
@@ -389,12 +390,12 @@ def _contents(files: Files, where: str) -> bytes:
 
 
 def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[np.int64] | None:
-    """Return the number of committed rows of each lane."""
+    """Return the number of committed rows of each lane, or None after a problem was reported."""
     lanes, before = attributes.lanes, len(files.problems)
     values: dict[str, NDArray[np.int64]] = {}
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None
-    # A writer increases `committed` before the others. It is read last, so that it is never less than the others.
+    # A writer increases `committed` before the other counters. So `committed`, if read last, is not less than they are.
     for name in (layout.DURABLE, layout.OBSERVED, layout.COMMITTED):
         data = files.read(f"{folder}/{name}/c.0", 8 * lanes, 8 * lanes)
         if data is None:

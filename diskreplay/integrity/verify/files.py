@@ -1,8 +1,7 @@
 """Problems, and a reader for files that may be damaged or hostile: it follows no link and maps no file into memory.
 
 The modules of this package share constants, the schema and the identity of the machine with the rest of diskreplay, but
-no code that reads or writes stores. If one of their functions returns None instead of a value, it has reported a
-problem.
+no code that reads or writes stores.
 """
 
 import errno
@@ -67,8 +66,9 @@ class Problem:
 class Files:
     """Reads files below a folder and collects their problems.
 
-    Not thread-safe. Names are relative to the folder; the caller checks that they have no part such as ``".."``.
-    ``on_read`` is called with the disk usage, in bytes, of each file whose checksum was checked.
+    Not thread-safe. A method that returns None has reported a problem. Names are relative to the folder; the caller
+    checks that they have no part such as ``".."``. ``on_read`` is called with the disk usage, in bytes, of each file
+    whose checksum was checked.
     """
 
     def __init__(self, root: str, on_read: Callable[[int], None] = lambda nbytes: None) -> None:
@@ -238,9 +238,8 @@ def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
     """Return the CRC-32C of data; ``sums``, ``(parts,)`` uint32, has the CRC-32C of each of its parts.
 
     There is at least one part. All parts have ``length`` bytes, except the last part, which has ``last`` bytes. Without
-    the inversions at both ends, a CRC is linear: the CRC of two parts is the CRC of the first, shifted by the length of
-    the second, exclusive-or the CRC of the second. Each round joins pairs of neighbouring parts. A part of zeros in
-    front changes nothing.
+    the inversions at both ends, a CRC is linear: crc(a + b) is crc(a), shifted by the length of b, exclusive-or crc(b).
+    Each round joins pairs of neighbouring parts. A part of zeros in front changes nothing.
     """
     values, shift = sums[:-1] ^ np.uint32(after_zeros(0, length)), _shift(length)
     while len(values) > 1:

@@ -34,12 +34,12 @@ class Tables:
 
     @property
     def first_rows(self) -> Ints:
-        """The first row in the pack of each merged lane."""
+        """Each merged lane's first row in the pack."""
         return self.runs[:, 0]
 
     @property
     def stops(self) -> Ints:
-        """The row after the last row of each merged lane."""
+        """The row after each merged lane's last row in the pack."""
         return self.runs[:, 0] + self.runs[:, 1]
 
     @cached_property
