@@ -106,7 +106,6 @@ def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
 
 
 def write(target: dr.Store, episodes: Sequence[Episode], progress: console.Report) -> list[Episode]:
-    """Append copies of the episodes to a store; return the episodes without those that were evicted meanwhile."""
     total, done, copied = sum(map(len, episodes)), 0, []
     with target.writer(durability="none") as writer:
         for episode in episodes:

@@ -323,7 +323,6 @@ class _Kind(NamedTuple):
 
 
 def parse_options(scheme: str, function: Callable[..., Any], given: Sequence[str]) -> dict[str, Any]:
-    """Return keyword arguments of a function from options NAME=VALUE; raises BadParameter for invalid options."""
     kinds = {
         name: _kind(parameter.annotation)
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items()

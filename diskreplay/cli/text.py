@@ -56,7 +56,6 @@ def number(value: float | None) -> str:
 
 
 def share(part: int, whole: int | None) -> str:
-    """Return a part as a percentage of the whole; "-" if the whole is 0 or None."""
     return f"{100 * part / whole:.0f}%" if whole else NOTHING
 
 
@@ -116,7 +115,6 @@ def aligned(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int | 
 
 
 def space(bounds: Mapping[str, Any] | None) -> str:
-    """Return a short text for the gymnasium space of a field, such as "Discrete(4)"."""
     if not bounds:
         return NOTHING
     kind = clean(bounds.get("type", "?"))

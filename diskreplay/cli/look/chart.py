@@ -48,7 +48,6 @@ class Chart:
 
 
 def draw(chart: Chart) -> str:
-    """Return a chart as text of the terminal's width, in colours if stdout is a terminal."""
     with MissingExtra.raised_for("a plot in the terminal", EXTRA):
         import plotext
 

@@ -76,7 +76,6 @@ def fields_table(usage: Mapping[str, Any], limit: int | None = None) -> console.
 
 
 def usage_of(store: dr.Store, info: Mapping[str, Any], progress: console.Report) -> dict[str, Any]:
-    """Return the bytes of a store by field, by segment, and outside segments; ``info`` comes from `Store.info`."""
     root = read_root(store.path)
     fields: Counter[str] = Counter()
     leaves = [*store.schema.leaves, *OWN_ARRAYS, layout.EPISODES]

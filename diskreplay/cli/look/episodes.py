@@ -147,7 +147,6 @@ def ended_as(columns: Columns, kind: Ended) -> NDArray[np.bool_]:
 
 
 def passing(columns: Columns, bounds: Bounds, ended: Sequence[Ended]) -> NDArray[np.intp]:
-    """Return the indices of the episodes within all bounds that ended in one of these ways (empty: in any way)."""
     keep = np.ones(len(columns["length"]), np.bool_)
     for name, (low, high) in bounds.items():
         if low is not None:

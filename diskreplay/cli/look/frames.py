@@ -64,7 +64,6 @@ def frames(
 
 
 def _rows(episode: Episode, leaf: str, part: slice, are_few: bool) -> NDArray[Any]:
-    """Return the rows ``part`` of a leaf; with ``are_few``, at most `MOST_FRAMES` of them, evenly spaced."""
     numbers = range(row_count(episode, leaf))[part]
     if are_few and len(numbers) > MOST_FRAMES:
         chosen = [numbers[at] for at in spread(len(numbers), MOST_FRAMES)]

@@ -153,7 +153,6 @@ def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
 
 
 def of_elements(title: str, rows: NDArray[Any]) -> Chart:
-    """Return a histogram of each of the first `MOST_SERIES` elements of the rows."""
     return distributions(*elements(title, rows), "value")
 
 
@@ -170,7 +169,6 @@ def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any
 
 
 def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: str = "steps") -> Chart:
-    """Return histograms of several arrays with the same bins; ``of`` names what is counted."""
     every = _finite(np.concatenate([*columns.values()]))
     if every.dtype.kind in "biu" and (distinct := np.unique(every)).size <= BINS:
         series = [Series(name, distinct, _counts(values, distinct)) for name, values in columns.items()]

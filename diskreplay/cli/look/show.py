@@ -142,7 +142,6 @@ def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
 
 
 def episode_leaves(episode: Episode, schema: Schema) -> dict[str, Any]:
-    """Return the values of an episode's episode fields by path; None for a missing value."""
     given = {name: value for name in schema.episode if (value := episode[name]) is not None}
     found = dict(schema.flatten(EPISODE, given))
     return {path: found.get(path) for path in schema.leaves if path.startswith(f"{EPISODE}/")}

@@ -120,7 +120,6 @@ _LEAST_ROWS = 3
 
 
 def view(look: Look, height: int | None = None) -> Group:
-    """Return the output; its tables are shortened to fit a terminal of ``height`` lines."""
     rows = None if height is None else max(_LEAST_ROWS, height - _LINES_BESIDE)
     parts: list[RenderableType] = [
         Text(text.clean(look.path), style="bold", overflow="fold"),

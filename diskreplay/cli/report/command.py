@@ -94,7 +94,6 @@ INCHES = (5.0, 2.7)  # the size of a chart, with text of 10 points
 
 
 def page_renderer() -> Callable[..., str]:
-    """Return the function that renders the page from keyword arguments, which `page.html` names."""
     with MissingExtra.raised_for("a report", EXTRA):
         from jinja2 import Environment, PackageLoader, StrictUndefined
 

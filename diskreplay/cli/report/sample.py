@@ -81,7 +81,6 @@ def newest_episode(store: dr.Store) -> int:
 
 
 def choose(store: dr.Store, order: Ints, where: Predicate | None) -> tuple[Ints, int]:
-    """Return the indices in ``order`` of episodes that meet the condition, and the number of tested episodes."""
     if where is None:
         return order, len(order)
     order = order[:ASKED]

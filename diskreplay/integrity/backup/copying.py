@@ -167,7 +167,6 @@ def copy_as_it_is(source: Path, target: Path, where: str, copier: FileCopier, ac
 def copy_noted(
     source: Path, target: Path, where: str, name: str, copier: FileCopier, account: Account, *, may_clone: bool = False
 ) -> None:
-    """Copy a file; skip a missing file, and add a problem if the file cannot be read."""
     with suppress(FileNotFoundError), noted(where, name, account):
         nbytes = os.lstat(source).st_blocks * 512
         copier.copy(str(source), str(target), may_clone=may_clone)
@@ -175,7 +174,7 @@ def copy_noted(
 
 
 class noted:
-    """Context manager that suppresses an error of reading the original, and adds it to the `Account` as a problem."""
+    """Context manager that suppresses an error of reading the original, and notes it in the `Account`."""
 
     def __init__(self, where: str, name: str, account: Account) -> None:
         self._where, self._name, self._account = where, name, account

@@ -61,10 +61,6 @@ def copy_sealed(info: SegmentInfo, target: Path, copier: FileCopier, account: Ac
 
 
 def _make_folders(source: Path, target: Path) -> set[str]:
-    """Make the folders of ``source`` in ``target``, and return the relative paths of all files of ``source``.
-
-    Removes files from ``target`` that ``source`` lacks.
-    """
     names: set[str] = set()
     was_begun = is_folder(target)
     for folder, files in files_below(source):

@@ -61,7 +61,6 @@ class StoreFiles:
         return known
 
     def _files(self, top: str) -> Iterator[str]:
-        """Yield the paths of the files to copy at or below ``top``, after making their folders in the copy."""
         if not is_folder(self._source / top):
             yield top
             return

@@ -147,7 +147,6 @@ class Remedies:
         self.note("quarantined", where, f"{detail}; now {now}", steps)
 
     def may_lose(self, where: str, detail: str, steps: int) -> bool:
-        """Whether ``steps`` more steps may be set aside; if not, note a refused action."""
         allowed = None if self._most is None else max(0, self._most - Repaired(self.actions).steps_lost)
         if allowed is None or steps <= allowed:
             return True

@@ -98,7 +98,6 @@ class _Repair:
     # --- outside the segments ----------------------------------------------------------------------------------------
 
     def _has_lock(self) -> bool:
-        """Make the folder of the store lock if it is missing; return whether the lock can be taken."""
         folder = self._root / layout.COUNTERS
         if not os.path.lexists(folder):
             self._remedies.make_group(layout.COUNTERS)
@@ -112,7 +111,6 @@ class _Repair:
         return True
 
     def _repair_damage(self, problems: list[Problem]) -> None:
-        """Repair everything except what dead writers left unfinished."""
         self._finish_others()
         if not self._dry_run:
             problems = self._still_found(problems)
@@ -140,7 +138,6 @@ class _Repair:
                 self._remedies.make_group(problem.where)
 
     def _repair_segments(self, damaged: dict[int, list[Problem]], numbers: list[int]) -> None:
-        """Repair damaged segments without a living writer; ``numbers`` lists all segments of the store."""
         if not damaged:
             return
         # Another process may have merged some of these segments into a pack since they were verified.

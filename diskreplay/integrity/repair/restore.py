@@ -81,7 +81,6 @@ def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentIn
 
 
 def _find_segments(root: Path, number: int) -> list[Quarantined]:
-    """Return the quarantine's entries of this segment, latest first; raises ReplayError if there is none."""
     found = [entry for entry in read_quarantine(root) if entry.segment == number]
     if not found:
         raise ReplayError(
@@ -91,7 +90,6 @@ def _find_segments(root: Path, number: int) -> list[Quarantined]:
 
 
 def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> SegmentInfo:
-    """Return the attributes of a segment in quarantine; raises ReplayError if it may not be brought back."""
     root, number = store.folder, entry.segment or 0
     found, _ = verify_segment(str(root), number, plan, deep=True, evicted={}, where=entry.where)
     if problems := without(found, "unproven"):

@@ -198,7 +198,6 @@ class SegmentRepair:
                 remedies.set_aside(where, detail, steps, document_steps=document_steps)
 
     def _repair_in_place(self, number: int, info: SegmentInfo | None, problems: list[Problem]) -> list[Problem]:
-        """Restore files and rebuild rows of a segment; return the problems that cannot be repaired."""
         where = layout.segment_folder(number)
         for _ in range(_ROUNDS):
             if not problems:

@@ -87,7 +87,6 @@ class Segment:
 
     @property
     def kept_rows(self) -> int:
-        """The number of rows of the longest lane, unproven rows included."""
         return max(self.longest, *self.attributes.claimed) if self.attributes.claimed else self.longest
 
     def rows_of(self, path: str) -> NDArray[np.int64]:
@@ -275,7 +274,6 @@ def _parse_packed(given: Any) -> tuple[int, int] | None:
 
 
 def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
-    """Return the compression of a pack's arrays; flags, times and priorities are never compressed."""
     found = {path: Compressed(**how) for path, how in given.get("compressed", {}).items()}
     if found.keys() - plan.arrays.keys() or found.keys() & {layout.DONE, layout.TIME, layout.PRIORITY}:
         raise ValueError(f"compressed names {sorted(found)!r:.80}; not all of these can be compressed")

@@ -122,7 +122,6 @@ def check_runs(segment: Segment, tables: Tables) -> None:
 
 
 def _lines_in(tables: Tables, first: int, stop: int) -> slice:
-    """Return a slice of ``tables.runs``: the lanes with rows in ``[first, stop)``, and perhaps empty lanes."""
     begin = int(np.searchsorted(tables.stops, first, "right"))
     return slice(begin, max(begin, int(np.searchsorted(tables.first_rows, stop))))
 

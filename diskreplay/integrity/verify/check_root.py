@@ -291,13 +291,11 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
         time.sleep(_PAUSE_S)
 
 
-def _current(root: str, where: str) -> object:
-    """Return what zarr.json has as the number of the current state."""
+def _current(root: str, where: str) -> object:  # the number of the current state; any value if zarr.json is damaged
     return (_attributes(Files(root), where) or {}).get("current")
 
 
 def _check_current(files: Files, where: str, store: str) -> object:
-    """Check the current state; return what zarr.json has as its number."""
     attributes = _attributes(files, where)
     names = files.listing(where)
     if attributes is None or names is None:

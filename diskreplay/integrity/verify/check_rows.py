@@ -144,7 +144,6 @@ def check_lost(segment: Segment) -> bool:
 
 
 def check_evicted(segment: Segment, evicted: list[tuple[int, int]]) -> None:
-    """Check that each eviction by hand, (position, number of steps), is of an episode that was not lost."""
     for position, steps in evicted:
         row, lane = divmod(position, segment.lanes)
         if not is_episode(segment, lane, row, row + steps, int(segment.rows[lane])) or is_lost(segment, position):

@@ -228,7 +228,6 @@ def _names_beside_durable(segment: Segment) -> list[str]:
 
 
 def _is_node(files: Files, where: str) -> bool:
-    """Whether a folder is a group or an array that another tool put there."""
     try:
         return stat.S_ISREG(os.stat(f"{files.path(where)}/{layout.METADATA}", follow_symlinks=False).st_mode)
     except OSError:

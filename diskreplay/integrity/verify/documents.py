@@ -114,7 +114,6 @@ class Plan:
 
     @property
     def folders(self) -> list[str]:
-        """The paths of all folders in a segment, parents first."""
         return sorted([*self.arrays, *self.groups, *layout.LANE_COUNTERS, *self.tables, *self.columns])
 
 
