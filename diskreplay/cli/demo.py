@@ -1,4 +1,4 @@
-"""`diskreplay demo`: runs the example `dqn_per`, in which four processes play CartPole and this process learns.
+"""`diskreplay demo`: runs the example `dqn_per`: four processes play CartPole, and this process learns.
 
 `diskreplay/cli/dqn_per.py` is a link to the example. A wheel does not include the folder of examples, and a copy could
 become outdated.

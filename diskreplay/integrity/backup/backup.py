@@ -1,4 +1,4 @@
-"""Makes a consistent copy of a store to which other processes may write meanwhile."""
+"""Makes a consistent copy of a store while other processes may write."""
 
 import errno
 import os
@@ -234,12 +234,12 @@ def unfinished_path(to: Path) -> Path:
 
 @contextmanager
 def unfinished(root: Root, to: Path) -> Iterator[Path]:
-    """Make and lock the hidden folder in which a backup is made, and yield its path.
+    """Make and lock the hidden folder of an unfinished backup, and yield its path.
 
     The folder may hold files of an earlier, interrupted call. At the end of the `with` block, the folder is renamed to
     ``to``; if the block raises, the folder stays. Raises StoreExists if ``to`` exists or the hidden folder is not a
-    backup of this store, StoreLocked if another process makes a backup there, StorageFull if the disk is full, and
-    ValueError if ``to`` is inside the store.
+    backup of this store, and StoreLocked if another process makes a backup there. Raises StorageFull if the disk is
+    full, and ValueError if ``to`` is inside the store.
     """
     folder = unfinished_path(to)
     _check(root, to, folder)

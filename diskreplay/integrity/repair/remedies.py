@@ -45,7 +45,7 @@ class Action:
 
 @dataclass
 class Repaired:
-    """The actions of a repair, the remaining problems, and what is in quarantine."""
+    """The actions of a repair, and the remaining problems and the quarantine after the repair."""
 
     actions: list[Action] = field(default_factory=list)
     left: list[Problem] = field(default_factory=list)

@@ -159,7 +159,7 @@ def _rows_committed(segment: Path, most: int) -> int:
 
 
 def _rows_with_flags(segment: Path) -> int:
-    """Return the number of rows for which a segment has flags; each row has one byte."""
+    """Return the size of a segment's flags, which have one byte for each row."""
     with suppress(OSError):
         return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
     return 0
@@ -168,7 +168,7 @@ def _rows_with_flags(segment: Path) -> int:
 # --- the repair of a segment ------------------------------------------------------------------------------------------
 
 
-# The maximum number of rounds in which a segment is repaired. After a file is restored, the check may find more damage.
+# The maximum number of rounds of a repair: after a file is restored, the check may find more damage.
 _ROUNDS = 4
 
 
@@ -319,7 +319,7 @@ class SegmentRepair:
                 warnings.simplefilter("ignore", DamagedSegmentWarning)  # this repair handles the damage
                 follower = Follower(store, counters)
         except (FormatError, OSError):
-            return  # nobody knows which steps are hidden
+            return  # the hidden steps are unknown
         hidden_before = follower.snapshot.hidden_before
         follower.close()
         keep_hidden(counters, hidden_before)

@@ -271,7 +271,7 @@ def verify_states(root: str, store: str) -> list[Problem]:
 
 
 def _verify(root: str, where: str, store: str) -> list[Problem]:
-    """Return the problems of the current saved state in the folder ``where``, except those of a save in progress.
+    """Return the problems of the current saved state in the folder ``where``, except problems of a save in progress.
 
     A problem counts only if two checks find it in the same state, and no other state was saved during either check. If
     new states are saved faster than a check ends, no problem is returned, because no problem can be confirmed.
@@ -291,7 +291,8 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
         time.sleep(_PAUSE_S)
 
 
-def _current(root: str, where: str) -> object:  # the number of the current state; any value if zarr.json is damaged
+def _current(root: str, where: str) -> object:
+    """Return the number of the current state; any value if zarr.json is damaged."""
     return (_attributes(Files(root), where) or {}).get("current")
 
 

@@ -185,8 +185,8 @@ class _Episodes(NamedTuple):
 def check_episodes(segment: Segment, *, deep: bool) -> None:
     """Compare the table of episodes of a sealed segment, if there is one, with the rows.
 
-    This must be the last check: an array of the table is not compared if a problem was reported of the rows from which
-    it is derived. ``deep``: also compare the sums of rewards.
+    This must be the last check: an array of the table is only compared if no problem of its rows was reported.
+    ``deep``: also compare the sums of rewards.
     """
     if segment.attributes.episodes is None or not _are_sound(segment, layout.DONE):
         return

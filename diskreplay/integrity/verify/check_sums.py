@@ -154,7 +154,7 @@ def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
 
 
 def _check_copy(segment: Segment) -> None:
-    """Check the copy of the segment's zarr.json, from which repair can restore the zarr.json."""
+    """Check the copy of the segment's zarr.json, which repair uses if the zarr.json is damaged."""
     document = segment.files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES)
     where, detail = segment.inside(layout.DOCUMENT_COPY), "is not a copy of the segment's zarr.json"
     check_content(segment.files, where, document, "checksum", detail)

@@ -55,7 +55,7 @@ def first_wrong(flags: NDArray[np.uint8], before: NDArray[np.uint8], rows: NDArr
     has the flags of the row before these rows, or `START`. Only the first ``rows[lane]`` rows of each lane are checked.
     """
     previous = np.concatenate([before[:, None], flags[:, :-1]], axis=1)
-    # Most rows are inside an episode: their flags, and those of the previous row, are 0.
+    # Most rows are inside an episode: their flags and the flags of the previous row are 0.
     lane, row = np.nonzero((flags | previous) != 0)
     pairs = previous[lane, row].astype(np.int64) << 8 | flags[lane, row]
     wrong = np.flatnonzero(~_table()[pairs] & (row < rows[lane]))
