@@ -87,7 +87,7 @@ def _start(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit code.
 
-    ``arguments`` None: the arguments of the process.
+    If ``arguments`` is None, the arguments of the process are used.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -107,4 +107,4 @@ def _shown(value: Any) -> str:
         return text.NOTHING
     if isinstance(value, np.ndarray) and value.ndim:
         return cell(value)
-    return text.clean(value)  # with all digits, while `cell` rounds numbers
+    return text.clean(value)  # this shows all digits, but `cell` rounds numbers

@@ -89,7 +89,7 @@ def plot(
 def chart_of(
     quantity: Quantity, episodes: Sequence[Episode], store: dr.Store, field: str | None, progress: console.Report
 ) -> Chart:
-    """Return the chart of a quantity other than priorities; BadParameter if there is nothing to draw."""
+    """Return the chart of a quantity other than priorities; raises BadParameter if there is nothing to draw."""
 
     def each(read: Callable[[Episode], Any]) -> list[Any]:
         found = []

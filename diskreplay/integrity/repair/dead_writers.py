@@ -46,7 +46,7 @@ _PAUSE_S = 0.05
 class DeadWriters:
     """Finishes the work of dead writers, as opening the store with mode "a" does.
 
-    Used by one thread. ``foreign``: also seal segments that another machine wrote.
+    Used by one thread. With ``foreign``, segments that another machine wrote are sealed, too.
     """
 
     def __init__(self, remedies: Remedies, foreign: bool) -> None:

@@ -133,7 +133,7 @@ class Segment:
         """Return, for each lane, how many rows from ``before[lane]`` to ``upto[lane]`` have values of episode fields.
 
         The rows are counted by their flags, and values that were lost to damage are added. Flags that cannot be read
-        count as 0. ``before`` None: from the first row on.
+        count as 0. If ``before`` is None, rows are counted from the first row on.
         """
         before = np.zeros_like(upto) if before is None else before
         found = np.zeros(self.lanes, np.int64)

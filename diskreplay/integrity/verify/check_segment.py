@@ -164,7 +164,7 @@ def _report_unproven(segment: Segment, steps: int) -> None:
     segment.files.report("unproven", segment.where, f"{detail}; repair --salvage adds whole ones")
 
 
-# --- its folders: zarr.json and chunk files, and unexpected files ----------------------------------------------------
+# --- folders of a segment: zarr.json and chunk files, and unexpected files --------------------------------------------
 
 
 def check_folders(segment: Segment) -> dict[str, set[int]]:

@@ -225,7 +225,7 @@ def checksum(fd: int) -> int:
 def _seek(fd: int, at: int, whence: int, size: int) -> int:
     try:
         return os.lseek(fd, at, whence)
-    except OSError:  # no data, or no hole, up to the end
+    except OSError:  # there is no data, or no hole, up to the end
         return size
 
 

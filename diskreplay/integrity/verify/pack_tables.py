@@ -59,7 +59,7 @@ class Tables:
 
     @cached_property
     def first_line(self) -> dict[int, tuple[int, int]]:
-        """For each merged segment, by its number: the line of its first lane in ``runs``, and its number of lanes."""
+        """{number of a merged segment: (line of its first lane in ``runs``, its number of lanes)}."""
         lanes = self.members[:, 1].tolist()
         lines = np.cumsum([0, *lanes])[:-1].tolist()
         return {number: (line, count) for number, line, count in zip(self.numbers, lines, lanes, strict=True)}

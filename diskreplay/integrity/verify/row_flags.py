@@ -38,7 +38,7 @@ def may_follow(before: int, flags: int) -> bool:
     if before == START or before & NO_STEP:
         return False
     if before & _ENDED:
-        # Only a final observation may follow. Its row has the values of the episode; the last step has none.
+        # Only a final observation may follow. Its row, and not the row of the last step, has the episode's values.
         return flags & ~EPISODE_VALUES == OBSERVATION_ONLY and not before & EPISODE_VALUES
     return not flags & NO_STEP or bool(flags & (TRUNCATED | DISCARDED))
 
