@@ -18,7 +18,7 @@ else:
 
 @jit.kernel("none", "ints2", "ints2", "ints", "int", "ints", "out_ints")
 def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
-    """Write the `record` of a snapshot, see `frozen`: its head, and the columns of `rows` for the lanes that may grow.
+    """Write the record of a snapshot, see `frozen`: its head, and the columns of `rows` for the lanes that may grow.
 
     `head` has the numbers of the record's head that this function does not compute. `growing` and `rows` are the
     tables `growing` and `lanes` of `following`. `oldest` has the first visible row of each lane. Episodes that began at
@@ -40,7 +40,6 @@ def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, re
 
 @jit.inner
 def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
-    """Write the `record` of a snapshot after `follow` has updated `tables`; for `hidden` see `hiding.SEEN`."""
     growing, rows = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
     oldest = jit.ints_at(hidden[hiding.OLDEST_AT], rows.shape[1])
     freeze(growing, rows, oldest, hidden[hiding.REACHED], head, record)

@@ -79,15 +79,15 @@ _hold_at_forks()
 
 
 def is_disabled() -> bool:
-    """Return whether numba's compiler is disabled, by the environment's `NUMBA_DISABLE_JIT` or by `numba.config`."""
+    """Return whether `NUMBA_DISABLE_JIT` or `numba.config` disables numba's compiler."""
     return not hasattr(numba.njit(is_disabled), "signatures")
 
 
 @cache
 def compile_kernel(module: str, name: str) -> Callable[..., Any]:
-    """Return the kernel `name` of a module, loaded from the disk or compiled.
+    """Load the kernel `name` of a module from the disk, or compile it.
 
-    The shared kernels that this kernel calls, see `jit.kernel`, are loaded or compiled before it.
+    The shared kernels that this kernel calls, see `jit.kernel`, are loaded or compiled first.
     """
     path = folder()
     package = import_kernels(path)
@@ -103,8 +103,7 @@ def compile_kernel(module: str, name: str) -> Callable[..., Any]:
 def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable[..., Any]:
     """Return the compiled `function`: loaded from the folder `path`, or compiled now and saved there.
 
-    While one process compiles a kernel, other processes that need the kernel wait. `jit` is the module `jit` of the
-    package that `import_kernels` has made.
+    `jit` is the module `jit` of the package that `import_kernels` has made.
     """
     name, lock = function.__name__, None
     note = path / f"{name}{_NOTE}"
@@ -149,7 +148,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @cache
 def folder() -> str | None:
-    """Return the folder of compiled kernels; if no folder can be written, warn and return None."""
+    """Return the folder of compiled kernels, or warn and return None if no folder can be written."""
     path, why = find_folder()
     if path is None:
         warn_caller(why, RuntimeWarning)
@@ -157,7 +156,7 @@ def folder() -> str | None:
 
 
 def find_folder() -> tuple[str | None, str]:
-    """Return the folder of compiled kernels and an empty text; if none can be written, None and the text of a warning.
+    """Return the folder of compiled kernels and an empty text, or None and a warning's text if none can be written.
 
     A missing folder is created, and the sources of the kernels are copied to it.
     """
@@ -184,12 +183,10 @@ def find_folder() -> tuple[str | None, str]:
 
 
 def count_kept(path: str) -> int:
-    """Return the number of compiled kernels in the folder `path`."""
     return sum(name.endswith(_NOTE) for name in os.listdir(path))
 
 
 def _put(path: Path, name: str, text: bytes) -> None:
-    """Write `text` to the file `name` of a folder, unless the file has this text already."""
     with suppress(FileNotFoundError):
         if (path / name).read_bytes() == text:
             return
@@ -247,7 +244,6 @@ def source_digest() -> str:
 
 
 def _processor() -> Iterator[str]:
-    """Yield the model and features of the first processor, and numba's settings for it."""
     with suppress(OSError), open("/proc/cpuinfo") as lines:
         for line in lines:
             if line.startswith(("model name", "flags", "Features", "CPU ")):
@@ -321,7 +317,6 @@ class Several:
 
 
 def _begin_helper(names: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start a process that runs `table.help_compiling(names)`, with the import path of this process."""
     code = "import sys; from diskreplay.kernels import table; table.help_compiling(sys.argv[1:])"
     imported_from = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if isinstance(entry, str))
     return subprocess.Popen(
@@ -335,15 +330,14 @@ def _begin_helper(names: Sequence[str]) -> "subprocess.Popen[bytes]":
 
 
 def helper_lock() -> "BaseFileLock":
-    """Return the lock, not yet acquired, that a helping process (see `Several`) holds while it runs.
+    """Return the lock that a helping process, see `Several`, holds while it runs.
 
-    There is one such lock for each folder of compiled kernels.
+    Each folder of compiled kernels has one such lock.
     """
     return _file_lock()(f"{folder()}/lock-helper", timeout=0, fallback_to_soft=False)
 
 
 def _show(text: str) -> None:
-    """Write `text` to stderr, if that is a terminal and the program logs warnings."""
     if sys.stderr is not None and sys.stderr.isatty() and logging.getLogger("diskreplay").isEnabledFor(logging.WARNING):
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -361,7 +355,7 @@ def _file_lock() -> "type[BaseFileLock]":
 
 
 def _locked(path: str) -> "BaseFileLock | None":
-    """Acquire and return the lock of the file `path`; return None if it cannot be had within `_PATIENCE` seconds."""
+    """Acquire and return the lock of the file `path`; return None if this takes more than `_PATIENCE` seconds."""
     # Not `fallback_to_soft`: a lock that is only a file would outlive a killed process.
     lock = _file_lock()(path, timeout=_PATIENCE, poll_interval=_POLL, fallback_to_soft=False)
     try:

@@ -30,7 +30,6 @@ RUN_ROWS = 5
 
 @jit.inner
 def _copy_spaced(target: int, spacing: int, source: int, row_bytes: int, count: int) -> None:
-    """Copy `count` successive rows at address `source` to addresses `spacing` bytes apart, beginning with `target`."""
     # A copy of constant width is a move instruction, not a call.
     if row_bytes == 4:
         for j in range(count):

@@ -94,7 +94,7 @@ WORD = 8  # the number of flags that are read at once
 
 @jit.inner
 def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: int, end: int, time: int) -> None:
-    """Append an ended episode to the table `ended`; if `end` has no bit of `ENDS`, the episode counts as cut.
+    """Append an ended episode to `ended`; an episode without a bit of `ENDS` counts as cut.
 
     `width` is the number of lanes of the segment. `final` is 1 if the episode has a final observation, else 0.
     """
@@ -115,7 +115,7 @@ def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: i
 
 @jit.inner
 def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) -> bool:
-    """Return whether the chunks that have rows `first` to `last` of one array in a folder are all mapped.
+    """Return whether all chunks with rows `first` to `last` of an array in a folder are mapped.
 
     The array's chunk table, see `Chunks`, begins at line `table` of the record `tables`.
     """
@@ -237,7 +237,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
 
 
 def follow_plain(tables: Ints, origin: int, found: Ints) -> int:
-    """Do what `follow` does in plain Python: split each lane's new flags where an episode begins or ends."""
+    """Do what `follow` does, in plain Python."""
     if found[FOLLOWED]:
         return DONE
     growing, lanes, ended = (packed.ints2(tables, i) for i in (advancing.GROWING, advancing.ROWS, advancing.ENDED))
@@ -324,9 +324,9 @@ def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunk
 def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[tuple[int, ...]] | None:
     """Split new rows of a lane into episodes: return a tuple for each ended episode, then one for the open episode.
 
-    The tuple of an ended episode is (first row, number of steps, number of final observations, bits of its end); that
-    of the open episode is (first row, bits of its end known so far). If no episode is open, the first row in that tuple
-    is -1. `flags` are the flags of the rows from `row` on. `start` and `so_far` are the lane's OPEN_START and OPEN_END
+    The tuple of an ended episode is (first row, number of steps, number of final observations, bits of its end). The
+    tuple of the open episode is (first row, bits of its end known so far); without an open episode, its first row is
+    -1. `flags` are the flags of the rows from `row` on. `start` and `so_far` are the lane's OPEN_START and OPEN_END
     before these rows were read. Returns None if the flags are not a valid sequence of episodes.
     """
     over: list[tuple[int, ...]] = []

@@ -6,9 +6,10 @@ never change, so all snapshots read them from one shared table. The constants of
 """
 
 # A slot is the number of a segment minus ORIGIN, the number of the first segment. SLOTS is the number of slots. A
-# place is the number of a lane among the lanes of all segments. The next three are addresses of arrays with a number
-# per slot. LANES: the segment's number of lanes, 0 if the segment is gone. LANE_BASE: the place of the segment's first
-# lane. LIVE_BASE: the column of the segment's first lane in the table after the head, -1 if the segment is sealed.
+# place is the number of a lane among the lanes of all segments. LANES, LANE_BASE and LIVE_BASE are addresses of arrays
+# with a number per slot. LANES: the segment's number of lanes, 0 if the segment is gone. LANE_BASE: the place of the
+# segment's first lane. LIVE_BASE: the column of the segment's first lane in the table after the head, -1 if the segment
+# is sealed.
 ORIGIN, SLOTS, LANES, LANE_BASE, LIVE_BASE = range(5)
 # A time: episodes that began at this time or later have no hidden steps. Steps that exceed the store's limits are
 # hidden.

@@ -187,7 +187,7 @@ def _number(address: int, kind: int, width: int) -> float:
     if kind == 2:
         return np.float64(np.uint64(bits))
     exponent, mantissa = bits >> 10 & 31, bits & 1023
-    # A float16. A denormal one is a multiple of 2 ** -24; any other gets its exponent and mantissa in a float64.
+    # A float16. A denormal one is a multiple of 2 ** -24. Other numbers keep their exponent and mantissa.
     size = mantissa * 2.0**-24
     if exponent > 0:
         size = number_of((2047 if exponent == 31 else exponent + 1008) << 52 | mantissa << 42)

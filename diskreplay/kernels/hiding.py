@@ -59,7 +59,6 @@ with the id found[NEEDED], and call `hide_oldest` again."""
 
 @jit.inner
 def _before(heap: Ints, one: int, other: int) -> bool:
-    """Return whether the entry at line `one` comes before the entry at line `other`: by time, then by id."""
     if heap[one, WHEN] != heap[other, WHEN]:
         return heap[one, WHEN] < heap[other, WHEN]
     return heap[one, ID] < heap[other, ID]
@@ -167,7 +166,6 @@ def _take_first(heap: Ints, at: int, found: Ints) -> None:
 
 @jit.inner
 def note_last(found: Ints) -> None:
-    """Update found[PAST], found[BEHIND] and found[REACHED] from the time found[LAST], and set found[LAST] to -1."""
     found[PAST] = max(found[PAST], found[LAST])
     found[BEHIND] = max(found[BEHIND], found[LAST] + 1)
     found[REACHED] = max(found[REACHED], found[PAST], found[BEHIND])

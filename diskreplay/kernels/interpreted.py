@@ -35,18 +35,15 @@ def _as_it_is(value: Any) -> Any:
 
 
 def loading(kind: type[np.generic]) -> Callable[[int], Any]:
-    """Return a function that reads the number of type `kind` at an address."""
     read: Callable[[int], Any] = np.ctypeslib.as_ctypes_type(kind.__name__).from_address
     return lambda address: kind(read(int(address)).value)
 
 
 def load_byte(address: int) -> np.int64:
-    """Return the byte at an address."""
     return np.int64(ctypes.c_uint8.from_address(int(address)).value)
 
 
 def storing(kind: type[np.generic]) -> Callable[[int, Any], None]:
-    """Return a function that writes a number of type `kind` to an address."""
     place: Callable[[int], Any] = np.ctypeslib.as_ctypes_type(kind.__name__).from_address
 
     def store(address: int, value: Any) -> None:
@@ -56,7 +53,6 @@ def storing(kind: type[np.generic]) -> Callable[[int, Any], None]:
 
 
 def reading_as(kind: type[np.generic], given: type[np.generic]) -> Callable[[Any], Any]:
-    """Return a function that reinterprets the bits of a number of type `given` as a number of type `kind`."""
     return lambda x: np.array([x]).astype(given).view(kind)[0]
 
 
@@ -70,27 +66,22 @@ def carray(address: int, shape: tuple[int, ...], kind: type[np.generic]) -> NDAr
 
 
 def copy_bytes(target: int, source: int, count: int) -> None:
-    """Copy `count` bytes from one address to another."""
     ctypes.memmove(int(target), int(source), int(count))
 
 
 def zero_bytes(target: int, count: int) -> None:
-    """Set the `count` bytes that begin at an address to zero."""
     ctypes.memset(int(target), 0, int(count))
 
 
 def lowest_bit(x: int) -> int:
-    """Return the position of the lowest set bit; `x` must not be 0."""
     return (int(x) & -int(x)).bit_length() - 1
 
 
 def either(condition: bool, one: int, other: int) -> int:
-    """Return `one` if a condition is true, else `other`."""
     return one if condition else other
 
 
 def madvise(address: int, count: int, advice: int) -> int:
-    """Call the C library's madvise for `count` bytes at an address; return its result, 0 for success."""
     call = ctypes.CDLL(None).madvise
     call.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     status: int = call(int(address), int(count), int(advice))
@@ -98,4 +89,4 @@ def madvise(address: int, count: int, advice: int) -> int:
 
 
 def do_nothing(*_: int) -> None:
-    """Do nothing. Stands for instructions that do not change the results of a kernel, such as a prefetch."""
+    """Stand for an instruction that does not change the results of a kernel, such as a prefetch."""

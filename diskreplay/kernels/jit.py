@@ -92,7 +92,6 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shared_in(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return the shared kernels that a kernel calls."""
     found = (function.__globals__.get(name) for name in function.__code__.co_names)
     return [each for each in found if inspect.isfunction(each) and _SIGNATURES.get(each, (None, False))[1]]
 
@@ -132,8 +131,6 @@ def _instruction(plain: Callable[..., Any], result: str, *kinds: str) -> Callabl
 
 
 def _loading(kind: type[np.generic], llvm_type: Callable[[], LLVMType]) -> Instruction:
-    """Return an instruction that reads the number of type `kind` at an address."""
-
     def load(builder: Builder, address: Value) -> Value:
         return builder.load(builder.inttoptr(address, llvm_type().as_pointer()))
 
@@ -141,8 +138,6 @@ def _loading(kind: type[np.generic], llvm_type: Callable[[], LLVMType]) -> Instr
 
 
 def _storing(kind: type[np.generic], llvm_type: Callable[[], LLVMType]) -> Instruction:
-    """Return an instruction that writes a number of type `kind` to an address."""
-
     def store(builder: Builder, address: Value, value: Value) -> None:
         builder.store(value, builder.inttoptr(address, llvm_type().as_pointer()))
 
@@ -166,7 +161,6 @@ number_of: Callable[[int], float] = _reading_as(np.float64, lambda: _DOUBLE, np.
 
 @_instruction(interpreted.load_byte, "int64", "int64")
 def load_byte(builder: Builder, address: Value) -> Value:
-    """Return the byte at an address."""
     return builder.zext(builder.load(builder.inttoptr(address, _POINTER)), _INT)
 
 
@@ -184,13 +178,11 @@ def ints_at(address: int, count: int) -> NDArray[np.int64]:
 
 @inner
 def ints2_at(address: int, lines: int, columns: int) -> NDArray[np.int64]:
-    """Return a two-dimensional array of int64 that borrows the memory at an address."""
     return carray(pointer(address), (lines, columns), np.int64)
 
 
 @inner
 def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
-    """Return an array of `count` uint8 that borrows the memory at an address."""
     return carray(pointer(address), (count,), np.uint8)
 
 
@@ -233,7 +225,6 @@ def either(builder: Builder, condition: Value, one: Value, other: Value) -> Valu
 
 @_instruction(interpreted.zero_bytes, "int64", "int64", "int64")
 def zero_bytes(builder: Builder, target: Value, count: Value) -> None:
-    """Set the `count` bytes that begin at an address to zero."""
     function = builder.module.declare_intrinsic("llvm.memset", [_POINTER, _INT])
     builder.call(function, [builder.inttoptr(target, _POINTER), _BYTE(0), count, _NO])
 
@@ -249,7 +240,6 @@ def prefetch(builder: Builder, address: Value) -> None:
 
 @_instruction(interpreted.madvise, "int64", "int64", "int64", "int64")
 def madvise(builder: Builder, address: Value, count: Value, advice: Value) -> Value:
-    """Call the C library's madvise for `count` bytes at an address; return its result, 0 for success."""
     function = builder.module.globals.get("madvise") or ir.Function(
         builder.module, ir.FunctionType(_INT32, [_INT, _INT, _INT32]), "madvise"
     )

@@ -18,7 +18,7 @@ ADDRESS, LINES, COLUMNS = range(3)
 
 
 def pack(*arrays: NDArray[np.generic]) -> Ints:
-    """Return the record of n contiguous arrays with one or two dimensions: (n, 3), ADDRESS, LINES, COLUMNS of each."""
+    """Return the record of n contiguous arrays of one or two dimensions: (n, 3), ADDRESS, LINES and COLUMNS of each."""
     return np.array([(a.ctypes.data, len(a), a.shape[-1]) for a in arrays], np.int64)
 
 
@@ -30,25 +30,22 @@ def ints(record: Ints, i: int) -> Ints:
 
 @jit.inner
 def ints2(record: Ints, i: int) -> Ints:
-    """Return array `i` of a record as a two-dimensional array of int64."""
     return jit.ints2_at(record[i, ADDRESS], record[i, LINES], record[i, COLUMNS])
 
 
 @jit.inner
 def ints32(record: Ints, i: int) -> Ints32:
-    """Return array `i` of a record as a one-dimensional array of int32."""
     return jit.carray(jit.pointer(record[i, ADDRESS]), (record[i, LINES],), np.int32)
 
 
 @jit.inner
 def floats(record: Ints, i: int) -> Floats:
-    """Return array `i` of a record as a one-dimensional array of float64."""
     return jit.carray(jit.pointer(record[i, ADDRESS]), (record[i, LINES],), np.float64)
 
 
 @jit.inner
 def number(record: Ints, i: int, j: int) -> int:
-    """Return entry `j` of array `i` of a record; this array has one dimension and the type int64."""
+    """Return entry `j` of array `i` of a record, which must be a one-dimensional array of int64."""
     return jit.load_int(record[i, ADDRESS] + 8 * j)
 
 

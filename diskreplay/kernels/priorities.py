@@ -90,7 +90,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     """Set the priority |error| + eps, and the mass priority ** alpha, of each id that can be drawn.
 
     If an id occurs twice, its last error counts. The priorities are positive numbers in `raw`, see `priority_pages`.
-    Returns the number of ids that cannot be drawn. If error i is the first one that is not finite, returns -1 - i and
+    Returns the number of ids that cannot be drawn. If error i is the first error that is not finite, returns -1 - i and
     changes nothing. `offered` is the table `new` of the last call of `sync_priorities`, see `priority_pages.ENDED`. For
     the record `table` see `priority_pages.PAGES`; its scratch memory must have room for all ids. Most updates are for
     the ids of the last call of `draw`, whose places are still in the record's arrays.
@@ -251,8 +251,8 @@ def _want_difference(
 def _entering_priority(table: Ints) -> float:
     """Return the priority for new ids, and raise the bounds of pages with ids that have become drawable again.
 
-    It is the largest priority that an update or a writer gave to any id that will be drawable when `sync_priorities`
-    returns, or 1.0 if there is no such id.
+    This priority is the largest one that an update or a writer gave to an id that will be drawable when
+    `sync_priorities` returns, or 1.0 if there is no such id.
     """
     pages, stacks = packed.ints2(table, priority_pages.PAGES), packed.ints2(table, priority_pages.STACKS)
     raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
@@ -316,7 +316,7 @@ def sync_priorities(
             heights[CHANGED] += 1
     missing = 0
     for wanted in range(2):
-        # Three parts: final runs, which are not compared with old ones; partially hidden runs; and all other runs.
+        # Part 0 has the final runs, part 1 the partially hidden runs, part 2 all other runs.
         begin = old_begin = np.int64(priority_pages.RUNS)
         for part in range(3):
             is_rest, end, old_end = part == 2, begin + new[_at(part), 0], old_begin + old[_at(part), 0]

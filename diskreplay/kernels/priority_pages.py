@@ -106,13 +106,12 @@ def locate(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, plac
 
 
 def slots_of(first: Ints, slots: Ints32) -> Ints:
-    """Return `slot_of` for each of the first ids of n pages, (n,)."""
+    """Return `slot_of` for each id of `first`."""
     hashes = mixed(np.ascontiguousarray(first).view(np.uint64))
     return (hashes & _at(len(slots) - 1)).astype(np.int64)
 
 
 def index_pages(pages: Ints, slots: Ints32) -> None:
-    """Fill the hash table `slots` with the pages that are in use."""
     slots[:] = 0
     left = np.flatnonzero(pages[:, STRIDE])
     at = slots_of(pages[left, FIRST], slots)

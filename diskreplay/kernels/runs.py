@@ -102,12 +102,10 @@ def without_hidden(runs: Runs, least: Any) -> Runs:
 
 
 def keep(runs: Runs, where: NDArray[np.bool_]) -> Runs:
-    """Return the runs selected by the mask `where`."""
     return runs if where.all() else type(runs)(*(column[where] for column in runs))
 
 
 def joined(parts: list[Runs]) -> Runs:
-    """Return one `IdRuns` or `TimedRuns` with the runs of all `parts`."""
     return type(parts[0])(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -117,7 +115,6 @@ def behind(runs: Runs, skipped: NDArray[np.int64]) -> Runs:
 
 
 def last_ids(runs: IdRuns | TimedRuns) -> Ints:
-    """Return the last id of each run."""
     return np.asarray(runs.first + (runs.count - 1) * runs.stride, np.int64)
 
 
@@ -154,7 +151,7 @@ def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
 
 
 def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return for each id the index of the one run that may have it, the id's position there, and whether it is there.
+    """Return, for each id, the run that may have the id, the id's position in this run, and whether the run has the id.
 
     `keys` are the `lane_keys` of the ids, and `index` is the result of `by_lane` for the runs. There must be at least
     one run.
@@ -244,7 +241,7 @@ _at = np.uint64
 
 @jit.inlined
 def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tuple[int, int, int]:
-    """Return an episode's number of samples, the step at which the first sample starts, and that of a moved sample.
+    """Return an episode's number of samples, the step where its first sample starts, and the start of a moved sample.
 
     A sample is moved if MOVED_BACK, see `Starts`, changes its start. The number does not count a moved sample. The last
     result is -1 if no sample is moved. `rule` has the fields of `Starts`, and `end` the bits of the episode's end, see
@@ -299,7 +296,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
     origin, reached = snapshot[frozen.ORIGIN], snapshot[frozen.REACHED]
     gone = 0
     for i in range(listed + (snapshot[frozen.LIVE_LANES] if kind == RUNS_AND_OPEN else 0)):
-        # The step of the first sample, the number of samples, the step of a moved one, and the lowest visible id.
+        # The step of the first sample, the number of samples, the step of a moved sample, and the lowest visible id.
         skipped, count, moved, least = 0, 0, -1, since
         item = _at(i)
         if i < left:
