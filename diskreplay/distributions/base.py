@@ -35,7 +35,10 @@ class Draw(NamedTuple):
 
 
 class RefreshNeeded(Exception):
-    """Raised by a draw that needs a newer snapshot: refresh the population and draw again. Nothing was drawn."""
+    """Raised by a draw that needs a newer snapshot.
+
+    The caller refreshes the population and draws again. The failed draw has drawn nothing.
+    """
 
 
 class Distribution(ABC):
@@ -219,7 +222,7 @@ class Distribution(ABC):
         """Record that the batch of a draw will not be delivered."""
 
     def accept(self, population: Population, draw: Draw) -> bool:
-        """Return whether all ids of a draw from a saved state can still be drawn; if so, count it as drawn here."""
+        """Return whether all ids of a draw from a saved state can still be drawn; if so, count the draw."""
         return bool(population.contains(draw.ids).all())
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
@@ -299,12 +302,10 @@ class Distinct(Distribution):
         return "Distinct()"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` different ids; NotEnoughData if the population has fewer."""
         check_enough(population, size)
         return Draw(population.take(rng.choice(population.size, size, replace=False)))
 
 
 def check_enough(population: Population, size: int) -> None:
-    """Raise NotEnoughData if a population has fewer than `size` ids."""
     if population.size < size:
         raise NotEnoughData(f"{population.size} steps are sampleable, and a batch of {size} needs {size}: add more")

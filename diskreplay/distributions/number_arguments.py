@@ -22,7 +22,6 @@ def number(name: str, value: Any, least: float = -math.inf, most: float = math.i
 
 
 def fraction(name: str, value: Any) -> float:
-    """Return a float from 0 to 1; ValueError for anything else."""
     return number(name, value, 0.0, 1.0)
 
 

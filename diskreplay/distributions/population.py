@@ -80,7 +80,6 @@ class Share(NamedTuple):
     world_size: int = 1
 
     def contains(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which ids are in the share, (n,) bool."""
         found: NDArray[np.bool_] = mixed(ids.astype(np.uint64)) % np.uint64(self.world_size) == self.rank
         return found
 
@@ -95,11 +94,12 @@ EVERY_ID = Share()
 
 
 class Progress(NamedTuple):
-    """How far a follower has read a population.
+    """The point up to which a follower has read a population.
 
     A follower is an object that keeps up with a population, such as a table of priorities. The fields are the values
-    that `epoch`, `_rewrites`, `_hidden` and `_ended` of the population had when the follower read it. The first two
-    change when older runs move to other positions. The other two are numbers of runs, see the module's docstring.
+    that `epoch`, `_rewrites`, `_hidden` and `_ended` of the population had when the follower read it. `epoch` and
+    `rewrites` change when older runs move to other positions. `hidden` and `ended` are numbers of runs, see the
+    module's docstring.
     """
 
     epoch: int
@@ -175,7 +175,7 @@ class Crossing(Protocol):
 
 
 class Column(NamedTuple):
-    """A mapping of ids to integers: the ids in ascending order, and the value of each id. Immutable."""
+    """An immutable mapping of ids to integers: the ids in ascending order, and the value of each id."""
 
     ids: Ints = _NO_INTS
     values: Ints = _NO_INTS
@@ -188,14 +188,12 @@ class Column(NamedTuple):
         return np.where(self.ids[at] == ids, self.values[at], otherwise)
 
     def has(self, ids: Ints) -> NDArray[np.bool_]:
-        """Return which ids are in the mapping, (n,) bool."""
         return self.ids[self._places(ids)] == ids if len(self.ids) else np.zeros(len(ids), np.bool_)
 
     def _places(self, ids: Ints) -> Ints:
         return np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
 
     def at(self, which: NDArray[np.bool_]) -> "Column":
-        """Return a `Column` of only the ids that the mask `which` selects."""
         return self if which.all() else Column(self.ids[which], self.values[which])
 
     def with_others(self, ids: Ints, values: Ints) -> "Column":
@@ -287,7 +285,6 @@ class Population:
         self.epoch += 1
 
     def refresh(self, snapshot: Snapshot) -> None:
-        """Update the ids to a newer snapshot."""
         old, log = self.snapshot, snapshot.log
         if snapshot is old:
             return
@@ -351,7 +348,6 @@ class Population:
         return still_open
 
     def order(self) -> Order:
-        """Return the order of the current runs."""
         if self.snapshot is None:
             return self._restored or Order(_NO_RUNS, _NO_RUNS, _NO_RUNS)
         regions = self._block.slice(self._hidden, self._main), self._block.slice(self._main, self._ended)
@@ -510,7 +506,7 @@ class Population:
         return out
 
     def ids(self) -> Iterator[Ints]:
-        """Yield the ids of the share, many at a time."""
+        """Yield arrays of the ids in the share."""
         return (ids[self.share.contains(ids)] for ids in id_blocks(self.runs()))
 
     def share_size(self) -> int:
@@ -521,7 +517,6 @@ class Population:
         return self.size if self.share.world_size == 1 else self._share_size.of(self)
 
     def nothing_in_share(self) -> NotEnoughData:
-        """Return the error to raise if no id is in the share."""
         rank, world_size = self.share
         return NotEnoughData(
             f"none of the {self.size} sampleable steps belongs to rank {rank} of {world_size}; 1 is needed, append more"
@@ -551,13 +546,11 @@ class Population:
 
     @property
     def followed(self) -> Snapshot:
-        """The current snapshot; there must be one."""
         assert self.snapshot is not None, "the population was never refreshed"
         return self.snapshot
 
     @property
     def visible(self) -> Visible:
-        """The boundary between hidden and visible steps in each lane."""
         return ALL_VISIBLE if self.snapshot is None else self.snapshot.visible
 
     @property
@@ -602,7 +595,6 @@ class Population:
         return found
 
     def contains(self, ids: Ints) -> NDArray[np.bool_]:
-        """Return which ids can be drawn, (n,) bool."""
         return self.find_runs(ids) >= 0
 
     def find_moved(self, runs: Ints) -> tuple[Ints, NDArray[np.bool_]]:
@@ -673,7 +665,7 @@ class GrowingRuns:
         self._replace(state["array"])
 
     def write(self, start: int, runs: TimedRuns | IdRuns) -> int:
-        """Write runs at the indices from `start` on; return the index after the last one.
+        """Write runs at the indices from `start` on; return the index after the last written run.
 
         If `runs` have no times, the times in the array stay as they are.
         """
@@ -751,7 +743,6 @@ class _Block(GrowingRuns):
             self._pack()
 
     def write(self, start: int, runs: TimedRuns | IdRuns) -> int:
-        """Write runs at the indices from `start` on; return the index after the last one."""
         self._unsettle(start)
         return super().write(start, runs)
 
@@ -805,12 +796,12 @@ def _no_population() -> Population | None:
 
 
 class Cursor:
-    """How far one follower has read one population, and which ids of each lane it has taken. Not thread-safe.
+    """The point up to which one follower has read one population, and the last id that it has taken of each lane.
 
-    `population` is a weak reference to the population that was read last. Before the first read, calling it returns
-    None. `visible` is the boundary between hidden and visible steps at the last `reach`. A follower that keeps ids in
-    their order of arrival uses `new_of` and `take`, and saves `taken`, the last taken id of each lane. A cursor made
-    with `taken` continues from there.
+    Not thread-safe. `population` is a weak reference to the population that was read last. Before the first read,
+    calling `population` returns None. `visible` is the boundary between hidden and visible steps at the last `reach`. A
+    follower that keeps ids in their order of arrival uses `new_of` and `take`, and saves `taken`, the last taken id of
+    each lane. A cursor made with `taken` continues from there.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:
@@ -827,7 +818,6 @@ class Cursor:
         return self.population is _no_population
 
     def copy(self) -> "Cursor":
-        """Return an independent copy."""
         new = copy(self)
         new._last = self._last.copy()
         return new
@@ -843,7 +833,7 @@ class Cursor:
     def changes(self, population: Population) -> Changes:
         """Return the changes of a population since the last `reach`.
 
-        All its runs are returned if the last call was for another population, or if `reach` was not called after that
+        All runs are returned if the last call was for another population, or if `reach` was not called after the last
         call.
         """
         progress, self._progress = self._progress, None

@@ -59,7 +59,6 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all masses."""
         return float(self.sums[-1])
 
     @property
@@ -271,7 +270,6 @@ class PriorityTable:
         return places
 
     def masses_of(self, ids: Ints) -> Floats:
-        """Return the mass of each id, 0 for an id that cannot be drawn."""
         places = self.places(ids)
         return np.where(places >= 0, self.tree.masses[places], 0.0)
 
@@ -291,7 +289,6 @@ class PriorityTable:
         return float(np.einsum("i,i", self.tree.masses, mine.reshape(-1)))
 
     def raw(self, ids: Ints) -> Floats:
-        """Return the raw priority of each id, 0 for an id that cannot be drawn."""
         places = self.places(ids)
         return np.where(places >= 0, np.abs(self._raw[places]), 0.0)
 
@@ -316,7 +313,7 @@ class PriorityTable:
         return skipped
 
     def _fit(self, count: int) -> None:
-        """Make the scratch memory large enough for `count` ids, and not much larger than four times that."""
+        """Make the scratch memory large enough for `count` ids, but at most four times as large as needed."""
         wanted = max(count, _BLOCK)
         if not wanted <= self._ints.shape[1] <= 4 * wanted:
             ints, floats, table = np.empty((4, wanted), np.int64), np.empty((3, wanted)), self._table.copy()

@@ -24,8 +24,8 @@ class Prioritized(Owned):
     P(i) = p_i / Σ p with p = (|td| + eps) ** alpha. New ids enter with the initial priority of their step, if the
     collector gave one (Horgan et al. 2018, section 3; for sequences see `eta`). Other new ids enter with the largest
     priority that an update or a collector gave to an id that can still be drawn, or with 1 if there is no such id. The
-    weight of a drawn id is (N · P(i)) ** -beta divided by
-    the largest such weight, where N is the number of ids that can be drawn.
+    weight of a drawn id is (N · P(i)) ** -beta divided by the largest such weight, where N is the number of ids that
+    can be drawn.
 
     It holds priorities, so it belongs to one sampler, which calls it under its lock. Each kind of id has its own table:
     all transitions share one table, and all sequences of the same (length, overlap, pad) share another. The first draw
@@ -134,7 +134,7 @@ class Prioritized(Owned):
         return f"Prioritized(alpha={self._alpha:g}, beta={beta})"
 
     def _followed(self, population: Population) -> PriorityTable:
-        """Return the table of the population's kind of id, after updating it to the ids that can be drawn now."""
+        """Return the table of the population's kind of id, after the table has followed the population."""
         table = self._tables.get(population.kind)
         if table is None:
             table = self._tables[population.kind] = PriorityTable(self._alpha, self._normalize == "store")
@@ -255,7 +255,6 @@ class PrioritizedOfEnough(Prioritized):
     """`Prioritized` that refuses batches larger than the population."""
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids; NotEnoughData if the population has fewer."""
         check_enough(population, size)
         return super().draw(population, size, rng)
 

@@ -149,7 +149,6 @@ class Arrivals:
     # --- drawing -----------------------------------------------------------------------------------------------------
 
     def draw(self, size: int, rng: np.random.Generator) -> Ints:
-        """Return `size` ids, drawn with replacement."""
         at, which = rng.random((2, size))
         at *= self._weights[-1]
         block = np.minimum(np.searchsorted(self._weights, at, "right") - 1, len(self._ids) - 1)
@@ -190,7 +189,6 @@ class Arrivals:
         return not (self._cursor.is_new or self._cursor.is_of(population))
 
     def follow(self, population: Population) -> None:
-        """Add the new ids of the population, and remove ids that have left it."""
         if self._cursor.is_at(population):
             return
         if self._is_changing:  # an interrupt has stopped the last call
@@ -298,7 +296,7 @@ class Arrivals:
         return True
 
     def _extend(self, runs: IdRuns, steps: float) -> None:
-        """Add runs that have `steps` steps in total to the last block; if it is full, begin a new block with them."""
+        """Add runs of `steps` steps in total to the last block, or to a new block if the last one is full."""
         if self._is_full or len(self._starts) == 1:
             self._starts = np.append(self._starts, self._starts[-1])
             self._ranks = np.append(self._ranks, self._ranks[-1])
@@ -320,7 +318,7 @@ class Arrivals:
         self._is_full = bool(lengths[-1] >= self._block)
 
     def _drop_oldest(self) -> None:
-        """Drop the blocks that at least `_most` steps follow, if these are more than a quarter of all blocks."""
+        """Drop the blocks that are followed by at least `_most` steps, if more than a quarter of all blocks are."""
         gone = self._ranks[-1] - self._ranks[1:-1] >= self._most
         drop = int(np.count_nonzero(gone))
         if drop > len(gone) // 4:
@@ -345,7 +343,6 @@ class Arrivals:
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `loaded`."""
         return {
             "pieces": self._pieces.copy(),
             "starts": self._starts.copy(),

@@ -99,7 +99,6 @@ class Restricted(Distribution):
         return left[chosen], mass[chosen]
 
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
-        """Return the weight of each drawn id, computed by the other distribution."""
         return self._distribution.weigh(draw, beta, batches)
 
 
@@ -133,11 +132,13 @@ _ALWAYS = 1 << 40
 class Index:
     """The ids of one kind that a sampler draws from: at most `most`, in ascending order. Not thread-safe.
 
-    A full index removes an id for each new one. `remover` chooses the removed id: the "oldest" by time of publishing;
-    the one with the "lowest_priority", the oldest of equal ones; or a "random" one. "lowest_priority" and "random" may
-    remove the new id itself. With "random", all ids are in the index with the same probability: Vitter's algorithm R
-    (1985). After evictions the algorithm is random pairing (Gemulla et al. 2008): each new id takes the place of a
-    random evicted id, and enters the index only if the evicted id was in the index.
+    A full index removes an id for each new id. `remover` chooses the removed id. "oldest" removes the id that was
+    published first. "lowest_priority" removes the id with the lowest priority, and the oldest id among equal
+    priorities. "random" removes a random id. "lowest_priority" and "random" may remove the new id itself.
+
+    With "random", all ids are in the index with the same probability: Vitter's algorithm R (1985). After evictions the
+    algorithm is random pairing (Gemulla et al. 2008): each new id takes the place of a random evicted id, and enters
+    the index only if the evicted id was in the index.
     """
 
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:
@@ -152,11 +153,9 @@ class Index:
 
     @property
     def ids(self) -> Ints:
-        """The ids, in ascending order."""
         return self._column.ids
 
     def contains(self, ids: Ints) -> NDArray[np.bool_]:
-        """Return which ids are in the index, (n,) bool."""
         return self._column.has(ids)
 
     def follow(self, population: Population, distribution: Distribution) -> None:
@@ -196,7 +195,7 @@ class Index:
         self._cursor.reach(population, changes)
 
     def _remove_least(self, values: NDArray[Any]) -> None:
-        """Remove the excess ids: the ids with the smallest values and, of equal ones, the ids that arrived first.
+        """Remove the excess ids: the ids with the smallest values and, among equal values, the ids that arrived first.
 
         The result is the same as if ids were added one by one, each followed by the removal of one id.
         """
@@ -234,7 +233,6 @@ class Index:
         self._column = self._column.with_others(rest[last], came[last])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as arrays and numbers."""
         numbers = {"count": self._count, "size": self._size}
         evicted = {"evicted": self._evicted, "others_evicted": self._others_evicted}
         return {"ids": self.ids, "came": self._column.values, "taken": self._cursor.taken, **numbers, **evicted}
@@ -263,11 +261,9 @@ class Indices:
         self._indices: dict[tuple[Any, ...], Index] = {}
 
     def of(self, kind: tuple[Any, ...]) -> Index:
-        """Return the `Index` of a kind of id."""
         return self._indices.setdefault(kind, Index(self.most, self.remover, self._rng))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each `Index`, by the JSON of its kind of id, and the state of the random generator."""
         indices = {json.dumps(kind): index.state_dict() for kind, index in self._indices.items()}
         return {"rng": json.dumps(self._rng.bit_generator.state), "indices": indices}
 
@@ -299,7 +295,6 @@ class Bounded(Restricted):
         return super().draw(population, size, rng)._replace(size=len(self._index.ids))
 
     def allowed(self, ids: Ints) -> Ints:
-        """Return how many more times each id may be drawn."""
         return np.where(self._index.contains(ids), _ALWAYS, 0)
 
     def drawable(self, population: Population) -> Ints:
@@ -310,24 +305,20 @@ class Bounded(Restricted):
         return ids[population.share.contains(ids) & drawable]
 
     def why_not(self, population: Population, times: int, size: int) -> str:
-        """Return why a batch of `size` cannot be drawn."""
         return (
             f"none of the {len(self._index.ids)} ids that the index holds (max_size) can be drawn{share_of(population)}"
             "; 1 is needed, append more"
         )
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id, (n,); 0 for an id that cannot be drawn."""
         total = self._distribution.chances(population, self._index.ids).sum()
         return self._distribution.chances(population, ids) * self._index.contains(ids) / (total or 1.0)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability with which `draw` draws each id, (n,); all ids must be in the population's share."""
         total = self._distribution.share_chances(population, self.drawable(population)).sum()
         return self._distribution.share_chances(population, ids) * self._index.contains(ids) / (total or 1.0)
 
     def priority_sum(self, population: Population) -> float:
-        """Return the sum of the priorities of the share's ids in the index."""
         share = self._distribution.share_chances(population, self.drawable(population)).sum()
         return float(self._distribution.priority_sum(population) * share)
 
@@ -343,7 +334,6 @@ class Counts:
         self._old, self._new = Column() if counts is None else counts, Column()
 
     def of(self, ids: Ints) -> Ints:
-        """Return the count of each id."""
         return self._old.of(ids) + self._new.of(ids)
 
     def add(self, ids: Ints, number: int, visible: Visible) -> None:
@@ -359,7 +349,6 @@ class Counts:
         return self._old, self._new
 
     def go_back(self, place: tuple[Column, Column]) -> None:
-        """Restore columns that `place` returned."""
         self._old, self._new = place
 
     def state_dict(self, less: Ints = _NONE) -> dict[str, Ints]:
@@ -370,7 +359,6 @@ class Counts:
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> "Counts":
-        """Make the counts from a `state_dict`; ValueError if `state` is invalid."""
         with state_of("counts of ids"):
             ids, counts = columns(state, ("ids", "counts"))
             if (np.diff(ids) <= 0).any() or (counts <= 0).any():
@@ -386,20 +374,18 @@ class TimesSampled:
         self._counts: dict[tuple[Any, ...], Counts] = {}
 
     def of(self, kind: tuple[Any, ...]) -> Counts:
-        """Return the counts of a kind of id."""
         return self._counts.setdefault(kind, Counts())
 
     def state_dict(self, kind: tuple[Any, ...], less: Ints) -> dict[str, Any]:
         """Return the counts by the JSON of their kind of id.
 
-        From the counts of `kind`, subtract how often each id occurs in `less`.
+        The counts of `kind` are reduced by how often each id occurs in `less`.
         """
         every = self._counts.items()
         return {json.dumps(each): counts.state_dict(less if each == kind else _NONE) for each, counts in every}
 
     @classmethod
     def loaded(cls, most: int, state: Mapping[str, Any]) -> "TimesSampled":
-        """Make the counts from a `state_dict`; ValueError if `state` is invalid."""
         found = cls(most)
         with state_of("how often ids were sampled"):
             found._counts = {kind_of(kind): Counts.loaded(counts) for kind, counts in state.items()}
@@ -428,27 +414,22 @@ class AtMost(Restricted):
         return f"{self._distribution}, each id at most {self._times.most} times,"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share; NotEnoughData, and no draw, if fewer are allowed."""
         draw = super().draw(population, size, rng)
         self._take(population, draw)
         return draw
 
     def place(self) -> tuple[Any, list[Draw]]:
-        """Return the counts and the pending draws."""
         return self._counts.place(), self._pending.copy()
 
     def go_back(self, place: tuple[Any, list[Draw]]) -> None:
-        """Restore counts and pending draws that `place` returned."""
         counts, self._pending = place
         self._counts.go_back(counts)
         self._cursor = Cursor()  # more ids may be allowed now
 
     def allowed(self, ids: Ints) -> Ints:
-        """Return how many more times each id may be drawn."""
         return self._times.most - self._counts.of(ids)
 
     def why_not(self, population: Population, times: int, size: int) -> str:
-        """Return why a batch of `size` cannot be drawn if all allowed ids together can be drawn only `times` times."""
         found = f"can be drawn only {times} times more" if times else "cannot be drawn any more"
         return (
             f"the {population.size} sampleable steps{share_of(population)} {found}, {size} draws are needed: each is "
@@ -475,7 +456,6 @@ class AtMost(Restricted):
         return self._distribution.chances(population, ids)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id among the share's ids, (n,), as if ids could be drawn without limit."""
         return self._distribution.share_chances(population, ids)
 
     def priority_sum(self, population: Population) -> float:
@@ -492,14 +472,12 @@ class AtMost(Restricted):
         self._pending = [pending for pending in self._pending if pending is not draw]
 
     def forget(self, population: Population, draw: Draw) -> None:
-        """Subtract from the counts the ids of a draw that will not be delivered."""
         if any(pending is draw for pending in self._pending):
             self.delivered(draw)
             self._counts.add(draw.ids, -1, population.visible)
             self._cursor = Cursor()  # more ids may be allowed now
 
     def accept(self, population: Population, draw: Draw) -> bool:
-        """Return whether all ids of a draw from a saved state still exist; if so, count the draw."""
         is_there = super().accept(population, draw)
         if is_there:
             self._take(population, draw)

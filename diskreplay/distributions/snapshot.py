@@ -40,8 +40,7 @@ class Snapshot(Protocol):
         """An object that is replaced by another one when a segment is added, sealed or removed."""
 
     @property
-    def open(self) -> EpisodeTable:
-        """The open episodes."""
+    def open(self) -> EpisodeTable: ...
 
     @property
     def visible(self) -> Visible:
@@ -65,7 +64,7 @@ class Snapshot(Protocol):
 
 
 class EpisodeFilter:
-    """A filter of episodes. It calls `ask` once for an ended episode, and once per snapshot for an open one.
+    """A filter of episodes. It calls `ask` once for an ended episode, and once per snapshot for an open episode.
 
     `ask(snapshot, first_id)` returns whether the episode with the first id `first_id` is admitted. With `ask` None, all
     episodes are admitted, and `asks` is False. The answers stay valid when a sampler's view changes, because ids are

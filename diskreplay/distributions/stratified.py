@@ -142,7 +142,6 @@ class _Groups:
         self._hidden = np.zeros(0, np.int64)
 
     def follow(self, population: Population) -> None:
-        """Add the new ids of the population, and hide ids that have left it."""
         if self._cursor.is_at(population):
             return
         if self._epoch != population.epoch:  # older ids have moved, so runs may leave in another order than they came
@@ -194,7 +193,6 @@ class _Groups:
         return self._partly.with_others(last_ids(IdRuns(*reached)), group)
 
     def _add(self, runs: Ints, group: Ints) -> None:
-        """Append runs of ended episodes, with the group of each run."""
         many = len(self._numbers)
         self._hidden = np.append(self._hidden, np.zeros(many - len(self._hidden), np.int64))
         self._old.grow(many)
@@ -217,7 +215,7 @@ class _Groups:
         self.some = self._order[self._total[self._order] > 0]
 
     def draw(self, size: int, rng: np.random.Generator) -> Ints:
-        """Return `size` ids. For each, draw a group, all with the same probability, then one id of that group."""
+        """Return `size` ids: for each id, draw a group, all with the same probability, then an id of this group."""
         pick, number = rng.random((2, size))
         group = self.some[(pick * len(self.some)).astype(np.int64)]
         at = (number * self._total[group]).astype(np.int64) + self._hidden[group]
@@ -229,7 +227,6 @@ class _Groups:
         return found
 
     def chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id, (n,); 0 for an id that cannot be drawn."""
         drawable = population.contains(ids)
         group, keys = np.full(len(ids), -1), lane_keys(ids, *population.segments)
         for runs in (self._old, self._new, self._left):
@@ -257,7 +254,6 @@ class _Runs:
 
     @classmethod
     def none(cls, many: int = 0) -> "_Runs":
-        """Return an object with `many` groups and no runs."""
         return cls(np.zeros((3, 0), np.int64), np.zeros(0, np.int64), many)
 
     def with_more(self, runs: Ints, group: Ints, many: int) -> "_Runs":

@@ -43,7 +43,6 @@ class Pass(ABC):
         """Move forward by `count` of the ids that `peek` returned."""
 
     def is_over(self, population: Population) -> bool:
-        """Return whether no id remains."""
         return not len(self.peek(population, 1))
 
     @abstractmethod
@@ -51,7 +50,6 @@ class Pass(ABC):
         """Yield the remaining ids in arrays, in any order."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as arrays and numbers."""
         return {**self.runs._asdict(), "kind": json.dumps(self.kind)}
 
     @classmethod
@@ -82,26 +80,21 @@ class RandomPass(Pass):
         return numbered(self.runs, self._before, numbers)
 
     def peek(self, population: Population, count: int) -> Ints:
-        """Return the next ids, at most `count`."""
         if len(self._next) < count:
             self._next = self._slice(self._at, max(count, _PIECE))
         return self._next[:count]
 
     def advance(self, count: int) -> None:
-        """Move forward by `count` ids."""
         self._at, self._next = self._at + count, self._next[count:]
 
     def left(self, population: Population) -> Iterator[Ints]:
-        """Yield the remaining ids."""
         return (self._slice(at, _SORTED_AT_ONCE) for at in range(self._at, self._size, _SORTED_AT_ONCE))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as arrays and numbers."""
         return {**super().state_dict(), "cursor": self._at, "key": self._key}
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> Self:
-        """Make a pass from its state."""
         loaded = cls(*_runs_and_kind(state), int(state["key"]), int(state["cursor"]))
         if not 0 <= loaded._key < 1 << 63 or not 0 <= loaded._at < loaded._size:
             raise ValueError("its key or its position is out of range")
@@ -126,23 +119,19 @@ class TimePass(Pass):
 
     @classmethod
     def begun(cls, population: Population, rng: np.random.Generator) -> Self:
-        """Return a new pass over the population's ids."""
         return cls(IdRuns(*(column.copy() for column in population.runs())), population.kind)
 
     def peek(self, population: Population, count: int) -> Ints:
-        """Return the next ids, at most `count`."""
         while self._ids.shape[1] < count and self._load(population):
             pass
         return self._ids[1, :count]
 
     def advance(self, count: int) -> None:
-        """Move forward by `count` ids."""
         if count:
             self._last = int(self._ids[0, count - 1]), int(self._ids[1, count - 1])
             self._ids = self._ids[:, count:]
 
     def left(self, population: Population) -> Iterator[Ints]:
-        """Yield the remaining ids."""
         return (self._timed(population, ids)[1] for ids in id_blocks(self.runs))
 
     def _timed(self, population: Population, ids: Ints) -> Ints:
@@ -181,12 +170,10 @@ class TimePass(Pass):
         self._pieces, self._begins = IdRuns(*(column[order] for column in pieces)), begins[order]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as arrays and numbers."""
         return {**super().state_dict(), "last": np.array(self._last)}
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> Self:
-        """Make a pass from its state."""
         time, last = map(int, state["last"])
         return cls(*_runs_and_kind(state), (time, last))
 

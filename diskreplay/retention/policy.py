@@ -34,20 +34,19 @@ class Ages:
     """The ages of sealed segments. Not thread-safe.
 
     A wrong wall clock must not delete a store's steps. For a segment that was sealed since this machine booted, only
-    the boot clock counts, which cannot be set. For all others the wall clock counts, if one of these facts confirms the
-    age: a time service keeps the wall clock; this machine sealed the segment and has been up for longer than the age
-    limit; this process has known the segment for longer than the limit. A sealing time in the future is replaced by the
-    time when this process first saw the segment.
+    the boot clock counts, which cannot be set. For any other segment the wall clock counts, but only if one of three
+    facts confirms the age. A time service keeps the wall clock; or this machine sealed the segment, and has been up for
+    longer than the age limit; or this process has known the segment for longer than the age limit. A sealing time in
+    the future is replaced by the time when this process first saw the segment.
     """
 
     def __init__(self) -> None:
         self._this_boot: list[tuple[float, int]] = []  # a heap: (seconds of this boot at sealing, segment)
         self._others: list[tuple[float, int]] = []  # a heap: (wall time at sealing, segment)
-        self._confirmed_by: dict[int, float] = {}  # by segment: it was surely sealed before this second of this boot
-        self._old: set[int] = set()  # segments from `_others`, too old by the wall clock, with unconfirmed ages
+        self._confirmed_by: dict[int, float] = {}  # by segment: a second of this boot; the segment was sealed before it
+        self._old: set[int] = set()  # segments of `_others` that the wall clock makes too old, with unconfirmed ages
 
     def add(self, number: int, info: SegmentInfo) -> None:
-        """Add a sealed segment."""
         now, sealed = boot_time(), info.sealed_clock
         if sealed is not None and sealed.boot == now.boot and sealed.seconds <= now.seconds:
             heapq.heappush(self._this_boot, (sealed.seconds, number))
@@ -58,7 +57,7 @@ class Ages:
         self._confirmed_by[number] = 0.0 if was_here else now.seconds
 
     def older_than(self, seconds: float) -> set[int]:
-        """Return the segments that have become older than ``seconds``; each is returned once."""
+        """Return the segments that have become older than ``seconds``; each segment is returned only once."""
         due = set()
         latest = boot_time().seconds - seconds
         while self._this_boot and self._this_boot[0][0] <= latest:
@@ -78,7 +77,7 @@ class Ages:
 
 @dataclass(slots=True)
 class _Account:
-    """The numbers of steps and bytes of a segment. An unsealed segment may have grown since they were counted."""
+    """The numbers of steps and bytes of a segment; an unsealed segment may have grown since it was read."""
 
     steps: int = 0
     evicted: int = 0  # steps that were evicted by hand
@@ -100,9 +99,9 @@ class _Account:
 
 
 class RetentionPolicy:
-    """Follows the segments of a store and decides which are due for removal.
+    """Follows the segments of a store and decides which of them are due for removal.
 
-    Not thread-safe: used under the store lock, except for methods that say otherwise.
+    Not thread-safe: the caller holds the store lock, unless a method says otherwise.
 
     Only sealed, readable segments are removed, by any of these rules:
 
@@ -113,7 +112,7 @@ class RetentionPolicy:
     - ``max_age_s``: a segment is due `max_age_s` seconds after it was sealed; `Ages` says by which clock.
     - eviction by hand: a segment is due when all its steps were evicted.
 
-    The first two rules move the retention horizon, a time: readers hide all steps that are older.
+    `capacity` and `capacity_bytes` move the retention horizon, a time: readers hide all older steps.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -123,13 +122,12 @@ class RetentionPolicy:
         self._begin()
 
     def _begin(self) -> None:
-        """Forget all segments."""
         self._next = 0  # all segments with a smaller number were read
         self._accounts: dict[int, _Account] = {}  # by segment, lowest number first
         self._unsealed: set[int] = set()
         self._by_last: list[tuple[int, int]] = []  # a heap: (time of the last step, number) of each sealed segment
-        self._by_first: list[tuple[int, int]] = []  # sorted: (time of the first step, number) of the same segments
-        self._short = -1, 0  # (segment, steps): `capacity` keeps it until `_kept` has reached ``steps``
+        self._by_first: list[tuple[int, int]] = []  # sorted: (time of the first step, number) of each sealed segment
+        self._short = -1, 0  # (segment, steps): `capacity` keeps this segment until `_kept` has reached ``steps``
         self._below: dict[int, None] = {}  # segments that are older than the horizon and still exist
         self._kept = 0  # steps that were neither evicted by hand nor lost, in all segments that are not in `_below`
         self._nbytes = 0  # bytes of all segments that are not in `_below`
@@ -154,8 +152,8 @@ class RetentionPolicy:
     def sync_packs(self) -> None:
         """Make the names of packs durable, if the last `due` found merged segments that still exist.
 
-        The process that made a pack may have died before it did this. The caller does not hold the store lock, so that
-        other processes need not wait for the disk. Any thread may call it.
+        The process that made a pack may have died before it made the name durable. The caller does not hold the store
+        lock, so that other processes need not wait for the disk. Any thread may call this method.
         """
         found = self._merged.copy()
         if not found <= self._durable:
@@ -163,7 +161,7 @@ class RetentionPolicy:
             self._durable.update(found)
 
     def look(self, pace: Callable[[], None]) -> None:
-        """Read all segments, and call ``pace`` after each; `due` then reads only segments that are made later.
+        """Read all segments, and call ``pace`` after each, so that later calls of `due` read only newer segments.
 
         The caller does not hold the store lock. No other thread uses this object yet.
         """
@@ -171,13 +169,12 @@ class RetentionPolicy:
             self._look(self._counters.read(), again=True, pace=pace)
 
     def due(self, most: int, *, again: bool) -> Iterator[tuple[int, int]]:
-        """Yield (number, steps) of segments that are due for removal; each is forgotten when the next is requested.
+        """Yield (number, steps) of segments that are due for removal, and forget each segment after it was yielded.
 
-        At most ``most`` segments are yielded; `has_more` tells whether more are due.
-
-        The retention horizon is moved first. ``again``: segments that were unsealed when they were last read are read
-        again. Without this, their step counts may be too small, which only delays the horizon. A segment whose rows are
-        in a pack is due after `sync_packs`.
+        At most ``most`` segments are yielded; `has_more` tells whether more are due. The retention horizon is moved
+        before the first segment is yielded. With ``again``, segments that were unsealed when they were last read are
+        read again. Without ``again``, their step counts may be too small, which only delays the horizon. A segment
+        whose rows are in a pack is due after `sync_packs`.
         """
         words = self._counters.read()
         end = self._look(words, again=again)
@@ -200,7 +197,7 @@ class RetentionPolicy:
         self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
 
     def _look(self, words: NDArray[np.int64], *, again: bool, pace: Callable[[], None] = lambda: None) -> int:
-        """Read new segments, and with ``again`` all unsealed ones; return the number of the next segment to be made."""
+        """Read new segments, and with ``again`` also all unsealed segments; return the number of the next new one."""
         if words[layout.CHANGES] != self._changes:  # a segment was quarantined, brought back or replaced
             self._changes = int(words[layout.CHANGES])
             self._begin()  # a segment may have been replaced by its readable part
@@ -233,7 +230,7 @@ class RetentionPolicy:
             return
         before = horizon
         if self._root.limits.capacity_bytes is not None:
-            # The folder of an unfinished pack is measured too, as another process may be making that pack.
+            # The folder of an unfinished pack is measured too, because another process may be making that pack.
             self._draft_nbytes = max(self.pack_nbytes, disk_usage(Path(pack_draft(self._root)))[0])
         while (oldest := self._oldest()) is not None:
             last, number = oldest
@@ -275,8 +272,8 @@ class RetentionPolicy:
             newer -= self._older_steps(other, last)
             if newer < capacity:
                 break
-        # The count is slow. Its result cannot reach ``capacity`` before `_kept` has grown by the missing steps, so it
-        # is not repeated for this segment before that.
+        # The count is slow. Its result cannot reach ``capacity`` before `_kept` has grown by the missing steps, so this
+        # segment is not counted again before then.
         self._short = number, self._kept + capacity - newer
         return newer >= capacity
 
@@ -317,7 +314,7 @@ class RetentionPolicy:
                 self._packs[number] = members
         except FileNotFoundError:
             if not os.path.lexists(path):
-                self._forget(number)  # quarantined; all segments are read again if it is brought back
+                self._forget(number)  # quarantined; if it is brought back, all segments are read again
             return
         except (FormatError, NotADirectoryError, IsADirectoryError):
             # A damaged segment's bytes count, but the segment is not removed before it is repaired.
@@ -358,7 +355,7 @@ class RetentionPolicy:
 
     @contextmanager
     def _changing(self, number: int, account: _Account) -> Iterator[None]:
-        """Update the sums over all segments after a `with` block that changes a segment's counts, ``account``."""
+        """Run a `with` block that changes ``account``, a segment's counts, and then update the sums of all segments."""
         kept, nbytes = account.kept, account.nbytes
         yield
         if number not in self._below:

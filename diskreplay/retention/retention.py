@@ -1,4 +1,4 @@
-"""Makes new segments and moves old ones away under the store lock; files are deleted after releasing the lock."""
+"""Make new segments and move old segments away, under the store lock. Files are deleted after it is released."""
 
 import os
 import shutil
@@ -56,8 +56,8 @@ from diskreplay.segments.segment import (
     remove_draft,
 )
 
-# For drafts of segments and packs, and of saved states: the prefix of the folder's name, and the path of a lock in the
-# folder. The process that makes the draft holds this lock.
+# The prefixes of the names of draft folders: drafts of segments and packs, and drafts of saved states. The value is the
+# path of a lock in such a folder. The process that makes the draft holds this lock.
 LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
 # This many of the newest segments are searched for the clock of this boot, because some may be damaged or gone.
 _NEIGHBOURS = 16
@@ -69,15 +69,16 @@ _AT_ONCE = 64
 _MERGED_AT_ONCE = 8
 # At most this many segments exist that no counter includes: the processes that made them died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
-# Seconds to wait for the store lock before counting newly sealed segments. Readers also find them without the count.
+# Seconds to wait for the store lock before counting newly sealed segments. Readers find sealed segments without the
+# count, too.
 _HINT_TIMEOUT_S = 1.0
 
 
 class Retention:
     """Makes and removes segments of one store.
 
-    Concurrency: any thread and process; each call takes the store lock. While a call holds it, segment locks are tried,
-    but never waited for. Files are deleted after releasing the store lock.
+    Any thread and process may use it. Each call takes the store lock. A call that holds the store lock tries the locks
+    of segments, but never waits for them. Files are deleted after the store lock is released.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -106,10 +107,10 @@ class Retention:
     def new_segment(
         self, writer: int | None, lanes: Sequence[int], size: Size, has_priority: bool = False
     ) -> tuple[SegmentInfo, Lock]:
-        """Make the next segment and return it with its held lock, after removing segments that are due.
+        """Remove segments that are due, make the next segment, and return it with its lock, which is held.
 
-        ``writer`` is the number of the writer's first segment; None: the new segment is its first. See `draft_segment`
-        for the other arguments.
+        ``writer`` is the number of the writer's first segment, or None if the new segment is the first. See
+        `draft_segment` for the other arguments.
 
         Raises StorageFull if the disk has no room, StoreNotFound if the store was deleted or replaced since it was
         opened, StoreLocked if the store lock stayed taken for a minute.
@@ -155,7 +156,7 @@ class Retention:
 
         Segments that are due are removed later, when the writer's previous segment is sealed.
 
-        Raises StorageFull, FileNotFoundError, StoreLocked or StoreNotFound if this fails. The draft is unusable then.
+        Raises StorageFull, FileNotFoundError, StoreLocked or StoreNotFound. After an error, the draft cannot be used.
         """
         with self._locked():
             return self._place(draft, next_number(self._root, self._counters))
@@ -171,11 +172,10 @@ class Retention:
         return info
 
     def is_making_pack(self) -> bool:
-        """Return whether any process is making a pack now."""
         return is_held(f"{pack_draft(self._root)}/{LOCK_OF_DRAFT[DRAFT]}") is True
 
     def look(self, pace: Callable[[], None]) -> None:
-        """Read all segments, so that the first removal under the lock is fast; ``pace`` is called after each.
+        """Read all segments, and call ``pace`` after each, so that the first removal under the store lock is fast.
 
         No other thread uses this object yet.
         """
@@ -185,9 +185,9 @@ class Retention:
     def making_pack(self, nbytes: int) -> Iterator[str]:
         """Yield a folder for the pack that a `with` block makes. Among all processes, one such block runs at a time.
 
-        If the store has a capacity in bytes, ``nbytes`` count as used until the block ends, and segments that are then
-        due are removed first. Raises StoreLocked if another process is making a pack, StorageFull if the disk has no
-        room.
+        If the store has a capacity in bytes, ``nbytes`` count as used until the block ends, and segments that are due
+        because of this are removed before the block runs. Raises StoreLocked if another process is making a pack,
+        StorageFull if the disk has no room.
         """
         building = pack_draft(self._root)
         with self._locked() as gone:
@@ -214,9 +214,9 @@ class Retention:
     ) -> SegmentInfo:
         """Move a complete, durable pack into the store as the next segment, and delete the segments whose rows it has.
 
-        Readers ignore those segments as soon as the pack is visible; if this process dies, the next process that opens
+        Readers ignore those segments as soon as the pack is visible. If this process dies, the next process that opens
         the store deletes them. ``pace`` is called after every few deletions. Raises SegmentGone if one of ``sources``
-        changed since it was read: the pack is useless then.
+        changed since it was read, which makes the pack useless.
         """
         made = KnownPack.of(draft)._replace(document=identify(draft.path / layout.METADATA))
         for source in sources:
@@ -234,8 +234,8 @@ class Retention:
         """Delete the segments and packs whose rows are in later packs; their steps do not count as evicted."""
         left = self._packs.find_merged(self._counters.peek(layout.NEXT_SEGMENT))
         if left:
-            # Sync the names of packs, and the counter that bounds a reader's search: a pack's maker may have died
-            # before it did.
+            # Make the names of packs durable, and also the counter that bounds a reader's search. The process that made
+            # a pack may have died before it did so.
             with self._root.still_there(), storage_errors(self._root.counters_folder):
                 sync_folder(self._root.segments_folder)
                 self._counters.sync()
@@ -258,22 +258,24 @@ class Retention:
             self._counters.count(layout.SEALED)
 
     def after_sealing(self) -> None:
-        """Notify readers that segments were sealed, and remove segments that are due."""
         self.count_sealed()
         self.enforce()
 
     def count_sealed(self) -> None:
-        """Tell readers that segments were sealed, unless the lock stays taken: readers then notice it themselves."""
+        """Tell readers that segments were sealed, unless the store lock stays taken.
+
+        Readers also find sealed segments without being told.
+        """
         lock_path = self._root.lock_path
         with suppress(StoreLocked), self._root.still_there(), held_lock(lock_path, timeout_s=_HINT_TIMEOUT_S):
             self._counters.restore_complements()
             self._counters.count(layout.SEALED)
 
     def resize(self, limits: Limits, find_hidden: Callable[[], int]) -> None:
-        """Change the limits of the store, and remove the segments that are then due.
+        """Change the limits of the store, and remove the segments that the new limits make due.
 
-        Hidden steps stay hidden. ``find_hidden`` returns the time before which the old limits hide every step; it is
-        called under the lock.
+        Hidden steps stay hidden. ``find_hidden`` returns the time before which the old limits hide every step. It is
+        called under the store lock.
         """
         with self._locked():
             keep_hidden(self._counters, find_hidden())
@@ -292,7 +294,7 @@ class Retention:
 
         After an error, all episodes stay visible. Each of ``episodes`` is (id of the first step, number of steps).
         Episodes that were evicted meanwhile are not returned. ``find_hidden`` returns the time before which the
-        capacity hides every step; it is called under the lock.
+        capacity hides every step. It is called under the store lock.
         """
         with self._locked():
             entries = EvictionEntries(self._root).new(int(self._counters.read()[layout.EVICTION_ENTRIES]))
@@ -307,7 +309,7 @@ class Retention:
         return [first for first, _ in left]
 
     def reserve_entries(self) -> None:
-        """Reserve disk space for evictions by hand, so that these work on a full disk; do nothing if it is full now."""
+        """Reserve disk space, so that evictions by hand work on a full disk; do nothing if the disk is full already."""
         with suppress(StorageFull, StoreLocked, FormatError):
             if not has_reserve(self._root, self._counters.peek(layout.EVICTION_ENTRIES)):
                 with held_lock(self._root.lock_path):
@@ -316,8 +318,8 @@ class Retention:
     def dead_segments(self, *, evicts: bool = True) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return at most `_AT_ONCE` unsealed segments whose writer is gone and that this machine may seal.
 
-        A segment of an earlier boot without a durable row is quarantined: its files may be empty. ``evicts``: if a
-        segment was moved back into the store, remove the segments that are then due.
+        A segment of an earlier boot without a durable row is quarantined, because its files may be empty. With
+        ``evicts``, if a segment was moved back into the store, the segments that are due because of this are removed.
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
         self._note_sealed()
@@ -357,10 +359,10 @@ class Retention:
         return None
 
     def has_to_be_sealed(self, info: SegmentInfo, gone: list[str]) -> bool:
-        """Return whether a segment needs sealing; an empty segment is removed, and one that lacks files is quarantined.
+        """Return whether a segment needs sealing, after removing it if it is empty.
 
-        The caller holds the store lock, and the segment's lock. After releasing the store lock, the caller deletes the
-        folders that this call adds to ``gone``.
+        A segment that lacks files is quarantined. The caller holds the store lock, and the segment's lock. After
+        releasing the store lock, the caller deletes the folders that this call adds to ``gone``.
         """
         fate = fate_of(info)
         if fate is not Fate.REMOVED and self._rebuild_copy(info):
@@ -398,7 +400,10 @@ class Retention:
         return False
 
     def _clean_up(self, gone: list[str]) -> None:
-        """Add half-deleted and half-made folders of dead processes to ``gone``; the caller holds the store lock."""
+        """Add half-deleted folders, and unfinished folders of dead processes, to ``gone``.
+
+        The caller holds the store lock.
+        """
         gone += _finish_removals(self._root, self._counters)
         finish_replacements(self._root)
         for name in os.listdir(self._root.counters_folder):
