@@ -43,7 +43,7 @@ class Ages:
     def __init__(self) -> None:
         self._this_boot: list[tuple[float, int]] = []  # a heap: (seconds of this boot at sealing, segment)
         self._others: list[tuple[float, int]] = []  # a heap: (wall time at sealing, segment)
-        self._confirmed_by: dict[int, float] = {}  # by segment: a second of this boot; the segment was sealed before it
+        self._confirmed_by: dict[int, float] = {}  # by segment: a second of this boot, surely after the sealing
         self._old: set[int] = set()  # segments of `_others` that the wall clock makes too old, with unconfirmed ages
 
     def add(self, number: int, info: SegmentInfo) -> None:

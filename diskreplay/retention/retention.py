@@ -1,4 +1,4 @@
-"""Make new segments and move old segments away, under the store lock. Files are deleted after it is released."""
+"""Make new segments and move old ones away, under the store lock. Files are deleted after the lock is released."""
 
 import os
 import shutil
@@ -318,8 +318,8 @@ class Retention:
     def dead_segments(self, *, evicts: bool = True) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return at most `_AT_ONCE` unsealed segments whose writer is gone and that this machine may seal.
 
-        A segment of an earlier boot without a durable row is quarantined, because its files may be empty. With
-        ``evicts``, if a segment was moved back into the store, the segments that are due because of this are removed.
+        A segment of an earlier boot without a durable row is quarantined, because its files may be empty. If a
+        segment was moved back into the store, ``evicts`` removes the segments that are due.
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
         self._note_sealed()
@@ -359,7 +359,7 @@ class Retention:
         return None
 
     def has_to_be_sealed(self, info: SegmentInfo, gone: list[str]) -> bool:
-        """Return whether a segment needs sealing, after removing it if it is empty.
+        """Return whether a segment needs sealing; an empty segment is removed instead.
 
         A segment that lacks files is quarantined. The caller holds the store lock, and the segment's lock. After
         releasing the store lock, the caller deletes the folders that this call adds to ``gone``.
