@@ -1,1 +1,1 @@
-"""Distributions over ids: which ids are drawn, and with which weights. They do not read observations or rewards."""
+"""Distributions: rules by which ids are drawn and weighted, without reading observations or rewards."""

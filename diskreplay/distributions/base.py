@@ -35,15 +35,13 @@ class Draw(NamedTuple):
 
 
 class RefreshNeeded(Exception):
-    """Raised by a draw that needs a newer snapshot.
-
-    The caller refreshes the population and draws again. The failed draw has drawn nothing.
-    """
+    """Raised by a draw that needs a newer snapshot, before anything is drawn."""
 
 
 class Distribution(ABC):
-    """A distribution over ids. Not thread-safe unless a subclass says so: a sampler calls it under its lock.
+    """A distribution over ids.
 
+    A sampler calls it under the sampler's lock: a distribution is not thread-safe unless its class says so.
     `CONTRIBUTING.md` says how to write one. Only `draw` must be defined; the other methods have defaults for a
     distribution without state and priorities. `draw` and `weigh` are separate methods, because a batch may be drawn
     long before its delivery, while a schedule for beta counts the delivered batches.
@@ -211,7 +209,7 @@ class Distribution(ABC):
         return self.state_dict()
 
     def go_back(self, place: Any) -> None:
-        """Restore a state that `place` returned, as if nothing had been drawn or loaded since that call.
+        """Restore a state that `place` returned, as if nothing had been drawn or loaded since `place` was called.
 
         The same state can be restored several times.
         """
@@ -251,7 +249,7 @@ class OneOwner:
     _owner: Any = None  # a weak reference
 
     def claim(self, owner: object) -> None:
-        """Bind the object to `owner`; ValueError if it is bound to another object. Repeated calls are allowed."""
+        """Bind the object to `owner`, possibly again; ValueError if it is bound to another object."""
         if self._owner is not None and self._owner() is not owner:
             name = type(self).__name__
             raise ValueError(f"this {name} holds the state of another sampler: make a new {name} for each sampler")
@@ -278,7 +276,9 @@ class Even(Distribution):
 
 
 class Uniform(Even):
-    """Draw every id with the same probability, with replacement. It has no state, so several samplers may share it.
+    """Draw every id with the same probability, with replacement.
+
+    A `Uniform` has no state, so several samplers may share it.
 
     Examples
     --------
@@ -296,7 +296,7 @@ class Uniform(Even):
 
 
 class Distinct(Distribution):
-    """Draw ids without replacement within a batch. Every set of ids has the same probability. It has no state."""
+    """Draw ids without replacement within a batch; every set of ids has the same probability."""
 
     def __repr__(self) -> str:
         return "Distinct()"

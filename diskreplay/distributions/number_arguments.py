@@ -1,4 +1,4 @@
-"""Checks of arguments that are numbers or schedules. Errors name the argument."""
+"""Checks of arguments that are numbers or schedules; their errors name the argument."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,6 @@ from typing import Any
 
 
 def number(name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: float = -math.inf) -> float:
-    """Return a finite float, least <= value <= most and value > above; ValueError for anything else."""
     good = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     if good and least <= float(value) <= most and float(value) > above:
         return float(value)
@@ -26,10 +25,7 @@ def fraction(name: str, value: Any) -> float:
 
 
 def int_argument(name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = "") -> int:
-    """Return an int, least <= value <= most; ValueError for anything else.
-
-    `otherwise` is a part of the message that names another allowed value.
-    """
+    """Return the value as an int; `otherwise` names another allowed value in the error."""
     good = not isinstance(value, bool) and isinstance(value, Integral)
     if good and least <= value and (most is None or value <= most):
         return int(value)
@@ -38,10 +34,7 @@ def int_argument(name: str, value: Any, least: int = 1, most: int | None = None,
 
 
 def int_or_none(name: str, value: Any, none: str) -> int | None:
-    """Return an int of at least 1, or None; ValueError for anything else.
-
-    `none` says in the message what None means.
-    """
+    """Return the value as an int, or None; `none` says in the error what None means."""
     return None if value is None else int_argument(name, value, otherwise=f"or None for {none}")
 
 
@@ -84,7 +77,6 @@ class Linear:
         object.__setattr__(self, "steps", int_argument("steps", self.steps))
 
     def __call__(self, batches: int) -> float:
-        """Return the value after `batches` batches."""
         done = min(batches / self.steps, 1.0)
         return (1.0 - done) * self.start + done * self.end
 
@@ -93,10 +85,6 @@ class Linear:
 
 
 def beta_argument(value: Any) -> float | Schedule:
-    """Return beta: a float of at least 0, or a schedule; ValueError for anything else.
-
-    Both ends of a `Linear` must be at least 0, too.
-    """
     if isinstance(value, Linear):
         number("beta.start", value.start, 0.0)
         number("beta.end", value.end, 0.0)

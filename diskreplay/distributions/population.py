@@ -125,7 +125,6 @@ class Order(NamedTuple):
 
     @classmethod
     def loaded(cls, state: Mapping[str, Any]) -> "Order":
-        """Make an `Order` from a `state_dict`; ValueError if the state is invalid."""
         runs, (main, ended, partly) = np.ascontiguousarray(state["runs"], np.int64), state["regions"]
         good = min(main, ended, partly) >= 0 and runs.shape == (4, main + ended + partly)
         if not good or (runs[[0, 3]] < 0).any() or (runs[1:3] < 1).any():
@@ -138,10 +137,11 @@ class Changes(NamedTuple):
 
     `progress` is the argument of the follower's next call of `Population.changes`. `runs` are the new runs. The runs at
     the end of `runs` are provisional: they may change with each refresh, and replace all provisional runs of earlier
-    calls. `provisional` is their number. The first `partially_hidden` of the provisional runs are visible parts of
-    older runs. `reached` are runs of earlier calls that may be hidden by now, wholly or in part; their visible parts
-    are among the provisional runs. If `whole` is True, `runs` are all runs, and replace those of all earlier calls.
-    `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next refresh overwrites `runs` and `reached`.
+    calls. `provisional` is the number of provisional runs. The first `partially_hidden` of the provisional runs are
+    visible parts of older runs. `reached` are runs of earlier calls that may be hidden by now, wholly or in part; their
+    visible parts are among the provisional runs. If `whole` is True, `runs` are all runs, and replace the runs of all
+    earlier calls. `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next refresh overwrites `runs` and
+    `reached`.
     """
 
     progress: Progress
@@ -181,7 +181,6 @@ class Column(NamedTuple):
     values: Ints = _NO_INTS
 
     def of(self, ids: Ints, otherwise: int = 0) -> Ints:
-        """Return the value of each id, (n,), or `otherwise` for an id that is not in the mapping."""
         if not len(self.ids):
             return np.full(len(ids), otherwise)
         at = self._places(ids)
@@ -216,8 +215,7 @@ class View(Protocol):
     """The part of `views.base.View` that a population needs."""
 
     @property
-    def kind(self) -> tuple[Any, ...]:
-        """The kind of id that the view has."""
+    def kind(self) -> tuple[Any, ...]: ...
 
     @property
     def starts(self) -> Starts:
@@ -233,12 +231,12 @@ InitialErrors = Callable[[Any, Ints, float], Floats]
 
 
 class Population:
-    """The ids that a view offers from a snapshot. Not thread-safe: one sampler uses it, under its lock.
+    """The ids that a view offers from a snapshot.
 
-    `episode_filter` admits episodes; None admits all. `share` is a rank's part of the ids. `initial_errors` reads the
-    priorities that writers gave to steps; None: the store has no such priorities. `snapshot` is the current snapshot,
-    None before the first refresh. `size` is the number of ids that can be drawn. `epoch` changes when older ids move to
-    other positions. `version` changes with each new snapshot.
+    Not thread-safe: a sampler uses it under a lock. `episode_filter` admits episodes; None admits all. `share` is a
+    rank's part of the ids. `initial_errors` reads the priorities that writers gave to steps; None: the store has no
+    such priorities. `snapshot` is the current snapshot, None before the first refresh. `size` is the number of ids that
+    can be drawn. `epoch` changes when older ids move to other positions. `version` changes with each new snapshot.
     """
 
     def __init__(
@@ -295,7 +293,7 @@ class Population:
         seen = len(log.lines)
         found = ended = still_open = None
         # The predicate of `where` may raise, so it is called before anything changes.
-        if is_fresh or seen > self._seen:  # most refreshes find no newly ended episode
+        if is_fresh or seen > self._seen:
             new = log.select(slice(self._seen, None))
             found = new.without_discarded()
             self._refusals += len(found) < len(new)  # discarded episodes could be drawn while they were open
@@ -471,7 +469,7 @@ class Population:
         return True
 
     def _sort(self) -> None:
-        """Sort the first region's runs by the start times of episodes. This is necessary once any step is hidden."""
+        """Sort the first region's runs by the start times of episodes, which is necessary once any step is hidden."""
         times, self._is_sorted = self._block.runs.time[self._hidden : self._main], True
         if (times[1:] < times[:-1]).any():
             self._merge()
@@ -681,7 +679,6 @@ class GrowingRuns:
         return end
 
     def make_room(self, end: int) -> None:
-        """Make room for the runs 0 to `end` - 1."""
         old = self.array
         if end >= old.shape[1]:
             self._replace(_block_array(2 * end))
@@ -691,9 +688,10 @@ class GrowingRuns:
 
 
 class _Block(GrowingRuns):
-    """The runs of a population. `coarse` has every 16th number of `before`, for a faster search; see `kernels.ids_at`.
+    """The runs of a population, and the record of their arrays that kernels get.
 
-    Kernels get `record`, the addresses of these arrays and of the fields of `starts`; see `kernels.runs.RULE`.
+    `coarse` has every 16th number of `before`, for a faster search; see `kernels.ids_at`. Kernels get `record`, the
+    addresses of these arrays and of the fields of `starts`; see `kernels.runs.RULE`.
     """
 
     def __init__(self, starts: Starts) -> None:
@@ -708,7 +706,7 @@ class _Block(GrowingRuns):
         self._pack()
 
     def _pack(self) -> None:
-        """Make `record` anew. Call this after an array was replaced, because `record` has the addresses of arrays."""
+        """Make a new `record` after an array was replaced, because `record` has the addresses of arrays."""
         self.record = pack(self._rule, self.array, self.coarse, self._wanted)
 
     def record_for(self, count: int) -> Ints:
@@ -747,7 +745,6 @@ class _Block(GrowingRuns):
         return super().write(start, runs)
 
     def sort(self, start: int, end: int) -> None:
-        """Sort the runs `start` to `end` - 1 by the start times of their episodes, then by id."""
         self._unsettle(start)
         if end - start > 1 and not self._is_sorted(start, end):
             sort_runs(self.array, start, end)
@@ -814,7 +811,6 @@ class Cursor:
 
     @property
     def is_new(self) -> bool:
-        """Whether no population was read yet."""
         return self.population is _no_population
 
     def copy(self) -> "Cursor":
@@ -823,11 +819,10 @@ class Cursor:
         return new
 
     def is_of(self, population: Population) -> bool:
-        """Return whether `population` is the population that was read last."""
         return self.population() is population
 
     def is_at(self, population: Population) -> bool:
-        """Return whether `population` is the population that was read last, and has not changed since then."""
+        """Return whether `population` was read last, and has not changed since then."""
         return self.population() is population and self._version == population.version
 
     def changes(self, population: Population) -> Changes:
@@ -867,7 +862,6 @@ class Cursor:
 
     @property
     def taken(self) -> Ints:
-        """The last taken id of each lane that has one."""
         return self._last[self._last >= 0]
 
     def new_of(self, population: Population, runs: IdRuns) -> tuple[IdRuns, Ints, NDArray[np.bool_]]:
@@ -907,7 +901,6 @@ class _ShareSize:
         self._settled = self._size = 0
 
     def of(self, population: Population) -> int:
-        """Return the number of ids in the share, from the population's changes since the last call."""
         if not self._cursor.is_at(population):
             share, changes = population.share, self._cursor.changes(population)
             ended = changes.runs.shape[1] - changes.provisional

@@ -1,4 +1,4 @@
-"""A table of priorities by id. It follows a population and draws ids in proportion to their priorities.
+"""A table of priorities by id, which follows a population and draws ids in proportion to their priorities.
 
 The table keeps the raw priority |td| + eps of an id, at a place in a page of 64 successive rows of its lane; see
 `kernels.priority_pages`. The place's leaf in the sum tree holds raw ** alpha while the id can be drawn, else 0. Ids
@@ -46,11 +46,11 @@ class _Shared(NamedTuple):
 
 
 class SumTree:
-    """A tree whose leaves, 0 to capacity - 1, are drawn in proportion to their masses, 0 at first. Not thread-safe.
+    """A tree whose leaves, 0 to capacity - 1, are drawn in proportion to their masses, which are 0 at first.
 
-    `least` tells whether to track the smallest nonzero mass. `memory` is an array of float64 zeros for the tree, whose
-    length is the last number of `sumtree.tree_starts(capacity)`. `starts`, `tree`, `sums` and `smallest` are the arrays
-    of `kernels.sumtree`.
+    Not thread-safe. `least` tells whether to track the smallest nonzero mass. `memory` is an array of float64 zeros for
+    the tree, whose length is the last number of `sumtree.tree_starts(capacity)`. `starts`, `tree`, `sums` and
+    `smallest` are the arrays of `kernels.sumtree`.
     """
 
     def __init__(self, capacity: int, least: bool, memory: Floats) -> None:
@@ -84,10 +84,10 @@ class SumTree:
 
 
 class PriorityTable:
-    """The priorities of one kind of id. Not thread-safe.
+    """The priorities of one kind of id.
 
-    `alpha` is the exponent of the priorities, and `least` tells whether to track the smallest mass. Leaf i of `tree`
-    has the mass of the id at place i; see the module's docstring.
+    Not thread-safe. `alpha` is the exponent of the priorities, and `least` tells whether to track the smallest mass.
+    Leaf i of `tree` has the mass of the id at place i; see the module's docstring.
     """
 
     tree: SumTree
@@ -123,7 +123,7 @@ class PriorityTable:
         return float(get_kernel("largest_given")(self._pages, self._raw, self._bounds))
 
     def _resize(self, count: int) -> None:
-        """Make room for `count` pages, and keep the pages in use. The caller must call `_list_pages` afterwards."""
+        """Make room for `count` pages, and keep the pages in use; the caller then calls `_list_pages`."""
         width, size, old = priority_pages.PAGE, priority_pages.COLUMNS, self._pages
         slots = 1 << (4 * count - 1).bit_length()
         masses, raw, pages, found = zeros(
@@ -165,7 +165,6 @@ class PriorityTable:
         self._heights[:] = len(unused), 0, 0, 0
 
     def set_alpha(self, alpha: float) -> None:
-        """Change the exponent; a different value takes a pass over all priorities."""
         if alpha != self._alpha:
             self._alpha = alpha
             end = self._end * priority_pages.PAGE

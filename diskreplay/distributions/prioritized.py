@@ -87,7 +87,7 @@ class Prioritized(Owned):
 
     @property
     def alpha(self) -> float:
-        """Exponent of the priorities. The next draw applies a new value, at the cost of a pass over all priorities."""
+        """Exponent of the priorities; the next draw applies a new value, at the cost of a pass over all priorities."""
         return self._alpha
 
     @alpha.setter
@@ -134,7 +134,6 @@ class Prioritized(Owned):
         return f"Prioritized(alpha={self._alpha:g}, beta={beta})"
 
     def _followed(self, population: Population) -> PriorityTable:
-        """Return the table of the population's kind of id, after the table has followed the population."""
         table = self._tables.get(population.kind)
         if table is None:
             table = self._tables[population.kind] = PriorityTable(self._alpha, self._normalize == "store")
@@ -201,7 +200,7 @@ class Prioritized(Owned):
         return weights
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
-        """Set the priorities of ids from their errors. If the call raises, nothing changes.
+        """Set the priorities of ids from their errors; if the call raises, nothing changes.
 
         Parameters
         ----------
@@ -242,9 +241,10 @@ class Prioritized(Owned):
         return {json.dumps(kind): table.state_dict() for kind, table in self._tables.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`. Ids without a priority in the state count as new; evicted ids are dropped.
+        """Resume from a `state_dict`.
 
-        Raises ValueError, and changes nothing, if `state` is invalid.
+        Ids without a priority in the state count as new, and evicted ids are dropped. Raises ValueError, and changes
+        nothing, if `state` is invalid.
         """
         least = self._normalize == "store"
         tables = {kind_of(kind): PriorityTable.loaded(table, self._alpha, least) for kind, table in state.items()}
@@ -252,8 +252,6 @@ class Prioritized(Owned):
 
 
 class PrioritizedOfEnough(Prioritized):
-    """`Prioritized` that refuses batches larger than the population."""
-
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         check_enough(population, size)
         return super().draw(population, size, rng)

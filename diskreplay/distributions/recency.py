@@ -122,10 +122,7 @@ class Recency(Owned):
 
 
 class Arrivals:
-    """The newest ids of one population, in their order of arrival. Not thread-safe.
-
-    `half_life` is in steps.
-    """
+    """The newest ids of one population, in their order of arrival; not thread-safe."""
 
     def __init__(self, half_life: float) -> None:
         self._half_life = half_life
@@ -353,7 +350,6 @@ class Arrivals:
 
     @classmethod
     def loaded(cls, half_life: float, state: Mapping[str, Any]) -> "Arrivals":
-        """Make an `Arrivals` from a `state_dict`; raise one of `saved_state.INVALID` if the state is invalid."""
         new = cls(half_life)
         pieces, new._ranks = np.array(state["pieces"], np.int64), np.array(state["ranks"], np.float64)
         (new._starts,), (taken,) = columns(state, ["starts"]), columns(state, ["taken"])

@@ -26,7 +26,7 @@ _NONE: Ints = np.zeros(0, np.int64)
 
 
 class Restricted(Distribution):
-    """Draw from another distribution, but only the ids that `allowed` permits. Not thread-safe.
+    """Draw from another distribution, but only the ids that `allowed` permits.
 
     The allowed ids keep their relative probabilities. A batch is full or is not drawn at all. Draws of the other
     distribution must not depend on earlier draws.
@@ -52,7 +52,6 @@ class Restricted(Distribution):
         """Return why a batch of `size` cannot be drawn if all allowed ids together can be drawn only `times` times."""
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share; NotEnoughData, and no draw, if fewer are allowed."""
         ids, chances, draw = _NONE, np.zeros(0), Draw(_NONE)
         for overdraw in _OVERDRAWS:
             draw = self._distribution.draw_share(population, (size - len(ids)) * overdraw, rng)
@@ -77,11 +76,7 @@ class Restricted(Distribution):
     def _draw_left(
         self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
     ) -> tuple[Ints, Floats]:
-        """Draw the ids that are missing in a batch of `size` ids after `drawn` was drawn; return ids and chances.
-
-        The missing ids are drawn from a list of all allowed ids. Raises NotEnoughData if these cannot complete the
-        batch.
-        """
+        """Draw the ids that a batch of `size` ids lacks after `drawn` was drawn, from a list of all allowed ids."""
         left = self.drawable(population)
         mass = self._distribution.chances(population, left)
         left, mass = left[mass > 0], mass[mass > 0]
@@ -130,7 +125,7 @@ _ALWAYS = 1 << 40
 
 
 class Index:
-    """The ids of one kind that a sampler draws from: at most `most`, in ascending order. Not thread-safe.
+    """The ids of one kind that a sampler draws from: at most `most`, in ascending order; not thread-safe.
 
     A full index removes an id for each new id. `remover` chooses the removed id. "oldest" removes the id that was
     published first. "lowest_priority" removes the id with the lowest priority, and the oldest id among equal
@@ -147,8 +142,8 @@ class Index:
         self._count = 0  # number of ids that have arrived so far
         self._cursor = Cursor()
         self._size = 0  # number of ids of the population at the last call of `follow`
-        # For random pairing: how many ids were evicted from inside the index, and how many from outside it, not
-        # counting ids whose place a new id has taken.
+        # For random pairing: how many ids in the index, and how many other ids, were evicted. Evicted ids whose place a
+        # new id has taken do not count.
         self._evicted, self._others_evicted = 0, 0
 
     @property
@@ -239,7 +234,6 @@ class Index:
 
     @classmethod
     def loaded(cls, most: int, remover: str, rng: np.random.Generator, state: Mapping[str, Any]) -> "Index":
-        """Make an index from a `state_dict`; ValueError if `state` is invalid or has more than `most` ids."""
         new = cls(most, remover, rng)
         with state_of("an index"):
             new._column, (taken,) = Column(*columns(state, ("ids", "came"))), columns(state, ("taken",))
@@ -253,7 +247,7 @@ class Index:
 
 
 class Indices:
-    """The `Index` objects of a sampler, one per kind of id; `seed` seeds their random draws. Not thread-safe."""
+    """The `Index` objects of a sampler, one per kind of id, not thread-safe; `seed` seeds their random draws."""
 
     def __init__(self, most: int, remover: str, seed: int) -> None:
         self.most, self.remover = most, remover
@@ -268,7 +262,7 @@ class Indices:
         return {"rng": json.dumps(self._rng.bit_generator.state), "indices": indices}
 
     def loaded(self, state: Mapping[str, Any]) -> "Indices":
-        """Return new `Indices` with this object's arguments, in the state `state`; ValueError if `state` is invalid."""
+        """Return new `Indices` in the saved state `state`, with the arguments of this object."""
         found = Indices(self.most, self.remover, 0)
         if state:
             with state_of("the indices of a sampler"):
@@ -280,7 +274,7 @@ class Indices:
 
 
 class Bounded(Restricted):
-    """Draw from another distribution, but only ids in an `Index`. Not thread-safe; it belongs to one sampler."""
+    """Draw from another distribution, but only ids in an `Index`."""
 
     def __init__(self, distribution: Distribution, index: Index) -> None:
         super().__init__(distribution)
@@ -290,7 +284,6 @@ class Bounded(Restricted):
         return f"{self._distribution}, at most {self._index.most} ids,"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share; NotEnoughData if the index has no id of the share."""
         self._index.follow(population, self._distribution)
         return super().draw(population, size, rng)._replace(size=len(self._index.ids))
 
@@ -298,7 +291,6 @@ class Bounded(Restricted):
         return np.where(self._index.contains(ids), _ALWAYS, 0)
 
     def drawable(self, population: Population) -> Ints:
-        """Return the ids of the share that are in the index, in ascending order."""
         self._index.follow(population, self._distribution)
         ids, others = self._index.ids, self._distribution.drawable(population)
         drawable = population.contains(ids) if others is None else np.isin(ids, others)
@@ -328,7 +320,7 @@ _FEW = 1024
 
 
 class Counts:
-    """A count per id, 0 for most ids. Newer counts are in a small `Column` of their own, so that adding is fast."""
+    """A count per id, 0 for most ids; newer counts are in a small `Column` of their own, so that adding is fast."""
 
     def __init__(self, counts: Column | None = None) -> None:
         self._old, self._new = Column() if counts is None else counts, Column()
@@ -367,7 +359,7 @@ class Counts:
 
 
 class TimesSampled:
-    """The number of times that a sampler has drawn each id, at most `most`, by kind of id. Not thread-safe."""
+    """The number of times that a sampler has drawn each id, at most `most`, by kind of id; not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -377,10 +369,7 @@ class TimesSampled:
         return self._counts.setdefault(kind, Counts())
 
     def state_dict(self, kind: tuple[Any, ...], less: Ints) -> dict[str, Any]:
-        """Return the counts by the JSON of their kind of id.
-
-        The counts of `kind` are reduced by how often each id occurs in `less`.
-        """
+        """Return all counts; the counts of `kind` are reduced by how often each id occurs in `less`."""
         every = self._counts.items()
         return {json.dumps(each): counts.state_dict(less if each == kind else _NONE) for each, counts in every}
 
@@ -393,7 +382,7 @@ class TimesSampled:
 
 
 class AtMost(Restricted):
-    """Draw each id of another distribution at most `times.most` times. Not thread-safe; it belongs to one sampler.
+    """Draw each id of another distribution at most `times.most` times.
 
     A draw counts as soon as it is drawn; `forget` takes it back. `times` counts all draws of the sampler, including its
     draws from other distributions. `kind` is the population's kind of id.

@@ -1,4 +1,4 @@
-"""Readers of saved states. Reading an invalid state raises a ValueError that names the state."""
+"""Readers of saved states; an invalid state raises a ValueError that names the state."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,6 @@ def state_of(what: str) -> Iterator[None]:
 
 
 def kind_of(text: str) -> tuple[Any, ...]:
-    """Return a kind of id from its JSON; ValueError if the text is not a kind of id."""
     try:
         parts = parse_json(text)
     except ValueError:
@@ -36,7 +35,7 @@ def kind_of(text: str) -> tuple[Any, ...]:
 
 
 def columns(state: Mapping[str, Any], names: Iterable[str]) -> list[NDArray[np.int64]]:
-    """Return int64 copies of the arrays with these names in a state; raise one of `INVALID` if lengths differ."""
+    """Return int64 copies of these arrays of a state; raise one of `INVALID` if their lengths differ."""
     found = [np.array(state[name], np.int64) for name in names]
     if not found or any(column.ndim != 1 or column.shape != found[0].shape for column in found):
         raise ValueError("columns must have one axis and one length")
@@ -55,7 +54,6 @@ def masks(bits: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def is_priority_table(state: Mapping[str, Any]) -> bool:
-    """Return whether this is the state of a table of priorities; see `PriorityTable.state_dict`."""
     return {"page", "first", "stride", "known", "values"} <= state.keys()
 
 

@@ -43,8 +43,7 @@ class Snapshot(Protocol):
     def open(self) -> EpisodeTable: ...
 
     @property
-    def visible(self) -> Visible:
-        """The boundary between hidden and visible steps in each lane."""
+    def visible(self) -> Visible: ...
 
     def least_ids(self, ids: Ints) -> Ints:
         """Return, for each id, the smallest visible id of its lane; see `Visible.least_ids`."""
@@ -64,7 +63,7 @@ class Snapshot(Protocol):
 
 
 class EpisodeFilter:
-    """A filter of episodes. It calls `ask` once for an ended episode, and once per snapshot for an open episode.
+    """A filter of episodes, which calls `ask` once for an ended episode, and once per snapshot for an open episode.
 
     `ask(snapshot, first_id)` returns whether the episode with the first id `first_id` is admitted. With `ask` None, all
     episodes are admitted, and `asks` is False. The answers stay valid when a sampler's view changes, because ids are
@@ -78,7 +77,7 @@ class EpisodeFilter:
         self._snapshot: Snapshot | None = None  # the snapshot to which the answers in `_open` belong
 
     def admit(self, snapshot: Snapshot, episodes: EpisodeTable) -> EpisodeTable:
-        """Return the admitted episodes. Episodes without visible steps are dropped without a call of `ask`."""
+        """Return the admitted episodes; episodes without visible steps are dropped without a call of `ask`."""
         if self._ask is None or not len(episodes):
             return episodes
         if snapshot is not self._snapshot:

@@ -116,7 +116,7 @@ def _chances_of_episodes(population: Population, ids: Ints) -> Floats:
 
 
 class _Groups:
-    """The ids of ended episodes by the value of a field. A refresh takes time only for the new runs.
+    """The ids of ended episodes by the value of a field.
 
     The ids of a group are numbered in the order of arrival of their runs: first the runs in `_old`, then the runs in
     `_new`. The first `_hidden[group]` of these ids are not drawn, because they belong to runs with hidden ids, which
@@ -238,9 +238,10 @@ class _Groups:
 
 
 class _Runs:
-    """Runs of ids, (3, n), sorted by group. `group` has the group of each run, -1 for a run that is left out.
+    """Runs of ids, (3, n), sorted by group.
 
-    There are `many` groups. `count` is the number of ids of each group.
+    `group` has the group of each run, -1 for a run that is left out. There are `many` groups. `count` is the number of
+    ids of each group.
     """
 
     def __init__(self, runs: Ints, group: Ints, many: int) -> None:

@@ -1,1 +1,1 @@
-"""Kernels: short functions that compute with arrays, each in one thread. They access no files."""
+"""Kernels: short functions that compute with arrays, each in one thread, and access no files."""

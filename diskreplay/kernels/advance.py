@@ -47,10 +47,10 @@ def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
-    """Call `follow` and return its result; write the `record` of a new snapshot if the store has changed.
+    """Call `follow` and return its result; if it is DONE and found a change, write the `record` of a new snapshot.
 
-    No record is written unless the result is DONE. For `tables` see `advancing.GROWING`. `until` and `newer` are not
-    used; they are in the signature because `advance_hiding`, which can be called in place of this kernel, needs them.
+    For `tables` see `advancing.GROWING`. `until` and `newer` are not used, but `advance_hiding`, which can be called in
+    place of this kernel, needs them.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, status = packed.ints(tables, advancing.HIDDEN), follow(tables, head[frozen.ORIGIN], found)

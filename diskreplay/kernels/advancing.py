@@ -1,9 +1,7 @@
 """The tables of `advance` and `advance_hiding`, which make the next snapshot of a store.
 
-Both kernels read the new rows of all lanes, and then write the record of a snapshot if anything has changed. In
-between, `advance_hiding` hides the steps beyond the store's limits. If a kernel needs chunks that are not mapped, it
-returns a status, and the caller maps these chunks and repeats the call. Without numba, both kernels run as plain Python
-and call `follow_plain` and `hide_oldest_plain`.
+If a kernel needs chunks that are not mapped, the kernel returns a status, and the caller maps these chunks and repeats
+the call.
 """
 
 UNREADY, UNMAPPED = range(5, 7)

@@ -1,19 +1,11 @@
 """The folder of compiled kernels, and how processes share the work of compiling.
 
-numba saves machine code next to the source file. If that file changes, numba compiles the functions in it again, but it
+numba saves machine code next to the source file. If that file changes, numba compiles its functions again, but numba
 does not notice changes of other files whose functions they call. So the sources of all kernels are copied to a folder
-and imported from there. The folder's name is a digest of the sources, the versions of Python and numba, and the
-processor: machine code of another release, or from before an edit, is never loaded. The folder is in `NUMBA_CACHE_DIR`,
-or else in the user's cache folder. It is never next to the package: an uninstall would leave it there, and Python would
-import it as an empty namespace package. If no folder can be written, each process compiles for itself, and a warning
-says so.
+whose name is a digest of everything that the machine code depends on. The folder is never next to the package: an
+uninstall would leave it there, and Python would import it as an empty namespace package.
 
-If processes start together, one of them compiles a kernel and logs that it does, and the others wait for the saved
-code. If the file of a saved kernel is damaged, the kernel is compiled again. If the disk is full, kernels are not
-saved. Neither case is an error; the process only takes longer to start.
-
-A process that knows which kernels it will need starts a second process, which compiles the same kernels in reverse
-order; see `Several`.
+If processes start together, one of them compiles a kernel, and the others wait for the saved code.
 """
 
 import gc
@@ -275,15 +267,15 @@ def _tell() -> None:
 
 
 _here = threading.local()
-"""Its attribute `several` is the `Several` object that the current thread is iterating over, or None."""
+"""`_here.several` is the `Several` object that the current thread is iterating over, or None."""
 
 
 class Several:
-    """Iterates over names of kernels, while the caller compiles or loads each of them. Only one thread may use it.
+    """Iterates over names of kernels, while the caller compiles or loads each of them.
 
-    The iteration shows its progress on the terminal. As soon as a kernel must be compiled, the iteration starts a
-    helping process, which compiles the kernels in reverse order. Processes that start together share one helping
-    process.
+    Only one thread may use the object. The iteration shows its progress on the terminal. As soon as a kernel must be
+    compiled, the iteration starts a helping process, which compiles the kernels in reverse order. Processes that start
+    together share one helping process.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

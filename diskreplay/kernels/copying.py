@@ -1,15 +1,11 @@
 """Kernels that copy successive rows into a batch, one row into each of many lanes, or bytes without using the caches.
 
-A run is a number of successive rows of a lane. For each run, `copy_runs` computes only one address per chunk. While it
-reads a run, it prefetches later runs.
+`write_lanes` writes rows that are mostly in separate pages. Prefetching the rows of later lanes reduces its time to a
+third.
 
-`write_lanes` writes rows that are far apart in memory, mostly in separate pages. It prefetches the rows of later lanes,
-which reduces its time to a third.
-
-`stream` bypasses the caches. An ordinary write instruction first reads the cache line that it overwrites. A streamed
-(non-temporal) write does not, so a streamed copy moves two thirds of the bytes. With batches of 14 MB, streaming had
-1.45 times the bandwidth of memcpy; with batches of 37 MB, it had 1.7 to 2.4 times the bandwidth. But the next reader
-has to fetch a streamed batch from memory, so smaller batches are not streamed and stay in the cache.
+An ordinary write instruction first reads the cache line that it overwrites. A streamed (non-temporal) write does not.
+With batches of 14 MB, streaming had 1.45 times the bandwidth of memcpy; with batches of 37 MB, it had 1.7 to 2.4 times
+the bandwidth. But the next reader has to fetch a streamed batch from memory, so smaller batches are not streamed.
 """
 
 from diskreplay.ids import Ints

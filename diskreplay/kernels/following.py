@@ -1,8 +1,7 @@
 """Follow lanes that grow: read counters and new flags, and find the ended episodes and the open episode of each lane.
 
 A writer writes the counters `observed` and `committed` of a lane after the rows that they count. So a reader reads the
-counters before the rows, `observed` first. The byte of flags of each new row is read once. Without numba,
-`follow_plain` replaces `follow`.
+counters before the rows, `observed` first.
 """
 
 import ctypes
@@ -259,7 +258,7 @@ def _follow_lane_plain(
     segment: list[int], lane: int, flags_table: Chunks, time_table: Chunks, origin: int, lanes: Ints, ended: Ints,
     found: Ints,
 ) -> int:  # fmt: skip
-    """Do what `follow` does for one lane of a segment; `segment` is the segment's line of the table `growing`."""
+    """Do what `follow` does for one lane; `segment` is a line of the table `growing`."""
     place, addresses = segment[PLACE] + lane, (segment[OBSERVED_AT] + 8 * lane, segment[COMMITTED_AT] + 8 * lane)
     observed, stop = (ctypes.c_int64.from_address(address).value for address in addresses)
     row, seen, start, so_far, time = lanes[:, place].tolist()
@@ -304,7 +303,7 @@ def _follow_lane_plain(
 
 
 def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:
-    """Return the values of an array in the rows `row` to `stop` - 1 of a lane, or None if any of them is not mapped.
+    """Return the values of an array in the rows `row` to `stop` - 1 of a lane, or None if a row is not mapped.
 
     `segment` is a line of the table `growing`, and `table` the array's chunk table.
     """

@@ -202,11 +202,11 @@ def _are_zeros(at: int, count: int) -> bool:
 def _walk(
     windows: Ints, item: int, flags: int, n: int, whole: int, live: tuple[int, int, int], table: tuple[int, ...]
 ) -> tuple[int, int, bool, int]:
-    """Find the end of an item's window by reading the flags of each row; `flags` are those of the window's first row.
+    """Find the end of an item's window by reading the flags of each row; `flags` are the flags of its first row.
 
     Returns four values: the number of steps of the window, 0 if there is no window or its flags are not mapped; the
-    bits of its episode's end, 0 if the window ends before the episode; whether the row after the window has an
-    observation; the flags of that row, 0 if the lane has no such row.
+    bits of the episode's end, 0 if the window ends before the episode; whether the row after the window has an
+    observation; the flags of the row after the window, 0 if the lane has no such row.
     """
     folder, before = windows[FOLDER, item], windows[BEFORE, item]
     first_chunks, chunk_counts, shifts, bases, places = table

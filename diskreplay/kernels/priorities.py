@@ -1,4 +1,4 @@
-"""Prioritized replay: draw ids, update their priorities, and change which ids can be drawn. See `priority_pages`."""
+"""Prioritized replay: draw ids, update their priorities, and change which ids can be drawn; see `priority_pages`."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,7 +122,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     found = np.int64(0)
     for i in range(ids.size):
         found += place[i] >= 0
-    if found < ids.size:  # move the places of found ids to the front
+    if found < ids.size:
         found = np.int64(0)
         for i in range(ids.size):
             if place[i] >= 0:

@@ -61,7 +61,7 @@ drawn id."""
 
 
 class Visible(NamedTuple):
-    """The visible rows of all lanes. Episodes that began at time `reached` or later have no hidden steps."""
+    """The visible rows of all lanes; episodes that began at time `reached` or later have no hidden steps."""
 
     reached: int
     origin: int  # the number of the first segment

@@ -1,4 +1,4 @@
-"""Masses: powers of priorities, and a tree of their sums. Leaves are drawn in proportion to their mass.
+"""Masses, which are powers of priorities, and a tree of their sums, whose leaves are drawn in proportion to the masses.
 
 A power x ** y of a positive number is 2 ** (y * log2 x). The functions 2 ** p and log2 are computed by power series,
 which the compiler turns into vector code; a call of libm for each number takes three times as long. The error of a
@@ -148,7 +148,7 @@ def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -
 def sumtree_set(
     leaves: Ints, values: Floats, starts: Ints, tree: Floats, sums: Floats, least: Floats, changed: Ints
 ) -> None:
-    """Set the masses of leaves, and sum the nodes above them. If a leaf occurs twice, its last mass counts.
+    """Set the masses of leaves, and sum the nodes above them; if a leaf occurs twice, its last mass counts.
 
     A node is summed only once if its leaves are next to each other in `leaves`, or if the number of leaves is at least
     the number of nodes. `changed` is scratch memory with a number per leaf.

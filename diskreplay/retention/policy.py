@@ -31,7 +31,7 @@ from diskreplay.segments.segment_reader import read_sealed
 
 
 class Ages:
-    """The ages of sealed segments. Not thread-safe.
+    """The ages of sealed segments; not thread-safe.
 
     A wrong wall clock must not delete a store's steps. For a segment that was sealed since this machine booted, only
     the boot clock counts, which cannot be set. For any other segment the wall clock counts, but only if one of three
@@ -302,7 +302,6 @@ class RetentionPolicy:
                     account.evicted += steps
 
     def _read(self, number: int) -> None:
-        """Count the steps and bytes of a segment that was not sealed when it was last read."""
         account, path = self._accounts[number], self._root.segment_path(number)
         nbytes = 0 if self._root.limits.capacity_bytes is None else disk_usage(path)[0]
         try:
@@ -371,7 +370,6 @@ class RetentionPolicy:
             self._doomed.add(number)
 
     def _forget_gone(self) -> None:
-        """Forget segments that other processes removed."""
         there = set(present_segments(self._root, list(self._accounts)))
         for number in [n for n in self._accounts if n not in there]:
             self._forget(number)

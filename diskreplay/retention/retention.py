@@ -1,4 +1,4 @@
-"""Make new segments and move old ones away, under the store lock. Files are deleted after the lock is released."""
+"""Make new segments and move old ones away, under the store lock; files are deleted after the lock is released."""
 
 import os
 import shutil
@@ -175,15 +175,12 @@ class Retention:
         return is_held(f"{pack_draft(self._root)}/{LOCK_OF_DRAFT[DRAFT]}") is True
 
     def look(self, pace: Callable[[], None]) -> None:
-        """Read all segments, and call ``pace`` after each, so that the first removal under the store lock is fast.
-
-        No other thread uses this object yet.
-        """
+        """Read all segments, so that the first removal under the store lock is fast; see `RetentionPolicy.look`."""
         self._policy.look(pace)
 
     @contextmanager
     def making_pack(self, nbytes: int) -> Iterator[str]:
-        """Yield a folder for the pack that a `with` block makes. Among all processes, one such block runs at a time.
+        """Yield a folder for the pack that a `with` block makes; among all processes, one such block runs at a time.
 
         If the store has a capacity in bytes, ``nbytes`` count as used until the block ends, and segments that are due
         because of this are removed before the block runs. Raises StoreLocked if another process is making a pack,
@@ -262,10 +259,7 @@ class Retention:
         self.enforce()
 
     def count_sealed(self) -> None:
-        """Tell readers that segments were sealed, unless the store lock stays taken.
-
-        Readers also find sealed segments without being told.
-        """
+        """Tell readers that segments were sealed; if the store lock stays taken, readers find out by themselves."""
         lock_path = self._root.lock_path
         with suppress(StoreLocked), self._root.still_there(), held_lock(lock_path, timeout_s=_HINT_TIMEOUT_S):
             self._counters.restore_complements()
@@ -462,7 +456,6 @@ class Retention:
         return False
 
     def _set_aside(self, number: int, reason: str) -> None:
-        """Move a segment into quarantine; if the disk has no room for that, the segment stays in place."""
         with suppress(StorageFull):
             move_aside(self._root.folder, layout.segment_folder(number), reason)
 
@@ -499,7 +492,6 @@ class Retention:
         return found
 
     def _remove_some(self, *, again: bool) -> bool:
-        """Remove at most `_AT_ONCE` due segments and free their disk space; return whether more are due."""
         self._policy.sync_packs()
         with self._locked() as gone:
             return self._remove_old(gone, again=again)
@@ -543,9 +535,9 @@ def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
 
 
 def _take_draft(path: str) -> list[str]:
-    """Rename an unfinished folder that is to be deleted; return its new path. The caller holds the store lock.
+    """Rename an unfinished folder that is to be deleted; return its new path.
 
-    As soon as the lock is free, another process may make a folder at the old path.
+    The caller holds the store lock. As soon as the lock is free, another process may make a folder at the old path.
     """
     if not is_folder(path):
         return []  # a file: diskreplay does not make files with such names
