@@ -23,9 +23,9 @@ class Draw(NamedTuple):
     """Drawn ids, and the numbers from which their weights are computed.
 
     `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` is the
-    number of ids that could be drawn, and `least` is the smallest probability of these ids. Both may be 0 if the
-    weights do not depend on them. A draw of a `sized` distribution has fewer ids than requested only if the
-    distribution has ended; see `Distribution.ends`. Later draws are then empty.
+    number of ids that could be drawn, and `least` is the smallest probability of these ids. `size` and `least` may be 0
+    if the weights do not depend on them. A draw of a `sized` distribution has fewer ids than requested only if the
+    distribution has ended; see `Distribution.ends`. After its end, all draws are empty.
     """
 
     ids: Ints
@@ -58,7 +58,7 @@ class Distribution(ABC):
     # The number of ids that a population must have for a draw.
     least: int = 1
     # Whether drawing an id uses it up, as in a pass over all ids. If so, a batch that lost some ids before its delivery
-    # keeps the others, and `delivered` is called.
+    # keeps its other ids, and `delivered` is called.
     gives_once: bool = False
     # Paths of the episode fields that the distribution reads. A sampler refuses the distribution if the store lacks one
     # of them.

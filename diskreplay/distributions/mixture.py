@@ -18,9 +18,11 @@ class Mixture(Distribution):
 
     An id has the probability P(i) = Σ share_d · P_d(i), a sum over the distributions d. If any of them is prioritized,
     the weight of an id is (N · P(i)) ** -beta divided by the largest weight of the batch. Here beta belongs to the
-    first prioritized distribution, and N is the number of ids that can be drawn. Otherwise all weights are 1.
+    first prioritized distribution, and N is the number of ids that can be drawn. Without a prioritized distribution,
+    all weights are 1.
 
-    Not thread-safe: a sampler calls it under its lock. It belongs to one sampler if any of its distributions does.
+    Not thread-safe: a sampler calls a mixture under the sampler's lock. A mixture belongs to one sampler if any of its
+    distributions does.
 
     Parameters
     ----------
@@ -119,7 +121,7 @@ class Mixture(Distribution):
             part.claim(owner)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the distributions that have one, by the distribution's index in `parts` as a text."""
+        """Return the state of each distribution that has a state; a key is an index in `parts`, as a text."""
         states = {str(i): part.state_dict() for i, part in enumerate(self._parts)}
         return {key: state for key, state in states.items() if state is not None}
 

@@ -51,7 +51,7 @@ class Linear:
     Parameters
     ----------
     start, end : float
-        The first value and the last.
+        The first and the last value.
     steps : int
         Number of batches from `start` to `end`: batch 0 has `start`, batch `steps` and later ones have `end`.
 

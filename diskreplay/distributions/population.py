@@ -9,9 +9,9 @@ runs are in one growing block of arrays, in three regions:
     [ended, end)   runs of open episodes, and visible parts of partially hidden runs; rewritten by each refresh
 
 A refresh takes time only for the new runs, and a search among cumulative counts finds the id at a position. When the
-second region has more than `SMALL` runs, and more than a quarter as many as there are visible runs in the first region,
-the two regions are merged. So the id at a position depends on the discovery order of episodes. `order` returns that
-order, and a population that restores it has the same ids at the same positions.
+second region has more than `SMALL` runs, and more than a quarter of the number of visible runs in the first region, the
+two regions are merged. So the id at a position depends on the discovery order of episodes. `order` returns that order,
+and a population that restores it has the same ids at the same positions.
 """
 
 import weakref
@@ -163,14 +163,14 @@ class Crossing(Protocol):
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return two tables of the steps at which a sample can start, with a line for each episode that has such steps.
+        """Return two tables of starts (steps at which a sample can start), with a line for each episode that has any.
 
-        The first table has the episodes whose steps of this kind are final, and the second table has the episodes that
-        may get more of them. The steps of an episode in the tables are only the steps at which a sample can start.
-        `ended` are the episodes that ended since the last call, or None if no episode did. `admitted` are the episodes
-        of `ended` that the filter admits, and `still_open` are the open episodes that the filter admits. If `is_fresh`
-        is True, `ended` are all ended episodes, and earlier calls are forgotten. If `is_fresh` is False, the first
-        result is None in place of an empty table.
+        The first table has the episodes whose starts are final. The second table has the episodes that may get more
+        starts. The steps of an episode in the tables are only its starts. `ended` are the episodes that ended since the
+        last call, or None if no episode did. `admitted` are the episodes of `ended` that the filter admits, and
+        `still_open` are the open episodes that the filter admits. If `is_fresh` is True, `ended` are all ended
+        episodes, and earlier calls are forgotten. If `is_fresh` is False, the first result is None in place of an empty
+        table.
         """
 
 
@@ -226,7 +226,7 @@ class View(Protocol):
 
 
 # A function of (snapshot, ids, eta) that returns the initial |td| of each id. It computes |td| from the priorities that
-# writers gave to the steps of the id, and returns NaN for an id whose steps have none.
+# writers gave to the steps of the id, and returns NaN for an id whose steps have no priorities.
 InitialErrors = Callable[[Any, Ints, float], Floats]
 
 
@@ -278,7 +278,8 @@ class Population:
         self._is_sorted = True  # whether the first region is sorted by the start times of episodes
         self._rewrites = 0  # number of times that the second region was rewritten
         self._is_unmerged = False  # whether the regions must be merged when more runs come
-        # Results of `_progress` before and after the last merge in `_add_ended`: runs moved, but no id came or left.
+        # Results of `_progress` before and after the last merge in `_add_ended`. That merge moved runs, but no id came
+        # or left.
         self._same_progress: tuple[Progress | None, Progress | None] = None, None
         self.epoch += 1
 
@@ -570,7 +571,7 @@ class Population:
 
     @property
     def segments(self) -> tuple[int, Ints]:
-        """The number of the first segment, and the number of lanes of each segment, 0 for a deleted one."""
+        """The number of the first segment, and the number of lanes of each segment, 0 for a deleted segment."""
         snapshot = self.snapshot
         return (0, np.zeros(0, np.int64)) if snapshot is None else (snapshot.origin, snapshot.lanes)
 
@@ -601,7 +602,7 @@ class Population:
         A moved sample starts at another step than `Starts.step` says, so that it fits in its episode; see `MOVED_BACK`
         in `kernels.runs.Starts`. A moved sample is a run of one id. The returned indices, and those in the argument
         `runs`, are indices into `runs()`. The index is -1 if the run is itself the moved sample, or if its episode has
-        none. A moved sample without another run in its episode does not count as moved.
+        no moved sample. A moved sample without another run in its episode does not count as moved.
         """
         found, is_moved = np.full(len(runs), -1), np.zeros(len(runs), np.bool_)
         if self._starts.last != MOVED_BACK or self._starts.step == 1:
@@ -793,7 +794,7 @@ def _no_population() -> Population | None:
 
 
 class Cursor:
-    """The point up to which one follower has read one population, and the last id that it has taken of each lane.
+    """The point up to which one follower has read one population, and the last id of each lane that it has taken.
 
     Not thread-safe. `population` is a weak reference to the population that was read last. Before the first read,
     calling `population` returns None. `visible` is the boundary between hidden and visible steps at the last `reach`. A

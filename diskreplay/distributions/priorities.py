@@ -24,8 +24,8 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import get_kernel
 
 FIRST_PAGES = 16
-# A table from a saved state has at most as many pages as the first number, or as the second number times its pages in
-# use if that is more.
+# The largest number of pages of a table from a saved state: the first number, or the second number times the number of
+# pages in use, whichever is larger.
 _MOST_EMPTY = 1 << 16, 64
 # The smallest number of ids that scratch memory has room for: draws and updates up to this size need no new memory.
 _BLOCK = 4096
@@ -34,7 +34,7 @@ _NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  
 
 
 class _Shared(NamedTuple):
-    """Which places of a priority table belong to ids of `share`, a rank's part of all ids.
+    """The places of a priority table that belong to ids of `share`, a rank's part of all ids.
 
     `mine`, (number of pages, 64), is 1.0 for a place whose id is in the share, else 0.0. `pages`, (number of pages, 2),
     has the first id and the stride that each page had when its line of `mine` was computed.
@@ -144,7 +144,7 @@ class PriorityTable:
             pages, found, stacks, heights, raw, bounds, tree.starts, tree.tree, tree.sums, tree.smallest,
             *self._ints, *self._floats,
         )  # fmt: skip
-        # One operation: an interrupt between several would leave a record with addresses of freed memory.
+        # One operation: an interrupt between several operations would leave a record with addresses of freed memory.
         changed = {"_pages": pages, "_slots": found, "_stacks": stacks, "_heights": heights, "_raw": raw}
         vars(self).update(changed, _bounds=bounds, tree=tree, _table=table)
 

@@ -27,9 +27,9 @@ class Prioritized(Owned):
     weight of a drawn id is (N · P(i)) ** -beta divided by the largest such weight, where N is the number of ids that
     can be drawn.
 
-    It holds priorities, so it belongs to one sampler, which calls it under its lock. Each kind of id has its own table:
-    all transitions share one table, and all sequences of the same (length, overlap, pad) share another. The first draw
-    of a kind makes its table, which is kept when the view is replaced.
+    The priorities belong to one sampler, which calls the distribution under the sampler's lock. Each kind of id has its
+    own table: all transitions share one table, and all sequences of the same (length, overlap, pad) share another
+    table. The first draw of a kind makes its table, which is kept when the view is replaced.
 
     Parameters
     ----------

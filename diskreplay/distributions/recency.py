@@ -201,7 +201,7 @@ class Arrivals:
     def _take_in(self, population: Population) -> None:
         changes = self._cursor.changes(population)
         # Pieces have only drawable ids: a resumed sampler cannot tell hidden ids from evicted ones. So it draws the
-        # same batches only if pieces have no ids of either kind.
+        # same batches only if pieces have neither hidden nor evicted ids.
         self._drop_hidden(population.visible)
         if self._cursor.may_miss(population):
             self._drop_evicted(population)
@@ -222,7 +222,7 @@ class Arrivals:
         if not visible.reached or (before.reached and visible.oldest is before.oldest and same):
             return
         if same:
-            # Most segments are newer than the newest one with a hidden step, and need no check.
+            # Most segments are newer than the newest segment with a hidden step, and need no check.
             newest = np.searchsorted(visible.lane_base, np.flatnonzero(visible.oldest)[-1:], "right") + visible.origin
             some = np.flatnonzero(self._room.runs.first[:end] < (newest.max(initial=0) << POSITION_BITS))
         else:
@@ -272,8 +272,8 @@ class Arrivals:
     def _add(self, runs: IdRuns, population: Population) -> bool:
         """Append the ids of `runs` that were not added yet; return whether this was possible.
 
-        This is impossible if a run of a new lane began before the newest id of the last block. In this case, nothing
-        changes.
+        This is impossible if a run of a new lane began before the newest step of the last block was published. In this
+        case, nothing changes.
         """
         runs, place, is_first = self._cursor.new_of(population, runs)
         if not len(place):
@@ -315,7 +315,7 @@ class Arrivals:
         self._is_full = bool(lengths[-1] >= self._block)
 
     def _drop_oldest(self) -> None:
-        """Drop the blocks that are followed by at least `_most` steps, if more than a quarter of all blocks are."""
+        """Drop blocks followed by at least `_most` steps, as soon as these are more than a quarter of all blocks."""
         gone = self._ranks[-1] - self._ranks[1:-1] >= self._most
         drop = int(np.count_nonzero(gone))
         if drop > len(gone) // 4:
@@ -325,8 +325,8 @@ class Arrivals:
     def _weigh(self) -> None:
         """Set `_ids`, `_lengths` and `_weights`, the values of the blocks that a draw needs.
 
-        They are each block's number of ids, its length in half-lives times ln 2, and the sum of the weights of the
-        blocks before it.
+        `_ids` is each block's number of ids, and `_lengths` each block's length in half-lives times ln 2. `_weights` is
+        the sum of the weights of the blocks before each block.
         """
         self._ids = np.diff(self._room.before[self._starts])
         steps = np.diff(self._ranks)

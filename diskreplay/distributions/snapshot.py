@@ -33,7 +33,7 @@ class Snapshot(Protocol):
 
     @property
     def lanes(self) -> Ints:
-        """The number of lanes of each segment, 0 for a missing one."""
+        """The number of lanes of each segment, 0 for a missing segment."""
 
     @property
     def segments(self) -> object:

@@ -16,7 +16,8 @@ class Stratified(Owned):
     """Draw a group of ids, each group with the same probability, then an id of that group, with replacement.
 
     Stratified sampling: P(i) = 1 / (G · n), where G is the number of groups and n the number of ids in the group of i.
-    Thus a long episode is not drawn more often than a short one, and a task with many steps not more often than others.
+    Thus a long episode is not drawn more often than a short one, and a task with many steps is not drawn more often
+    than other tasks.
 
     It belongs to one sampler.
 
@@ -83,7 +84,7 @@ class Stratified(Owned):
         )
 
 
-# --- by episode: one run of ids, or two if it has a moved sample (see `Population.find_moved`) -----------------------
+# --- by episode: it has one run of ids, or two runs with a moved sample (see `Population.find_moved`) ----------------
 
 
 def _draw_of_episodes(population: Population, size: int, rng: np.random.Generator) -> Ints:
@@ -184,7 +185,7 @@ class _Groups:
     def _hide(self, reached: Ints) -> Column:
         """Hide the runs `reached`; return the group of each run with hidden ids, by the last id of the run.
 
-        The runs `reached` must be those that arrived first among the runs that are not hidden yet.
+        The runs `reached` must be the first ones in the order of arrival among the runs that are not hidden yet.
         """
         group = self._group[self._first : self._first + reached.shape[1]]
         self._first += len(group)

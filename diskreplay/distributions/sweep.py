@@ -214,11 +214,12 @@ class Sweep(OneOwner, Even):
     A pass covers the ids that can be drawn when it begins. It skips ids that are evicted meanwhile, and new ids wait
     for the next pass. A batch at the end of a pass is filled from the next pass. The last batch of the last pass may be
     short, and the next draw has no ids: `for batch in sampler` ends there. `len(sampler)` is the number of batches
-    until then. The pass begins again when the view changes to another kind of id.
+    until this end. The pass begins again when the view changes to another kind of id.
 
-    A sweep has a position, which is part of its saved state. So it belongs to one sampler, which calls it under its
-    lock. Its memory grows with the number of episodes, not with the number of ids. A small Feistel network over the
-    numbers of the ids computes the random order. The order by time is computed for some ten thousand ids at a time.
+    A sweep has a position, which is part of its saved state. So a sweep belongs to one sampler, which calls it under
+    the sampler's lock. The memory of a sweep grows with the number of episodes, not with the number of ids. A small
+    Feistel network over the numbers of the ids computes the random order. The order by time is computed for some ten
+    thousand ids at a time.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ _refusing = set[str]()
 
 
 def _hold_at_forks() -> None:
-    """Make forks wait while a thread compiles: a child would not have this thread, and would wait forever for its lock.
+    """Make forks wait while a thread compiles: a child would not have this thread, and would wait forever for the lock.
 
     Before a fork, Python calls the functions given to `register_at_fork` in the reverse order of their registration.
     At a fork, the lock `compiling` must be acquired before all other locks. So call this function again after an import
@@ -193,10 +193,7 @@ def _put(path: Path, name: str, text: bytes) -> None:
 
 @cache
 def import_kernels(path: str | None) -> str:
-    """Import the sources in the folder `path` as a package with a new name, and return this name.
-
-    With `path` None, the sources are those in the folder of this file.
-    """
+    """Import the sources in the folder `path` as a package with a new name, and return this name."""
     package, here = f"diskreplay_{source_digest()[:16]}", path or os.path.dirname(__file__)
     spec = importlib.util.spec_from_file_location(package, f"{here}/__init__.py", submodule_search_locations=[here])
     if spec is None or spec.loader is None:
@@ -249,8 +246,8 @@ def _processor() -> Iterator[str]:
 def _prune(parent: Path) -> None:
     """Remove all folders of compiled kernels from `parent`, except the `_KEPT` most recently used ones.
 
-    With `NUMBA_CACHE_DIR`, numba saves the machine code in a second folder, whose name is the first folder's name, "_"
-    and more. Both folders are removed together.
+    With `NUMBA_CACHE_DIR`, numba saves the machine code in a second folder, whose name begins with the first folder's
+    name and "_". Both folders are removed together.
     """
     with suppress(OSError):
         found = sorted(parent.glob(f"{_NAME}*"), key=lambda path: path.stat().st_mtime, reverse=True)

@@ -110,7 +110,7 @@ def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
     """For every field and every i, copy row i at the field's `SOURCE` to row rows[i] of lane lanes[i].
 
     `record` has `FIELD` numbers for each of the `fields` fields, see `FIRST_CHUNK`. All chunks from the first to the
-    last one that gets a row must be mapped.
+    last chunk that gets a row must be mapped.
     """
     last = rows.size - 1
     for field in range(fields):

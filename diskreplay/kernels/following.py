@@ -73,8 +73,8 @@ DONE, UNCHECKED, DAMAGED, FULL, ADDED = range(5)
 """Results of `follow`. DONE: the new rows of all lanes were read. UNCHECKED: a lane of the segment in line
 `found[LEFT]` of `growing` has new rows whose chunks are not checked or not mapped yet. DAMAGED: the flags or counters
 of a lane of this segment are damaged. FULL: the new rows of a lane may have more episodes than the table `ended` has
-free lines; none of these rows was read. ADDED: as DONE, but first the caller must check the new ended episodes, see
-SPLITS."""
+free lines; none of these rows was read. ADDED: the new rows of all lanes were read, but the caller must check the
+new ended episodes before it goes on, see SPLITS."""
 
 ENDS = TERMINATED | TRUNCATED
 # LAST_STEP has the bits of an episode's end that come from its last step. BEHIND_LAST has the bits that come from the

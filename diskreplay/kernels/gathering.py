@@ -25,7 +25,7 @@ STEP_STOP = 6  # AFTER + 1 if row AFTER is a step of the episode, else 0
 K = 7  # the number of steps in the window
 FRAMES_STOP = 8  # the row after the last observation: AFTER + 1 if row AFTER has an observation, else AFTER
 OWN, OWN_STOP = 9, 10  # free for callers; `find_windows` writes the end of the lane to OWN_STOP
-# Written by the kernels: the number of the folder with the rows, the number of the lane's line in the folder's chunks,
+# The kernels write these: the number of the folder with the rows, the number of the lane's line in the folder's chunks,
 # and the number of rows in this line before the lane's first row.
 FOLDER, LINE, BEFORE = 11, 12, 13
 WINDOW_ROWS = 14
@@ -51,8 +51,8 @@ FLAGS = 21
 FIRST_CHUNK, CHUNKS, SHIFT, FOLDERS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7
 BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
-# For a summand: its kind of number, an index in KINDS, and its weight in the sum as the bits of a float64. The weight
-# of discounts is gamma.
+# The line of a summand has its kind of number, an index in KINDS, and its weight in the sum as the bits of a float64.
+# The weight of discounts is gamma.
 KIND, FACTOR = 10, 11
 COLUMNS = 12
 

@@ -280,7 +280,6 @@ def _time_of(step_id: int, origin: int, where: tuple[Ints, ...], times: tuple[In
 
 
 def hide_oldest_plain(tables: Ints, origin: int, end: int, found: Ints) -> int:
-    """Do what `hide_oldest` does, with Python's `heapq`."""
     log, growing, rows, heap, by_place = (
         packed.ints2(tables, i)
         for i in (advancing.ENDED, advancing.GROWING, advancing.ROWS, advancing.HEAP, advancing.BY_PLACE)

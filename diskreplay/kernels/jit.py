@@ -98,7 +98,7 @@ def shared_in(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 def compiled(function: Callable[..., Any], kept: bool) -> Callable[..., Any]:
     """Return a kernel compiled for its declared types; with `kept`, its code is loaded from the disk or saved there."""
-    # Without numba's own threads, which hang or die in a forked child; with nogil, because callers may use threads.
+    # numba's own threads are not used: they hang or die in a forked child. nogil, because callers may use threads.
     decorate: Callable[..., Any] = numba.njit
     return decorate([_SIGNATURES[function][0]], nogil=True, error_model=_ERRORS, cache=kept)(function)
 

@@ -50,7 +50,7 @@ def number(record: Ints, i: int, j: int) -> int:
 
 
 FIRST_CHUNK, CHUNKS, SHIFT, BASES = range(4)
-"""The arrays of a chunk table (see `following.Chunks`) in a record, numbered from the line of the first one."""
+"""The arrays of a chunk table (see `following.Chunks`) in a record, numbered from the line of the first array."""
 
 
 @jit.inner

@@ -36,7 +36,7 @@ table of the priorities that writers gave."""
 
 @jit.kernel("int", "ints", "int", "ints", "ints2", "out_floats")
 def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: NDArray[np.float64]) -> int:
-    """Write the priority |td| that the writer gave to each step; NaN if it gave none or the segment is gone.
+    """Write the priority |td| that the writer gave to each step; NaN without a priority, or if the segment is gone.
 
     `lanes` has the number of lanes of each segment from number `origin` on. A negative shift in the chunk table means
     that a folder has no priorities. Returns the position of the first id with an unmapped chunk, or -1.
@@ -163,7 +163,7 @@ def _want_difference(
     With `by_lane`, this works if both tables are ordered by lane. Without `by_lane`, it works if the new runs begin
     with the old runs that remain, in their old order. In any other order, more ids than necessary are visited. The
     result is then the same, because `sync_priorities` clears all ids before it sets any. Returns the number of missing
-    pages: those that were needed when no unused page was left.
+    pages: pages that were needed when no unused page was left.
     """
     missing = 0
     while i < stop:

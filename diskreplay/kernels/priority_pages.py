@@ -71,7 +71,10 @@ def lanes_of(offered: Ints) -> Ints:
 
 @jit.inner
 def width_of(step_id: int, origin: int, lanes: Ints) -> int:
-    """Return the number of lanes of an id's segment, 0 if it is gone; `lanes` has these numbers from `origin` on."""
+    """Return the number of lanes of an id's segment, 0 for a segment that is gone.
+
+    `lanes` has these numbers for the segments from number `origin` on.
+    """
     slot = (step_id >> POSITION_BITS) - origin
     return lanes[slot] if 0 <= slot < lanes.size else 0
 
@@ -106,7 +109,6 @@ def locate(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, plac
 
 
 def slots_of(first: Ints, slots: Ints32) -> Ints:
-    """Return `slot_of` for each id of `first`."""
     hashes = mixed(np.ascontiguousarray(first).view(np.uint64))
     return (hashes & _at(len(slots) - 1)).astype(np.int64)
 

@@ -182,7 +182,7 @@ class Starts(NamedTuple):
     reach the end. `last` says what becomes of that sample if it reaches beyond the end. PADDED: it stays. MOVED_BACK:
     it starts `length` steps before the end, or at step 0 in a shorter episode. DROPPED: it is left out. Two other
     values of `last` replace the rule: with FIRST_ONLY, only the first step starts a sample; with ALL_STEPS, every step
-    does.
+    starts one.
 
     If an ended episode did not terminate, some last steps do not count, except with ALL_STEPS. With a final observation
     these are the last `followed` steps, since no step comes `followed` steps after them. Without a final observation,

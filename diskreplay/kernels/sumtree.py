@@ -4,12 +4,12 @@ A power x ** y of a positive number is 2 ** (y * log2 x). The functions 2 ** p a
 which the compiler turns into vector code; a call of libm for each number takes three times as long. The error of a
 result 2 ** p is at most about p units in the last place, and the result is the same on every machine.
 For x = m * 2 ** e with m from sqrt(1/2) to sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where
-s = (m - 1) / (m + 1); the relative error of the truncated series is below 2 ** -54. The other function is
-2 ** p = 2 ** n * exp(f ln 2), where n is the integer nearest to p and f = p - n.
+s = (m - 1) / (m + 1); the relative error of the truncated series is below 2 ** -54. The function 2 ** p is
+2 ** n * exp(f ln 2), where n is the integer nearest to p and f = p - n.
 
 A node of the tree has 8 children, which fill one cache line. `tree` has all levels one after the other, the leaves
 first: level l is tree[starts[l] : starts[l + 1]]. Node i of level l + 1 is the sum of entries 8 * i to 8 * i + 7 of
-level l, added from left to right. The last level is the first one with at most `TOP` nodes. sums[i] is the sum of the
+level l, added from left to right. The last level is the first level with at most `TOP` nodes. sums[i] is the sum of the
 last level's nodes before node i, so the last entry of `sums` is the total. Levels are padded with zeros to a multiple
 of 8. `least`, which may be empty, has the smallest positive mass below each inner node, or 0, at the node's index in
 `tree` minus starts[1]. Its last entry is the smallest positive mass of all leaves.
@@ -17,7 +17,7 @@ of 8. `least`, which may be empty, has the smallest positive mass below each inn
 A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares its mass
 with the same partial sums that made the node: as long as the searched mass is less than the node's sum, the selected
 child has a positive mass. The sum before this child is then subtracted from the searched mass, and the rest is limited
-to less than the child's mass. So the same holds at the next level.
+to less than the child's mass. So the child selected at the next level has a positive mass, too.
 """
 
 import math
@@ -132,9 +132,9 @@ def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Int
 
 @jit.inner
 def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -> float:
-    """Return the smallest positive mass of the leaves at or below `count` entries of `tree`, or 0.
+    """Return the smallest positive mass of the leaves at or below the `count` entries of `tree` from `first` on, or 0.
 
-    These are the entries from `first` on. Entries before `inner` are leaves.
+    Entries before `inner` are leaves.
     """
     smallest = math.inf
     for i in range(first, first + count):

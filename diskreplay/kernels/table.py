@@ -61,7 +61,6 @@ EVERY = (*_FIRST, *(name for name in MODULES if name not in (*_FIRST, *_LAST, *_
 
 @cache
 def get_kernel(name: str) -> Kernel:
-    """Return the compiled kernel `name`; MissingExtra if numba cannot be imported."""
     with MissingExtra.raised_for("sampling", "torch"):
         from diskreplay.kernels.cache import compile_kernel, compiling, is_disabled
 

@@ -136,9 +136,9 @@ class Retention:
     def clock(self) -> Clock:
         """Return the clock of this boot, as recorded in the newest segments.
 
-        So the times of all segments of a boot can be compared to the nanosecond, even if the wall clock was set
-        meanwhile. In a new boot, the clock starts after the latest written time even if the wall clock was set back:
-        the newest steps must not look oldest. The first call is made under the store lock.
+        With this clock, the times of all segments of a boot can be compared to the nanosecond, even if the wall clock
+        was set meanwhile. In a new boot, the clock starts after the latest written time even if the wall clock was set
+        back: the newest steps must not look oldest. The first call is made under the store lock.
         """
         if self._clock is None:
             words, here = self._counters.read(), this_clock()
