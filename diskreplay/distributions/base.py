@@ -25,7 +25,7 @@ class Draw(NamedTuple):
     `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` is the
     number of ids that could be drawn, and `least` is the smallest probability of these ids. `size` and `least` may be 0
     if the weights do not depend on them. A draw of a `sized` distribution has fewer ids than requested only if the
-    distribution has ended; see `Distribution.ends`. After its end, all draws are empty.
+    distribution has ended; see `Distribution.ends`. After the end of a distribution, all draws are empty.
     """
 
     ids: Ints
@@ -41,9 +41,9 @@ class RefreshNeeded(Exception):
 class Distribution(ABC):
     """A distribution over ids.
 
-    A sampler calls it under the sampler's lock: a distribution is not thread-safe unless its class says so.
-    `CONTRIBUTING.md` says how to write one. Only `draw` must be defined; the other methods have defaults for a
-    distribution without state and priorities. `draw` and `weigh` are separate methods, because a batch may be drawn
+    A sampler calls a distribution under the sampler's lock: it is not thread-safe unless its class says so.
+    `CONTRIBUTING.md` says how to write a distribution. Only `draw` must be defined; the other methods have defaults for
+    a distribution without state and priorities. `draw` and `weigh` are separate methods, because a batch may be drawn
     long before its delivery, while a schedule for beta counts the delivered batches.
     """
 
@@ -184,7 +184,7 @@ class Distribution(ABC):
         """Return the weight of each drawn id, or None if all weights are 1.
 
         With `beta` None, the distribution's own beta is used. `batches` is the number of batches delivered before this
-        one. The returned array must be a new one, because it becomes part of the batch.
+        one. The returned array must be a new array, because it becomes part of the batch.
         """
         return None
 

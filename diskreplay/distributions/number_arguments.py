@@ -45,8 +45,8 @@ Schedule = Callable[[int], float]
 class Linear:
     """A schedule that goes from `start` to `end` in equal steps, one per delivered batch, and then stays at `end`.
 
-    It has no state: the sampler counts batches. Any function from the number of earlier batches to a number is a
-    schedule, too.
+    A `Linear` has no state: the sampler counts batches. Any function from the number of earlier batches to a number is
+    a schedule, too.
 
     Parameters
     ----------

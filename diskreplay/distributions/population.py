@@ -233,10 +233,11 @@ InitialErrors = Callable[[Any, Ints, float], Floats]
 class Population:
     """The ids that a view offers from a snapshot.
 
-    Not thread-safe: a sampler uses it under a lock. `episode_filter` admits episodes; None admits all. `share` is a
-    rank's part of the ids. `initial_errors` reads the priorities that writers gave to steps; None: the store has no
-    such priorities. `snapshot` is the current snapshot, None before the first refresh. `size` is the number of ids that
-    can be drawn. `epoch` changes when older ids move to other positions. `version` changes with each new snapshot.
+    Not thread-safe: a sampler uses a population under a lock. `episode_filter` admits episodes; None admits all.
+    `share` is a rank's part of the ids. `initial_errors` reads the priorities that writers gave to steps; None: the
+    store has no such priorities. `snapshot` is the current snapshot, None before the first refresh. `size` is the
+    number of ids that can be drawn. `epoch` changes when older ids move to other positions. `version` changes with each
+    new snapshot.
     """
 
     def __init__(
@@ -560,8 +561,8 @@ class Population:
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:
         """Return the number of steps that each id stands for, (n,).
 
-        For a view with one id per episode, this is the number of steps of that episode. For other views it is the
-        number in `apart`: the distance in rows between successive ids in the id's run.
+        For a view with one id per episode, this is the number of steps of that episode. For other views, the result is
+        `apart`: the distance in rows between successive ids in the id's run.
         """
         if self._starts.last != FIRST_ONLY:
             return apart.astype(np.float64)
@@ -600,9 +601,9 @@ class Population:
         """Return the index of the moved sample of each run's episode, and which runs are moved samples, (n,) bool.
 
         A moved sample starts at another step than `Starts.step` says, so that it fits in its episode; see `MOVED_BACK`
-        in `kernels.runs.Starts`. A moved sample is a run of one id. The returned indices, and those in the argument
-        `runs`, are indices into `runs()`. The index is -1 if the run is itself the moved sample, or if its episode has
-        no moved sample. A moved sample without another run in its episode does not count as moved.
+        in `kernels.runs.Starts`. A moved sample is a run of one id. The returned indices, and the indices in the
+        argument `runs`, are indices into `runs()`. The index is -1 if the run is itself the moved sample, or if its
+        episode has no moved sample. A moved sample without another run in its episode does not count as moved.
         """
         found, is_moved = np.full(len(runs), -1), np.zeros(len(runs), np.bool_)
         if self._starts.last != MOVED_BACK or self._starts.step == 1:
@@ -769,8 +770,8 @@ class _Block(GrowingRuns):
 def _block_array(capacity: int) -> Ints:
     """Return an array of zeros for at least `capacity` runs.
 
-    If a row is at least as long as a large page of memory, each row begins at the start of a large page. Otherwise each
-    row would touch one more page.
+    If a row is at least as long as a large page of memory, each row begins at the start of a large page. Without this,
+    each row would touch one more page.
     """
     large = LARGE_PAGE // np.dtype(np.int64).itemsize
     columns = capacity + 1
@@ -799,7 +800,7 @@ class Cursor:
     Not thread-safe. `population` is a weak reference to the population that was read last. Before the first read,
     calling `population` returns None. `visible` is the boundary between hidden and visible steps at the last `reach`. A
     follower that keeps ids in their order of arrival uses `new_of` and `take`, and saves `taken`, the last taken id of
-    each lane. A cursor made with `taken` continues from there.
+    each lane. A cursor made with `taken` continues after these ids.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:

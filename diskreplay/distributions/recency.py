@@ -1,10 +1,10 @@
 """The distribution that draws newer steps more often.
 
-It keeps the newest ids of a population in their order of arrival, in blocks of consecutive steps. The length of a block
-is a small part of a half-life. Ids older than `HALF_LIVES` half-lives are left out, because they would hardly ever be
-drawn. A block consists of pieces. A piece is a run of ids in one lane, and its ids are assumed to arrive evenly while
-the block is filled. So the probabilities are one array with an entry for each of a few thousand blocks, and a refresh
-takes time only for new ids.
+`Recency` keeps the newest ids of a population in their order of arrival, in blocks of consecutive steps. The length of
+a block is a small part of a half-life. Ids older than `HALF_LIVES` half-lives are left out, because they would hardly
+ever be drawn. A block consists of pieces. A piece is a run of ids in one lane, and its ids are assumed to arrive evenly
+while the block is filled. So the probabilities are one array with an entry for each of a few thousand blocks, and a
+refresh takes time only for new ids.
 """
 
 import math
@@ -56,7 +56,7 @@ class Recency(Owned):
     The age is exact within one lane. Across lanes, a step counts as later if the sampler discovered it later. Steps
     that were discovered together are ordered by their times, with a tolerance of a thirtieth of the half-life.
 
-    It belongs to one sampler.
+    A `Recency` belongs to one sampler.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Distributions that draw from another one and leave out some ids: ids drawn too often, or ids outside an index."""
+"""Distributions that leave out some ids of another distribution: ids drawn too often, or ids outside an index."""
 
 import json
 from abc import abstractmethod
@@ -154,7 +154,7 @@ class Index:
         return self._column.has(ids)
 
     def follow(self, population: Population, distribution: Distribution) -> None:
-        """Add the new ids of the population and remove evicted ones; `distribution` gives the priorities of ids.
+        """Add the new ids of the population, and remove evicted ids; `distribution` gives the priorities of ids.
 
         If the call is interrupted, nothing changes.
         """
@@ -384,8 +384,8 @@ class TimesSampled:
 class AtMost(Restricted):
     """Draw each id of another distribution at most `times.most` times.
 
-    A draw counts as soon as it is drawn; `forget` takes it back. `times` counts all draws of the sampler, including its
-    draws from other distributions. `kind` is the population's kind of id.
+    A draw counts as soon as it is drawn; `forget` takes a draw back. `times` counts all draws of the sampler, including
+    its draws from other distributions. `kind` is the population's kind of id.
     """
 
     gives_once = True
@@ -457,7 +457,7 @@ class AtMost(Restricted):
         return self.draw(population, size, rng)
 
     def delivered(self, draw: Draw) -> None:
-        """Record that a draw was delivered: `forget` cannot take it back after this."""
+        """Record that a draw was delivered, so that `forget` can no longer take the draw back."""
         self._pending = [pending for pending in self._pending if pending is not draw]
 
     def forget(self, population: Population, draw: Draw) -> None:

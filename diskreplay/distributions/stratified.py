@@ -19,7 +19,7 @@ class Stratified(Owned):
     Thus a long episode is not drawn more often than a short one, and a task with many steps is not drawn more often
     than other tasks.
 
-    It belongs to one sampler.
+    A `Stratified` belongs to one sampler.
 
     Parameters
     ----------

@@ -211,10 +211,10 @@ def permuted(numbers: Ints, size: int, key: int) -> Ints:
 class Sweep(OneOwner, Even):
     """Draw each id once in a pass, in random order or oldest first.
 
-    A pass covers the ids that can be drawn when it begins. It skips ids that are evicted meanwhile, and new ids wait
-    for the next pass. A batch at the end of a pass is filled from the next pass. The last batch of the last pass may be
-    short, and the next draw has no ids: `for batch in sampler` ends there. `len(sampler)` is the number of batches
-    until this end. The pass begins again when the view changes to another kind of id.
+    A pass covers the ids that can be drawn when the pass begins. The pass skips ids that are evicted meanwhile, and new
+    ids wait for the next pass. A batch at the end of a pass is filled from the next pass. The last batch of the last
+    pass may be short. After this batch, draws have no ids, and `for batch in sampler` ends. `len(sampler)` is the
+    number of batches that are left. The pass begins again when the view changes to another kind of id.
 
     A sweep has a position, which is part of its saved state. So a sweep belongs to one sampler, which calls it under
     the sampler's lock. The memory of a sweep grows with the number of episodes, not with the number of ids. A small

@@ -1,7 +1,7 @@
 """Make the next snapshot of a store in one call; see `advancing`.
 
 A call from Python takes about as long as the work for one new step: to read its flags, to hide the oldest step, and to
-write the snapshot's record. So one call does all three.
+write the snapshot's record. So one call does these three things.
 """
 
 from diskreplay.ids import Ints

@@ -1,9 +1,9 @@
 """The folder of compiled kernels, and how processes share the work of compiling.
 
-numba saves machine code next to the source file. If that file changes, numba compiles its functions again, but numba
-does not notice changes of other files whose functions they call. So the sources of all kernels are copied to a folder
-whose name is a digest of everything that the machine code depends on. The folder is never next to the package: an
-uninstall would leave it there, and Python would import it as an empty namespace package.
+numba saves machine code next to the source file. If that file changes, numba compiles its functions again. But numba
+does not notice a change of another file whose functions are called. So the sources of all kernels are copied to a
+folder whose name is a digest of everything that the machine code depends on. The folder is never next to the package:
+an uninstall would leave it there, and Python would import it as an empty namespace package.
 
 If processes start together, one of them compiles a kernel, and the others wait for the saved code.
 """

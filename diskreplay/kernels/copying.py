@@ -1,6 +1,6 @@
 """Kernels that copy successive rows into a batch, one row into each of many lanes, or bytes without using the caches.
 
-`write_lanes` writes rows that are mostly in separate pages. Prefetching the rows of later lanes reduces its time to a
+`write_lanes` writes rows that are mostly in separate pages. Prefetching the rows of later lanes reduces the time to a
 third.
 
 An ordinary write instruction first reads the cache line that it overwrites. A streamed (non-temporal) write does not.

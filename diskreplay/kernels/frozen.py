@@ -1,8 +1,9 @@
 """The record of a snapshot for kernels: one array of int64, since each argument of a kernel costs about 50 ns.
 
-Its head has numbers, and addresses of arrays that the snapshot keeps alive. After the head comes a table. It has a
-column for each lane that may still grow; its rows are COMMITTED to OPEN_TIME of `following`. Lanes of sealed segments
-never change, so all snapshots read them from one shared table. The constants of this module are indices of the head.
+The head of the record has numbers, and addresses of arrays that the snapshot keeps alive. After the head comes a table
+with a column for each lane that may still grow; the rows of the table are COMMITTED to OPEN_TIME of `following`. Lanes
+of sealed segments never change, so all snapshots read them from one shared table. The constants of this module are
+indices of the head.
 """
 
 # A slot is the number of a segment minus ORIGIN, the number of the first segment. SLOTS is the number of slots. A

@@ -5,8 +5,8 @@ leaf by leaf. Here the address of every row is computed once, and the first and 
 prefetched, before the first byte is copied.
 
 The arguments are in one record of int64, since each argument of a kernel costs about 50 ns. The record has numbers, and
-addresses of arrays that the caller keeps alive. After its head, see `gathering.FINDS`, it has a line per leaf. The
-first lines are for leaves to copy: `LENGTH` rows for each window are copied to array number `TARGET` of the batch.
+addresses of arrays that the caller keeps alive. After its head, see `gathering.FINDS`, the record has a line per leaf.
+The first lines are for leaves to copy: `LENGTH` rows for each window are copied to array number `TARGET` of the batch.
 `BEGIN` and `STOP` select two rows of the table of windows, see `gathering`; each of these rows has a bound for every
 window. The copied rows begin `OFFSET` rows after the bound at `BEGIN`. A row before the window's `FLOOR` is replaced by
 row `FLOOR`, so that the first frame of a stack repeats. A row at or above the bound at `STOP` becomes zeros. The other
@@ -38,7 +38,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
     """Write to `sources`, for each item, the address of its rows in a leaf, or 0; return the number of zeros.
 
     The address is 0 unless the rows are successive rows of one mapped chunk. A leaf is a stored array. `plan` has the
-    lines of the record of `gather`, one per leaf: the first `copied` lines are for leaves to copy, the others for
+    lines of the record of `gather`, one per leaf: the first `copied` lines are for leaves to copy, the other lines for
     summands.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
@@ -72,8 +72,8 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
     """Do what `_locate` does, for windows from `find_windows` and a leaf of which one row or all steps are read.
 
-    These rows are never before the window's row `FLOOR`, and the steps never go beyond the bound at the leaf's `STOP`.
-    So fewer values must be checked and held in registers. A row of such a leaf lies within one cache line.
+    The rows to read are never before the window's row `FLOOR`, and the steps never go beyond the bound at the leaf's
+    `STOP`. So fewer values must be checked and held in registers. A row of such a leaf lies within one cache line.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]

@@ -1,7 +1,7 @@
 """The table of windows, the record of `gather`, and the search for the windows of ids in the flags of their lanes.
 
 The bounds of a window come from the flags of the rows around its step; the store's array `done` has one byte of flags
-per row. Only flags say where episodes start and end, so no second table can disagree with them.
+per row. Only flags say where episodes start and end, so no second table can disagree with the flags.
 """
 
 import numpy as np
@@ -188,7 +188,7 @@ def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: 
 
 @jit.inlined
 def _are_zeros(at: int, count: int) -> bool:
-    """Return whether the `count` flags from the address `at` on are zeros; `WORD` bytes from there must be readable."""
+    """Return whether `count` flags from the address `at` on are zeros; `WORD` bytes from `at` on must be readable."""
     words = (1 << WORD * count) - 1 if count < WORD else -1
     last = at + count - WORD
     found = load_int(max(at, last)) & words
@@ -202,7 +202,7 @@ def _are_zeros(at: int, count: int) -> bool:
 def _walk(
     windows: Ints, item: int, flags: int, n: int, whole: int, live: tuple[int, int, int], table: tuple[int, ...]
 ) -> tuple[int, int, bool, int]:
-    """Find the end of an item's window by reading the flags of each row; `flags` are the flags of its first row.
+    """Find the end of an item's window from the flags of each row; `flags` are the flags of the window's first row.
 
     Returns four values: the number of steps of the window, 0 if there is no window or its flags are not mapped; the
     bits of the episode's end, 0 if the window ends before the episode; whether the row after the window has an

@@ -3,11 +3,11 @@
 A heap has an entry for each lane that still has visible steps. An entry has the publishing time and the id of the
 lane's oldest visible step, and the lane's number among the lanes of all segments. The log, the table ENDED of
 `advancing`, has a line per ended episode, and FOLLOWING links the lines of a lane from its oldest to its newest
-episode. The lane's open episode comes after its ended ones. The log and the table `lanes` of `following` have the time
-of each episode's first step. If a lane's oldest visible step is not the first of its episode, the time of this step is
-read from the segment.
+episode. The lane's open episode comes after its ended episodes. The log and the table `lanes` of `following` have the
+time of each episode's first step. If a lane's oldest visible step is not the first step of its episode, the time of
+this step is read from the segment.
 
-If a writer appends to several lanes at once, these lanes get their next entries in the order of their previous ones.
+If a writer appends to several lanes at once, these lanes get their next entries in the order of their previous entries.
 The next entries wait in a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
 
 Without numba, `hide_oldest_plain` replaces `hide_oldest`, whose loop takes twice as long if Python runs it.
@@ -176,8 +176,8 @@ def note_last(found: Ints) -> None:
 def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
     """Hide the oldest found[COUNT] visible steps, and all steps published before found[UNTIL]; return DONE or UNMAPPED.
 
-    For `tables` see `advancing.GROWING`, for `found` see `SEEN`. The table of ended episodes has `end` lines; those
-    from line found[SEEN] on are new.
+    For `tables` see `advancing.GROWING`, for `found` see `SEEN`. The table of ended episodes has `end` lines; the lines
+    from number found[SEEN] on are new.
     """
     log, growing = packed.ints2(tables, advancing.ENDED), packed.ints2(tables, advancing.GROWING)
     rows, heap = packed.ints2(tables, advancing.ROWS), packed.ints2(tables, advancing.HEAP)
@@ -260,7 +260,7 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
 
 
 def _time_of(step_id: int, origin: int, where: tuple[Ints, ...], times: tuple[Ints, ...]) -> int | None:
-    """Return the time of publishing of a step, or None if it is not mapped.
+    """Return the time of publishing of a step, or None if this time is not mapped.
 
     `where` are the arrays LANES to FIRST_ROWS that `advancing` names, `times` the arrays FIRST_TIMES to TIMES.
     """

@@ -25,10 +25,10 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
     """Write the id at each position of `wanted` to `out`; positions are counted from the first id of run 0.
 
     All positions are in runs `low` to `high` - 1. For `block` and `coarse` see `runs.RULE`. The search finds the last
-    run that starts at or before a position. With many runs it first searches `coarse`, which takes few cache lines. The
-    searches for all positions halve their ranges together, with the same width and without a branch on data. So cache
-    misses overlap, and the inner loop becomes vector code. Indices are unsigned, because numba tests a signed index for
-    being negative.
+    run that starts at or before a position. If there are many runs, `coarse` is searched first, which takes few cache
+    lines. The searches for all positions halve their ranges together, with the same width and without a branch on data.
+    So cache misses overlap, and the inner loop becomes vector code. Indices are unsigned, because numba tests a signed
+    index for being negative.
     """
     before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
     covered = coarse.size << COARSE_BITS

@@ -215,7 +215,7 @@ def lowest_bit(builder: Builder, x: Value) -> Value:
 def either(builder: Builder, condition: Value, one: Value, other: Value) -> Value:
     """Return `one` if a condition is true, else `other`, without a jump.
 
-    Use it for conditions on random data in a loop. For many processors LLVM turns an ordinary choice into a jump,
+    Use `either` for conditions on random data in a loop. For many processors LLVM turns an ordinary choice into a jump,
     unless it knows that the condition cannot be predicted.
     """
     selected = builder.select(condition, one, other)

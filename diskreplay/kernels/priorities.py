@@ -160,9 +160,9 @@ def _want_difference(
 
     For `WANTED` see `priority_pages`. The runs are `i` to `stop` - 1 of the table `runs`, and `j` to `others_stop` - 1
     of the table `others`. For a run in both tables, only the ids that it has gained or lost at one end are visited.
-    With `by_lane`, this works if both tables are ordered by lane. Without `by_lane`, it works if the new runs begin
+    With `by_lane`, this works if both tables are ordered by lane. Without `by_lane`, this works if the new runs begin
     with the old runs that remain, in their old order. In any other order, more ids than necessary are visited. The
-    result is then the same, because `sync_priorities` clears all ids before it sets any. Returns the number of missing
+    result is still the same, because `sync_priorities` clears all ids before it sets any. Returns the number of missing
     pages: pages that were needed when no unused page was left.
     """
     missing = 0
@@ -289,9 +289,9 @@ def sync_priorities(
 
     A new id gets the largest priority that an update or a writer gave to any id that is drawable when the call returns,
     or 1.0 if there is no such id. See `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks`
-    has the pages with new ids. Returns the number of missing pages. If it is not 0, the drawable ids are still the old
-    ones, and the caller repeats the call with more pages. For the record `table` see `priority_pages.PAGES`; its
-    scratch memory must have room for at least one page.
+    has the pages with new ids. Returns the number of missing pages. If this number is not 0, the drawable ids are still
+    the old ones, and the caller repeats the call with more pages. For the record `table` see `priority_pages.PAGES`;
+    its scratch memory must have room for at least one page.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     stacks, heights = packed.ints2(table, priority_pages.STACKS), packed.ints(table, priority_pages.HEIGHTS)

@@ -10,12 +10,12 @@ is 1 while the page is in the stack `CHANGED`. The other columns are masks with 
 - `KNOWN`: rows with a priority,
 - `ENTERED`: rows that got their first priority in the latest call of `sync_priorities` that added new ids to the page.
 
-`slots` is a hash table with open addressing. It has each page's number plus 1, at the hash of the page's first id or in
-a later entry.
+`slots` is a hash table with open addressing. The table has each page's number plus 1, at the hash of the page's first
+id or in a later entry.
 
 `raw` has a number per place, whose absolute value is the priority |td| + eps. The number is positive if an update or a
-writer gave this priority to the id, and negative if `sync_priorities` gave it to a new id. The masks of the page say
-which ids can be drawn.
+writer gave this priority to the id, and negative if `sync_priorities` gave the priority to a new id. The masks of the
+page say which ids can be drawn.
 
 `bounds` has a number for each page, which is at least the largest priority given to a row of the page. Before these
 numbers, `bounds` has one for each block of `BLOCK` successive pages: the largest bound of the block's pages. Updates

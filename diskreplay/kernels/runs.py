@@ -179,14 +179,14 @@ class Starts(NamedTuple):
     """The rule that says at which steps of an episode the samples of a view start.
 
     In an ended episode samples start at steps 0, `step`, 2 `step`, ..., up to the first sample whose `length` steps
-    reach the end. `last` says what becomes of that sample if it reaches beyond the end. PADDED: it stays. MOVED_BACK:
-    it starts `length` steps before the end, or at step 0 in a shorter episode. DROPPED: it is left out. Two other
-    values of `last` replace the rule: with FIRST_ONLY, only the first step starts a sample; with ALL_STEPS, every step
-    starts one.
+    reach the end. `last` says what becomes of that sample if it reaches beyond the end. PADDED: the sample stays.
+    MOVED_BACK: the sample starts `length` steps before the end, or at step 0 in a shorter episode. DROPPED: the sample
+    is left out. Two other values of `last` replace the rule: with FIRST_ONLY, only the first step starts a sample; with
+    ALL_STEPS, every step starts one.
 
-    If an ended episode did not terminate, some last steps do not count, except with ALL_STEPS. With a final observation
-    these are the last `followed` steps, since no step comes `followed` steps after them. Without a final observation,
-    the last step does not count, since it has no next observation to bootstrap from.
+    If an ended episode did not terminate, some last steps do not count, except with ALL_STEPS. With a final
+    observation, the last `followed` steps do not count, since no step comes `followed` steps after them. Without a
+    final observation, the last step does not count, since it has no next observation to bootstrap from.
 
     With `from_end`, one sample ends at the episode's end, the next one `step` steps earlier, and so on. The earliest
     sample that would start before step 0 starts at step 0 (MOVED_BACK), or is left out (DROPPED).
@@ -281,11 +281,11 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
     episode, are written to the record's block from column `at` on. Hidden ids and ids below `since` are left out.
     `snapshot` is the record of a snapshot, see `frozen`.
 
-    `kind` says what `given` has. With LINES it has lines of an `EpisodeTable`. With RUNS it has runs of which some ids
-    may be hidden, (4, n). Hidden ids of these runs are also removed from `given`; a run without visible ids gets count
-    0 there and is not written. If any run of `given` has no visible ids, the bitwise complement of the column is
-    returned, which is negative. With RUNS_AND_OPEN, `given` has the same as with RUNS, and the runs of the snapshot's
-    open episodes are written last.
+    `kind` says what `given` has. With LINES, `given` has lines of an `EpisodeTable`. With RUNS, `given` has runs of
+    which some ids may be hidden, (4, n). Hidden ids of these runs are also removed from `given`; a run without visible
+    ids gets count 0 there and is not written. If any run of `given` has no visible ids, the bitwise complement of the
+    column is returned, which is negative. With RUNS_AND_OPEN, `given` has the same as with RUNS, and the runs of the
+    snapshot's open episodes are written last.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
     step, since = rule[1], rule[5]

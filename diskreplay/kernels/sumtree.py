@@ -12,12 +12,12 @@ first: level l is tree[starts[l] : starts[l + 1]]. Node i of level l + 1 is the 
 level l, added from left to right. The last level is the first level with at most `TOP` nodes. sums[i] is the sum of the
 last level's nodes before node i, so the last entry of `sums` is the total. Levels are padded with zeros to a multiple
 of 8. `least`, which may be empty, has the smallest positive mass below each inner node, or 0, at the node's index in
-`tree` minus starts[1]. Its last entry is the smallest positive mass of all leaves.
+`tree` minus starts[1]. The last entry of `least` is the smallest positive mass of all leaves.
 
-A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares its mass
-with the same partial sums that made the node: as long as the searched mass is less than the node's sum, the selected
-child has a positive mass. The sum before this child is then subtracted from the searched mass, and the rest is limited
-to less than the child's mass. So the child selected at the next level has a positive mass, too.
+A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares the
+searched mass with the same partial sums that made the node: as long as the searched mass is less than the node's sum,
+the selected child has a positive mass. The sum before this child is then subtracted from the searched mass, and the
+rest is limited to less than the child's mass. So the child selected at the next level has a positive mass, too.
 """
 
 import math

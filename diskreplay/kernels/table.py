@@ -1,8 +1,8 @@
 """All kernels by name.
 
-A kernel is compiled or loaded at its first use, and numba is imported with the first kernel. So a view or distribution
-does not wait for kernels that it does not need. Until a sampler loads numba, stores are read without numba: `advance`
-and `advance_hiding` run as plain Python, with `follow_plain` in place of `follow`.
+A kernel is compiled or loaded at its first use, and numba is imported with the first kernel. So a sampler does not wait
+for kernels that its view and distribution do not need. Until a sampler loads numba, stores are read without numba:
+`advance` and `advance_hiding` run as plain Python, with `follow_plain` in place of `follow`.
 """
 
 from collections.abc import Callable, Sequence

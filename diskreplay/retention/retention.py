@@ -77,8 +77,8 @@ _HINT_TIMEOUT_S = 1.0
 class Retention:
     """Makes and removes segments of one store.
 
-    Any thread and process may use it. Each call takes the store lock. A call that holds the store lock tries the locks
-    of segments, but never waits for them. Files are deleted after the store lock is released.
+    Any thread and process may use a `Retention`. Each call takes the store lock. A call that holds the store lock tries
+    the locks of segments, but never waits for them. Files are deleted after the store lock is released.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -268,8 +268,8 @@ class Retention:
     def resize(self, limits: Limits, find_hidden: Callable[[], int]) -> None:
         """Change the limits of the store, and remove the segments that the new limits make due.
 
-        Hidden steps stay hidden. ``find_hidden`` returns the time before which the old limits hide every step. It is
-        called under the store lock.
+        Hidden steps stay hidden. ``find_hidden`` returns the time before which the old limits hide every step.
+        ``find_hidden`` is called under the store lock.
         """
         with self._locked():
             keep_hidden(self._counters, find_hidden())
@@ -288,7 +288,7 @@ class Retention:
 
         After an error, all episodes stay visible. Each of ``episodes`` is (id of the first step, number of steps).
         Episodes that were evicted meanwhile are not returned. ``find_hidden`` returns the time before which the
-        capacity hides every step. It is called under the store lock.
+        capacity hides every step. ``find_hidden`` is called under the store lock.
         """
         with self._locked():
             entries = EvictionEntries(self._root).new(int(self._counters.read()[layout.EVICTION_ENTRIES]))
@@ -510,8 +510,8 @@ class Retention:
 def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> str:
     """Move a segment next to the counters, so that it is never seen half deleted; return its new path.
 
-    Its steps count as evicted: see `eviction_list.removed_path`. The caller holds the store lock. Raises StorageFull if
-    the disk has no room for the name.
+    The segment's steps count as evicted: see `eviction_list.removed_path`. The caller holds the store lock. Raises
+    StorageFull if the disk has no room for the name.
     """
     evicted = counters.evicted_after(steps)
     gone = removed_path(root.counters_folder, number, evicted)
