@@ -106,7 +106,7 @@ class Distribution(ABC):
         return draw._replace(ids=np.concatenate(ids), chances=None if draw.chances is None else np.concatenate(chances))
 
     def _draw_listed(self, population: Population, size: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
-        """Draw `size` ids from a list of the share's ids; return them with the probabilities that `draw` gives them."""
+        """Draw `size` ids from a list of the share's ids; return the ids with their probabilities in `draw`."""
         if not population.share_size():
             raise population.nothing_in_share()
         ids, chances = [], []

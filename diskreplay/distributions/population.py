@@ -84,7 +84,6 @@ class Share(NamedTuple):
         return found
 
     def count(self, runs: Ints) -> int:
-        """Return how many ids of `runs`, (3, n) like `IdRuns`, are in the share."""
         if not runs.shape[1]:  # the usual case
             return 0
         return sum(int(np.count_nonzero(self.contains(ids))) for ids in id_blocks(IdRuns(*runs)))
@@ -402,7 +401,7 @@ class Population:
         return end if still_open is None else self._write_starts(snapshot, still_open.lines, LINES, end)
 
     def _write_starts(self, snapshot: Snapshot, given: Ints, kind: int, at: int) -> int:
-        """Call `kernels.runs.starts`, which writes runs into the block from index `at` on; return its result."""
+        """Return the result of `kernels.runs.starts`, which writes runs into the block from index `at` on."""
         block, record = self._block, snapshot.record
         room = at + (2 * len(given) if kind == LINES else given.shape[1])
         if kind == RUNS_AND_OPEN:
@@ -634,7 +633,7 @@ class Population:
         return (slot << POSITION_BITS) + lane, stride == width
 
     def _indices(self) -> tuple[LaneIndex, LaneIndex]:
-        """Return a `LaneIndex` of the runs in the first region of the block, and one of all other runs."""
+        """Return a `LaneIndex` of the runs in the first region of the block, and a `LaneIndex` of all other runs."""
         if self._main_index is None:
             self._main_index = self._index(0, self._main)
         if self._rest_index is None:
@@ -642,7 +641,6 @@ class Population:
         return self._main_index, self._rest_index
 
     def _index(self, start: int, end: int) -> LaneIndex:
-        """Return a `LaneIndex` of the runs `start` to `end` - 1: ascending keys, and the runs' indices in the block."""
         keys, order = by_lane(self._block.slice(start, end)[FIRST], self.segments)
         return keys, order + start
 
@@ -737,7 +735,6 @@ class _Block(GrowingRuns):
             self._pack()
 
     def _unsettle(self, start: int) -> None:
-        """Shorten `coarse` to the runs before `start`, because the later runs will change."""
         if len(self.coarse) << COARSE_BITS > start:
             self.coarse = self.coarse[: start >> COARSE_BITS]
             self._pack()
@@ -895,11 +892,9 @@ class Cursor:
 
 
 class _ShareSize:
-    """The number of ids of a population that are in its share."""
-
     def __init__(self) -> None:
         self._cursor = Cursor()
-        # `_size` counts the ids in all runs, `_settled` those in runs that are not provisional (see `Changes`).
+        # `_size` counts the ids in all runs, `_settled` the ids in runs that are not provisional (see `Changes`).
         self._settled = self._size = 0
 
     def of(self, population: Population) -> int:

@@ -63,7 +63,6 @@ class SumTree:
 
     @property
     def least(self) -> float:
-        """The smallest nonzero mass, or infinity if all masses are 0."""
         return float(self.smallest[-1]) or math.inf
 
     @property
@@ -76,7 +75,7 @@ class SumTree:
         self._set(leaves, masses, self.starts, self.tree, self.sums, self.smallest, np.empty(len(leaves), np.int64))
 
     def fill(self, masses: Floats) -> None:
-        """Set the masses of the first leaves; all others must be 0."""
+        """Set the masses of the first leaves; the masses of all other leaves must be 0."""
         self.tree[: len(masses)] = masses
         # Setting one leaf below each changed node is enough, because that sums the node again from all its leaves.
         leaves = np.arange(0, len(masses), sumtree.FAN_OUT)

@@ -160,7 +160,7 @@ class Arrivals:
         return drawn
 
     def chances(self, ids: Ints) -> Floats:
-        """Return the probability of each id, (n,); each must be an id that can be drawn."""
+        """Return the probability of each id, (n,); all ids must be drawable."""
         pieces, segments = IdRuns(*self._pieces), self._cursor.visible[1:3]
         index, count = by_lane(pieces.first, segments), pieces.count
         piece, number, found = runs_with(ids, lane_keys(ids, *segments), index, pieces)

@@ -262,7 +262,6 @@ class Indices:
         return {"rng": json.dumps(self._rng.bit_generator.state), "indices": indices}
 
     def loaded(self, state: Mapping[str, Any]) -> "Indices":
-        """Return new `Indices` in the saved state `state`, with the arguments of this object."""
         found = Indices(self.most, self.remover, 0)
         if state:
             with state_of("the indices of a sampler"):

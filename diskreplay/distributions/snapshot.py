@@ -37,7 +37,7 @@ class Snapshot(Protocol):
 
     @property
     def segments(self) -> object:
-        """An object that is replaced by another one when a segment is added, sealed or removed."""
+        """An object that is replaced when a segment is added, sealed or removed."""
 
     @property
     def open(self) -> EpisodeTable: ...
@@ -93,6 +93,5 @@ class EpisodeFilter:
         return episodes.select(admitted)
 
     def keep_only(self, first_ids: NDArray[np.int64]) -> None:
-        """Forget the answers for ended episodes whose first ids are not in `first_ids`."""
         alive = set(first_ids.tolist())
         self._ended = {first: answer for first, answer in self._ended.items() if first in alive}

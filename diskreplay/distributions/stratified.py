@@ -259,11 +259,10 @@ class _Runs:
         return cls(np.zeros((3, 0), np.int64), np.zeros(0, np.int64), many)
 
     def with_more(self, runs: Ints, group: Ints, many: int) -> "_Runs":
-        """Return a new object with more runs; they come last in their groups."""
+        """Return a new object with more runs, which come last in their groups."""
         return _Runs(np.append(self.runs, runs, axis=1), np.append(self.group, group), many)
 
     def grow(self, many: int) -> None:
-        """Add groups without runs, up to `many` groups."""
         if many > len(self.count):
             more = np.zeros(many - len(self.count), np.int64)
             self.count, self._begin = np.append(self.count, more), np.append(self._begin, more)

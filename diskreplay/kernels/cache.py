@@ -259,7 +259,7 @@ def _prune(parent: Path) -> None:
 
 @cache
 def _tell() -> None:
-    """Log why the first batch takes long; if the program has not set up logging, the message goes to stderr."""
+    """Log why the first batch takes long; without a set-up of logging, the message goes to stderr."""
     logging.getLogger("diskreplay").warning(COMPILING)
 
 

@@ -45,7 +45,6 @@ def floats(record: Ints, i: int) -> Floats:
 
 @jit.inner
 def number(record: Ints, i: int, j: int) -> int:
-    """Return entry `j` of array `i` of a record, which must be a one-dimensional array of int64."""
     return jit.load_int(record[i, ADDRESS] + 8 * j)
 
 

@@ -197,7 +197,7 @@ class RetentionPolicy:
         self._evicted = int(self._counters.read()[layout.STEPS_EVICTED])
 
     def _look(self, words: NDArray[np.int64], *, again: bool, pace: Callable[[], None] = lambda: None) -> int:
-        """Read new segments, and with ``again`` also all unsealed segments; return the number of the next new one."""
+        """Read new segments, and with ``again`` all unsealed segments; return the number for the next new segment."""
         if words[layout.CHANGES] != self._changes:  # a segment was quarantined, brought back or replaced
             self._changes = int(words[layout.CHANGES])
             self._begin()  # a segment may have been replaced by its readable part
