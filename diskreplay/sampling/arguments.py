@@ -19,10 +19,7 @@ from diskreplay.views.base import INT64, View
 def drawing_arguments(
     where: Any, rank: Any, world_size: Any, max_times_sampled: Any, max_size: Any, remover: Any
 ) -> dict[str, Any]:
-    """Check the arguments that select a sampler's ids, and return them as keyword arguments of `Planner`.
-
-    Raises ValueError if an argument is invalid.
-    """
+    """Return the keyword arguments of `Planner` that select ids. Raises ValueError if an argument is invalid."""
     world_size, rank = int_argument("world_size", world_size), int_argument("rank", rank, 0)
     if rank >= world_size:
         raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
@@ -41,7 +38,6 @@ def drawing_arguments(
 
 
 def device_argument(device: Any) -> torch.device:
-    """Return `device` as a device of torch; None is the CPU. Raises ValueError if torch cannot use the device."""
     try:
         found = torch.device("cpu" if device is None else device)
         if found.type != "cpu":
@@ -54,21 +50,18 @@ def device_argument(device: Any) -> torch.device:
 
 
 def store_argument(store: Any) -> Store:
-    """Return `store`. Raises ValueError if it is not a `Store`."""
     if not isinstance(store, Store):
         raise ValueError(f"store must be a Store or its path, not {store!r}")
     return store
 
 
 def view_argument(view: Any) -> View:
-    """Return `view`. Raises ValueError if it is not a view."""
     if isinstance(view, type) or not isinstance(view, View):
         raise ValueError(f"view must be a view such as Transitions(), not {view!r}")
     return view
 
 
 def distribution_argument(distribution: Any) -> Distribution:
-    """Return `distribution`, or `Uniform()` for None. Raises ValueError if it is not a distribution."""
     if distribution is None:
         return Uniform()
     if not isinstance(distribution, Distribution):
@@ -77,7 +70,6 @@ def distribution_argument(distribution: Any) -> Distribution:
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return a tensor as an array, usually without a copy."""
     # The usual case needs a single call of torch: such calls are slow, because torch's code is seldom in the
     # processor's caches.
     try:
@@ -88,7 +80,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def ids_argument(ids: Any) -> NDArray[np.int64]:
-    """Return ids as a contiguous int64 array, (n,). Raises InvalidIndex if they are not integers with one axis."""
+    """Return `ids` as a contiguous int64 array, (n,). Raises InvalidIndex if `ids` are not integers with one axis."""
     given = np.asarray(_array(ids) if isinstance(ids, torch.Tensor) else ids, order="C")
     if given.dtype == INT64 and given.ndim == 1:
         return given
@@ -100,11 +92,7 @@ def ids_argument(ids: Any) -> NDArray[np.int64]:
 
 
 def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
-    """Return errors as contiguous float64, (count,) or (count, length).
-
-    `td_error` is an array, or a tensor with or without a gradient. The shape (count, 1) becomes (count,); other shapes
-    raise ValueError.
-    """
+    """Return errors as a contiguous float64 array, (count,) or (count, length). Raises ValueError for other shapes."""
     given = _array(td_error) if isinstance(td_error, torch.Tensor) else td_error
     errors = np.asarray(given, np.float64, order="C")
     if errors.ndim == 2 and errors.shape[1] == 1:
@@ -115,7 +103,6 @@ def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
 
 
 def kind_argument(kind: Any) -> tuple[Any, ...]:
-    """Return `kind`, a kind of ids (see `View.kind`). Raises ValueError if it is not a tuple."""
     if not isinstance(kind, tuple):
         raise ValueError(f'kind must be the kind of a batch or view, such as ("transitions",), not {kind!r}')
     return kind
