@@ -1,4 +1,4 @@
-"""Batches: torch tensors by name, and functions that make minibatches, sequences and TensorDicts of a batch."""
+"""The `Batch` that samplers deliver, and its conversion to minibatches, sequences and TensorDicts."""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,10 +25,11 @@ Bools = NDArray[np.bool_]
 
 
 class Batch(Mapping[str, Tree]):
-    """A frozen record of tensors whose leading axis is the items: `batch.obs` and `batch["obs"]` are the same.
+    """A frozen record of tensors by name: `batch.obs` and `batch["obs"]` are the same tensor.
 
-    A batch is a mapping of names to tensors, so `dict(batch)`, `batch.items()`, TensorDict and the collation of a
-    DataLoader work. It is also a pytree of torch. `len` is the number of fields, `batch_size` the number of items.
+    The leading axis of each tensor has one entry for each item of the batch. A batch is a mapping of names to tensors,
+    so `dict(batch)`, `batch.items()`, TensorDict and the collation of a DataLoader work. A batch is also a pytree of
+    torch. `len(batch)` is the number of fields, and `batch.batch_size` is the number of items.
 
     Dict spaces give nested dicts. Tuple spaces give tuples that also have the keys "0", "1", ...: `batch.action[0]` and
     `batch.action["0"]` are the same. A path such as "obs/image" names a leaf, as in `fields`: `batch["obs/image"]`.
@@ -39,9 +40,9 @@ class Batch(Mapping[str, Tree]):
     Parameters
     ----------
     fields : dict
-        Tensors, or arrays on the CPU, by name; `index` is one of them.
+        Tensors, or arrays on the CPU, by name. One of the names is "index".
     kind : tuple or None
-        The kind of the ids in `index`, see `kind`. None: unknown.
+        The kind of the ids in `index`; None if it is unknown.
 
     Examples
     --------
@@ -97,7 +98,6 @@ class Batch(Mapping[str, Tree]):
         return value
 
     def _leaf(self, path: str) -> Tree:
-        """Return the leaf at a path such as "obs/image". Raises KeyError if it does not exist."""
         first, *below = path.split("/")
         if not below:
             raise KeyError(path)
@@ -115,10 +115,9 @@ class Batch(Mapping[str, Tree]):
         return iter(self._fields)
 
     def __len__(self) -> int:
-        """Return the number of fields."""
         return len(self._fields)
 
-    # A batch equals only itself: comparing tensors gives a tensor.
+    # A batch equals only itself, because a comparison of tensors gives a tensor and not a bool.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -201,10 +200,11 @@ class Batch(Mapping[str, Tree]):
     def to_tensordict(self) -> "TensorDict":
         """Return the batch as a TensorDict with TorchRL's keys. It shares memory with the batch.
 
-        `obs` is "observation"; the keys of a Dict space are at the root. `next_obs` has the same keys below "next".
-        `reward`, `terminated` and `truncated` keep their names below "next", where "done" is true if either flag is
-        true. `n_steps` is "steps_to_next_obs", `is_first` is "is_init", and `weight` is "priority_weight". Other fields
-        keep their names, at the root. Rewards, flags and `n_steps` are (..., 1).
+        `obs` has the key "observation"; if it is a dict, its own keys are at the root instead. `next_obs` has the same
+        keys below "next". `reward`, `terminated` and `truncated` keep their names below "next", where "done" is true if
+        either flag is true. `n_steps` is "steps_to_next_obs", `is_first` is "is_init", and `weight` is
+        "priority_weight". Other fields keep their names, at the root. Rewards, flags and `n_steps` have a trailing axis
+        of length 1.
 
         The batch size is the shape of `reward`: (B,), or (B, L) for sequences. Fields with one value for each sequence
         are expanded over its L steps.
@@ -219,8 +219,8 @@ class Batch(Mapping[str, Tree]):
     def minibatches(self, size: int, epochs: int = 1, seed: int | None = None) -> Iterator["Batch"]:
         """Return an iterator over the items in random order, `size` at a time.
 
-        The items of a rollout are its num_steps times num_envs steps. Minibatches are copies. The last minibatch of an
-        epoch may be smaller.
+        A rollout has num_steps times num_envs items. Minibatches are copies. The last minibatch of an epoch may be
+        smaller.
 
         Parameters
         ----------
@@ -252,8 +252,8 @@ class Batch(Mapping[str, Tree]):
         """Return an iterator over a rollout's sequences in random order, `size` at a time, for recurrent networks.
 
         A sequence has the consecutive steps of one episode in one column. It begins at the column's first step, or
-        after a step that ended an episode. Each step is in exactly one sequence. Minibatches are copies. The last one
-        of an epoch may be smaller.
+        after a step that ended an episode. Each step is in exactly one sequence. Minibatches are copies. The last
+        minibatch of an epoch may be smaller.
 
         Parameters
         ----------
@@ -300,17 +300,17 @@ _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"
 _set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
 _tensor, _array = torch.from_numpy, np.ndarray
 _NODES = frozenset([dict, TupleRecord])
-# Unsigned dtypes that torch can neither fill nor pickle, and signed dtypes in which zero has the same bytes.
+# torch can neither fill nor pickle these unsigned dtypes. In the signed dtypes, zero has the same bytes.
 _SAME_BYTES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def _to_pickle(tensor: torch.Tensor) -> Tree:
-    """Return the tensor, or an array if torch cannot pickle its dtype: the unpickled batch makes it a tensor again."""
+    """Return an array in place of a tensor that torch cannot pickle. The unpickled batch makes it a tensor again."""
     return tensor.numpy() if tensor.dtype in _SAME_BYTES and tensor.device.type == "cpu" else tensor
 
 
 def kind_of(index: Any) -> Kind | None:
-    """Return the kind that a batch's `index` carries, see `Batch.kind`; None for other values."""
+    """Return the kind that a batch's `index` carries (see `Batch.kind`), or None for other values."""
     return index.__dict__.get("kind") if isinstance(index, torch.Tensor) else None
 
 
@@ -325,11 +325,10 @@ class Windows(NamedTuple):
 
 
 def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
-    """Return where each sequence of a rollout begins, (n,), and its number of steps, (n,).
+    """Return the place of each sequence's first step, (n,), and each sequence's number of steps, (n,).
 
-    `ends`, (steps, columns), is True at the last step of an episode: a sequence ends there. No sequence has more than
-    `length` steps. Where a sequence begins is given as column * steps + step, with the column and the row of its first
-    step.
+    `ends`, (steps, columns), is True at the last step of an episode, where a sequence ends, too. No sequence has more
+    than `length` steps. The place of the step in row r and column c is c * steps + r.
     """
     first = np.ones(ends.shape, np.bool_)
     first[1:] = ends[:-1]
@@ -344,9 +343,9 @@ def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
 def shuffled_sequences(
     ends: Bools, size: int, epochs: int, rng: np.random.Generator, length: int | None
 ) -> Iterator[Windows]:
-    """Yield the sequences of all columns in random order, `size` at a time, in another order each epoch.
+    """Yield minibatches of `size` sequences, in another random order each epoch.
 
-    Sequences are padded to `length` steps, or for None to the longest sequence of the minibatch. For `ends` see
+    Sequences are padded to `length` steps; None: to the longest sequence of the minibatch. For `ends` see
     `find_sequences`.
     """
     steps, columns = ends.shape
@@ -370,10 +369,7 @@ def sequences_of(
     length: int | None,
     start_only: Sequence[str],
 ) -> Iterator[Batch]:
-    """Return minibatches of the sequences of a rollout, (steps, columns, ...): see `Batch.sequences`.
-
-    `ends`, (steps, columns), is True at the last step of an episode.
-    """
+    """See `Batch.sequences`; `ends`, (steps, columns), is True at the last step of an episode."""
     size, epochs = int_argument("size", size), int_argument("epochs", epochs)
     length = int_or_none("length", length, "whole episodes")
     if isinstance(start_only, str) or not set(start_only) <= batch.keys():
@@ -448,7 +444,6 @@ def _describe(tree: Tree) -> str:
 
 
 def _rows_of(path: str, tree: Tree) -> Iterator[tuple[object, ...]]:
-    """Yield path, shape, dtype and device of each tensor of a tree."""
     if type(tree) in _NODES:
         for key, below in tree.items():
             yield from _rows_of(f"{path}/{key}", below)
@@ -474,12 +469,11 @@ KEYS: Mapping[str, str | tuple[str, str]] = {
     "is_first": "is_init",
     "weight": "priority_weight",
 }
-# Fields with a trailing axis of length 1 in TorchRL.
+# TorchRL gives these fields a trailing axis of length 1.
 COLUMNS = frozenset({"reward", "terminated", "truncated", "n_steps", "is_first"})
 
 
 def to_tensordict(batch: Mapping[str, Any]) -> "TensorDict":
-    """Return the fields of a batch as a TensorDict; see `Batch.to_tensordict`."""
     with MissingExtra.raised_for("a TensorDict", "torchrl"):
         from tensordict import TensorDict
 
@@ -500,16 +494,16 @@ def to_tensordict(batch: Mapping[str, Any]) -> "TensorDict":
 
 
 def _over_steps(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return a value of steps, (B, L, ...), unchanged; expand a value of items, (B, ...), over their steps."""
+    """Return a value of steps, (B, L, ...), unchanged; expand a value of items, (B, ...), to (B, L, ...)."""
     if value.shape[: len(shape)] == shape:
         return value
     return value[:, None].expand(*shape, *value.shape[1:])
 
 
 def _leaves(tree: Any, above: tuple[str, ...], shape: torch.Size) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the tensors of a tree, expanded over all steps; their keys have all names from the TensorDict's root.
+    """Return the tensors of a tree by their keys from the TensorDict's root, expanded over all steps.
 
-    Such full keys merge the items of an extra field named "next" with TorchRL's "next".
+    With keys from the root, the items of an extra field named "next" are merged with TorchRL's "next".
     """
     if isinstance(tree, torch.Tensor):
         return {above: _over_steps(tree, shape)}
