@@ -200,7 +200,7 @@ class Batch(Mapping[str, Tree]):
     def to_tensordict(self) -> "TensorDict":
         """Return the batch as a TensorDict with TorchRL's keys. It shares memory with the batch.
 
-        `obs` has the key "observation"; if it is a dict, its own keys are at the root instead. `next_obs` has the same
+        `obs` has the key "observation"; if it is nested, its own keys are at the root instead. `next_obs` has the same
         keys below "next". `reward`, `terminated` and `truncated` keep their names below "next", where "done" is true if
         either flag is true. `n_steps` is "steps_to_next_obs", `is_first` is "is_init", and `weight` is
         "priority_weight". Other fields keep their names, at the root. Rewards, flags and `n_steps` have a trailing axis
