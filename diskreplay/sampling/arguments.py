@@ -92,7 +92,7 @@ def ids_argument(ids: Any) -> NDArray[np.int64]:
 
 
 def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
-    """Return errors as a contiguous float64 array, (count,) or (count, length). Raises ValueError for other shapes."""
+    """Return errors as a contiguous float64 array, (count,) or (count, length); (count, 1) becomes (count,)."""
     given = _array(td_error) if isinstance(td_error, torch.Tensor) else td_error
     errors = np.asarray(given, np.float64, order="C")
     if errors.ndim == 2 and errors.shape[1] == 1:
