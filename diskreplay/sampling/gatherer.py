@@ -1,4 +1,4 @@
-"""From ids to a batch: rows are read from disk together, gathered into free memory, and sent to the device."""
+"""Makes batches of ids: reads rows from disk, gathers them into free memory, and sends them to the device."""
 
 import sys
 import threading
@@ -39,7 +39,7 @@ from diskreplay.views.requested import OF_DRAWS
 Memory = NDArray[np.uint8]
 Fields = dict[Any, Any]  # arrays by name, or by path if the path has several parts
 
-POISON = 0xFF  # a byte: repeated, it is NaN in every float dtype, and -1 in every signed integer dtype
+POISON = 0xFF  # memory full of this byte reads as NaN in every float dtype, and as -1 in every signed integer dtype
 
 
 def ordinary_memory(nbytes: int) -> Memory:
@@ -50,15 +50,12 @@ def ordinary_memory(nbytes: int) -> Memory:
 
 
 class Slot:
-    """Memory for one batch, and the `Block` of arrays in this memory.
-
-    ``fields`` has the arrays of the block by name, or by path if the path has several parts.
-    """
+    """Memory for one batch, and the `Block` of arrays in this memory."""
 
     def __init__(self, memory: Memory, leaves: Sequence[Leaf], size: int) -> None:
         self.memory = memory
         self.poisoned = True
-        self.event: torch.cuda.Event | None = None  # happens when the block's copy to the device is complete
+        self.event: torch.cuda.Event | None = None  # recorded after the block's copy to the device
         self.block = Block(leaves, size, self.memory)
         names = [leaf.path if len(leaf.path) > 1 else leaf.path[0] for leaf in leaves]
         self.fields: Fields = dict(zip(names, self.block.arrays, strict=True))
@@ -66,7 +63,7 @@ class Slot:
 
     @property
     def free(self) -> bool:
-        """Whether no tensor of the last batch is alive, and no copy of the batch to a device is running."""
+        """True if no tensor of the slot's batch is alive, and no copy of the batch to a device is running."""
         if sum(map(sys.getrefcount, self.block.arrays)) != self._references_when_free:
             return False
         if self.event is not None and self.event.query():
@@ -80,8 +77,8 @@ class BufferPool:
     A slot's arrays are made once, and the tensors of each batch in the slot are made of these arrays. A tensor holds a
     reference to its array. Every view of the tensor holds such a reference, too, through the tensor's storage, and so
     does every array made of a view. When the reference counts of a slot's arrays are back at their first values,
-    nothing else refers to the memory. An object for each batch that owns its memory would serve as well, but would need
-    new arrays for each batch, which takes 20 of the 140 microseconds of a small batch.
+    nothing else refers to the memory. Objects that own the memory would also do, but each batch would need new arrays.
+    New arrays take 20 of the 140 microseconds of a small batch.
 
     ``allocate(nbytes)`` returns uint8 memory, ordinary or pinned. At most `spare` free slots are kept. `debug`
     overwrites the memory of batches that are no longer referenced, so that a pointer that outlived its tensor reads
@@ -98,18 +95,17 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Return the number of slots, in use and free."""
         return len(self._slots)
 
     def acquire(self, leaves: Sequence[Leaf], size: int) -> tuple[Slot, Fields]:
-        """Return a free slot with arrays for a batch of `size` items, and these arrays by field, with any contents.
+        """Return a free slot for a batch of `size` items, and the slot's arrays by field name, with arbitrary contents.
 
-        The slot is in use while the arrays of the fields, or tensors made of them, are referenced.
+        The slot is in use while these arrays, or tensors made of them, are referenced.
         """
         with self._lock:
             slots = self._slots
-            # The usual case: there are few slots, and the first one, which was taken longest ago, is free. The slot
-            # that is taken moves to the end of the list.
+            # The usual case: there are few slots, and the slot taken longest ago is free. It is the first slot of the
+            # list, because a slot that is taken moves to the end.
             if len(slots) <= self._spare + 1 and not self._debug:
                 for number, slot in enumerate(slots):
                     block = slot.block
@@ -120,7 +116,6 @@ class BufferPool:
             return slot, slot.fields.copy()
 
     def _free_slot(self, leaves: Sequence[Leaf], size: int) -> Slot:
-        """Return a free slot, or a new one if no free slot fits; drop all but `spare` of the other free slots."""
         free = [slot for slot in self._slots if slot.free]
         if self._debug:
             _poison(free)
@@ -162,13 +157,12 @@ def _poison(slots: list[Slot]) -> None:
 
 
 def pinned_memory(nbytes: int) -> Memory:
-    """Return new pinned memory, which a device reads by itself while the processor continues."""
     memory: Memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
     return memory
 
 
 class Sent(NamedTuple):
-    """A batch that is being copied to a device: the memory there has the whole batch once `event` has happened."""
+    """A batch on its way to a device. `buffer`, on the device, has the whole batch once `event` has happened."""
 
     buffer: torch.Tensor
     event: torch.cuda.Event
@@ -230,8 +224,7 @@ class HostCopy:
     def later(self, *values: Any) -> Callable[[], tuple[Any, ...]]:
         """Return a function that waits for the present work of the current stream, and returns `fetched(*values)`.
 
-        The tensors among `values` must not change before this function returns. If the device is not a CUDA device, the
-        function returns the values unchanged.
+        The tensors among `values` must not change before this function returns.
         """
         stream = self._stream
         if stream is None:
@@ -254,8 +247,8 @@ WARM_BATCHES = 32
 class Readahead:
     """Requests the wide rows of batches from disk before the rows are used, as long as batches read from disk.
 
-    Wide rows have at least `WIDE_ROW` bytes. ``wide`` is whether a field of the schema has such rows; if not, no method
-    needs to be called.
+    Wide rows have at least `WIDE_ROW` bytes. ``wide`` is whether a field of the schema has such rows; without such a
+    field, no method needs to be called.
 
     Concurrency: `ask` may run in another thread than the other methods.
     """
@@ -268,16 +261,13 @@ class Readahead:
 
     @property
     def cold(self) -> bool:
-        """True if `wide`, and one of the last `WARM_BATCHES` batches has read from disk or fewer batches were made."""
+        """Whether to request rows: if one of the last `WARM_BATCHES` batches read from disk, or fewer were made."""
         return self.wide and self._asks > 0
 
     def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:
-        """Request the pages of these ids from disk, if `cold`; return the pages.
+        """Request the pages of these ids from disk, if `cold`, and return the pages.
 
-        Raises
-        ------
-        SegmentGone
-            A segment has been evicted since the snapshot.
+        Raises SegmentGone if a segment was evicted since the snapshot.
         """
         if not self.cold:
             return NO_PAGES
@@ -290,7 +280,7 @@ class Readahead:
     def begin(self, snapshot: Snapshot, ids: NDArray[np.int64], pages: Pages | None) -> int:
         """Wait until the pages of these ids are in memory; return the value to pass to `end`.
 
-        `pages` are the pages that `ask` has requested; None: this method requests them.
+        `pages` is a result of `ask`, or None if `ask` was not called.
         """
         before = blocks_read()
         pages = self.ask(snapshot, ids) if pages is None else pages
@@ -301,15 +291,12 @@ class Readahead:
         return before
 
     def end(self, before: int) -> None:
-        """Record that a batch is complete, and whether it was read from disk; `before` is the result of `begin`."""
+        """Record that a batch is complete; `before` is the result of `begin`."""
         if not self._count(before):
             self._asks = max(self._asks - 1, 0)
 
     def _count(self, before: int) -> bool:
-        """Return whether this thread has read from disk since `blocks_read()` returned `before`.
-
-        If so, `cold` is True for the next `WARM_BATCHES` batches.
-        """
+        """Return whether this thread has read from disk since `blocks_read()` returned `before`."""
         if blocks_read() == before:
             return False
         self._asks = WARM_BATCHES
@@ -326,8 +313,7 @@ Gathered = tuple[Slot, Fields, Sent | None]
 class Destination:
     """The device of batches, and the pool of memory to gather them in; see `BufferPool`.
 
-    `device_copy` copies batches to a CUDA device; it is None for other devices. If the device is neither
-    the CPU nor a CUDA device, a batch is copied when it becomes a `Batch`.
+    If the device is neither the CPU nor a CUDA device, a batch is copied when it becomes a `Batch`.
     """
 
     def __init__(self, device: torch.device, spare: int = 2, debug: bool = False) -> None:
@@ -339,9 +325,9 @@ class Destination:
 class Gatherer:
     """Makes batches of one view. One thread at a time may call `gather`, and one thread at a time `to_batch`.
 
-    `draw_fields` maps the names of fields about a batch's draw to numbers of arrays in a block. `pipeline` applies the
-    transforms. For view, schema and fields see `Sampler`. `threads`, if any, copy parts of large arrays; `close` ends
-    these threads.
+    `draw_fields` maps the names of fields about a batch's draw (see `OF_DRAWS`) to positions in the arrays of a block.
+    `pipeline` applies the transforms. `threads`, if any, copy parts of large arrays, until `close` ends these threads.
+    For view, schema and fields see `Sampler`.
     """
 
     def __init__(
@@ -397,7 +383,7 @@ class Gatherer:
         SegmentGone
             A segment was evicted since the snapshot.
         """
-        if self._threads is not None and self._threads.jobs:  # an interrupt has ended the call that began them
+        if self._threads is not None and self._threads.jobs:  # an interrupt has ended the call that began these jobs
             self._threads.settle()
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()
@@ -419,12 +405,11 @@ class Gatherer:
         return slot, fields, sent
 
     def close(self) -> None:
-        """End the copying threads."""
         if self._threads is not None:
             self._threads.close()
 
     def to_batch(self, gathered: Gathered, weights: NDArray[np.float32] | None = None) -> Batch:
-        """Return a gathered batch as a `Batch`, with these weights; None: all weights are 1."""
+        """Return a gathered batch as a `Batch`. If `weights` is None, all weights are 1."""
         slot, fields, sent = gathered
         if self._gives_arrays:
             if weights is not None:
@@ -453,7 +438,6 @@ class Gatherer:
         return Batch(nested(self._paths, values, self._tuples), self._kind)
 
     def transformed(self, gathered: Gathered, prepared: Sequence[Arrays], entropy: int | None) -> Batch:
-        """Return a gathered batch as a `Batch`, with weights of 1, after all transforms."""
         batch = self.to_batch(gathered)
         started = perf_counter()
         batch = self.pipeline.apply(batch, prepared, entropy)
@@ -466,7 +450,10 @@ _AT_ONCE = 256
 
 
 class ItemErrors:
-    """Computes errors of a view's items from errors of steps. Not thread-safe: a sampler calls it under its lock."""
+    """Computes errors of a view's items from the errors of their steps.
+
+    Not thread-safe: a sampler calls it under its lock.
+    """
 
     def __init__(self, view: View, schema: Schema) -> None:
         self._view, self._schema = view, schema
