@@ -261,7 +261,7 @@ class Readahead:
 
     @property
     def cold(self) -> bool:
-        """Whether to request rows: if one of the last `WARM_BATCHES` batches read from disk, or fewer were made."""
+        """True for the first `WARM_BATCHES` batches, and for this number of batches after a read from disk."""
         return self.wide and self._asks > 0
 
     def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:

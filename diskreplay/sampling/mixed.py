@@ -71,9 +71,9 @@ class MixedSampler(IterableDataset[Batch]):
         self._shares = shares / shares.sum()
         self._batch_size = int_argument("batch_size", batch_size)
         self._rng = np.random.default_rng(seed)
-        # Each sampler's number of items in the next batches. After a failed call of `sample`: the parts of the next
-        # batch that were already drawn, by sampler number.
+        # The samplers' numbers of items in each of the next batches.
         self._planned: deque[list[int]] = deque()
+        # The parts of the next batch that a failed call of `sample` has drawn, by sampler number.
         self._drawn: dict[int, Batch] = {}
         for sampler, share in zip(self._samplers, self._shares, strict=True):
             sampler._expect(max(1, int(share * self._batch_size)))
@@ -102,7 +102,7 @@ class MixedSampler(IterableDataset[Batch]):
         return batch
 
     def _draw(self, planned: Sequence[list[int]], beta: float | None, drawn: dict[int, Batch]) -> dict[int, Batch]:
-        """Draw those parts of the first planned batch that `drawn` lacks; return all its parts by sampler number."""
+        """Draw the parts of the first planned batch that `drawn` lacks, and add them to `drawn` by sampler number."""
         for source, sampler in enumerate(self._samplers):
             if planned[0][source] and source not in drawn:
                 sizes = [counts[source] for counts in planned if counts[source]]
@@ -111,7 +111,6 @@ class MixedSampler(IterableDataset[Batch]):
 
     @property
     def _kind(self) -> Kind:
-        """The kind of the ids in batches: "mixed" and the kind of each sampler's view."""
         return ("mixed", *(sampler.view.kind for sampler in self._samplers))
 
     def _counts(self, size: int) -> list[int]:
@@ -189,8 +188,8 @@ class MixedSampler(IterableDataset[Batch]):
         Raises
         ------
         ValueError
-            The state has another number of samplers, or batches drawn ahead with another batch size; or a sampler
-            refuses its state. Nothing is changed.
+            The state has another number of samplers, or batches drawn ahead with another batch size, or a sampler
+            refuses its state. Nothing was changed.
         """
         with state_of("a mixed sampler"):
             rng, states = np.random.PCG64(), list(state["samplers"])
@@ -243,7 +242,6 @@ class MixedSampler(IterableDataset[Batch]):
 
 
 def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
-    """Return the samplers and an array of their shares; ValueError if `samplers` is invalid."""
     if isinstance(samplers, str) or not isinstance(samplers, Sequence) or not samplers or len(samplers) > MOST_SOURCES:
         raise ValueError(f"samplers must be 1 to {MOST_SOURCES} pairs of a Sampler and its share, not {samplers!r}")
     for pair in samplers:
@@ -256,7 +254,7 @@ def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
 
 
 def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
-    """Return one batch made of several, with their samplers' numbers in `index`; sequences are padded with zeros."""
+    """Return the batch of all `parts`, given by sampler number; shorter sequences are padded with zeros."""
     batches = list(parts.values())
     sizes, lengths = [batch.batch_size for batch in batches], [_length(batch) for batch in batches]
 
@@ -289,7 +287,7 @@ def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
 
 
 def _nested(plain: Any) -> Tree:
-    """Return a tree of tensors as it was before it was saved; its saved form `plain` has lists in place of tuples."""
+    """Return the tree of a saved state, whose form `plain` has lists in place of tuples."""
     if isinstance(plain, list):
         return TupleRecord(map(_nested, plain))
     if isinstance(plain, Mapping):

@@ -32,7 +32,7 @@ PIECE_BYTES = 8 << 20
 # An outlier is farther from the mean of the other values than this factor times max(1, their standard deviation). An
 # outlier makes the standard deviation of all values useless.
 _FAR = 1e6
-# Values of at least an outlier's magnitude divided by this factor are outliers, too.
+# A value is an outlier, too, if its magnitude is at least the outlier's magnitude divided by this factor.
 _ALIKE = 1e3
 # Values of larger magnitude are left out like infinities: the sums of squares of their returns would be infinite.
 _LARGEST = 1e140
@@ -47,12 +47,11 @@ class Moments(NamedTuple):
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> "Moments":
-        """Return the moments of no values: mean 0 and variance 1, which change nothing when used to normalise."""
+        """Return the moments of no values. Normalisation by their mean 0 and variance 1 changes nothing."""
         return cls(0.0, np.zeros(shape), np.ones(shape))
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> "Moments":
-        """Return the moments of values, (n, *shape)."""
         exact = values.astype(np.float64)
         return cls(float(len(exact)), np.asarray(exact.mean(axis=0)), np.asarray(exact.var(axis=0)))
 
@@ -81,12 +80,10 @@ class _Runs(NamedTuple):
     before: Floats
 
     def select(self, which: Ints) -> "_Runs":
-        """Return the runs at these positions."""
         return _Runs(self.place[which], self.first[which], self.stride[which], self.steps[which], self.before[which])
 
     @property
     def ids(self) -> Ints:
-        """The ids of all steps."""
         number = places_of(np.zeros_like(self.steps), self.steps)
         ids: Ints = np.repeat(self.first, self.steps) + number * np.repeat(self.stride, self.steps)
         return ids
@@ -103,7 +100,8 @@ class StoreMoments:
     fields : dict of str to Field
         The leaves with moments, by path.
     rewards : sequence of (str, dtype, float)
-        Path, dtype and weight of each field; the reward is their weighted sum. Empty: without moments of returns.
+        Path, dtype and weight of each field; the reward is the weighted sum of these fields. If empty, returns have no
+        moments.
     gamma : float
         Discount per step.
 
@@ -163,7 +161,7 @@ class StoreMoments:
         self._snapshot, self._read = snapshot, len(snapshot.log)
 
     def _is_older(self, snapshot: Snapshot) -> bool:
-        """Return whether a snapshot is older than the one that was followed last: its lanes may have other indices."""
+        """Return whether a snapshot is older than the snapshot followed last: its lanes may have other indices."""
         if self._snapshot is None:
             return False
         return (snapshot.generation, len(snapshot.oldest)) < (self._snapshot.generation, len(self._newest))
@@ -245,7 +243,6 @@ class StoreMoments:
             warnings.warn(message, UserWarning, stacklevel=2)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the moments and the counted steps, as arrays and numbers."""
         known = self._newest >= 0
         return {
             "moments": {name: found._asdict() for name, found in self.moments.items()},
@@ -268,7 +265,6 @@ class StoreMoments:
         self._start_afresh()
 
     def replace(self, moments: Mapping[str, Moments]) -> None:
-        """Continue from other moments. Raises ValueError for moments of other fields or shapes."""
         expected = {name: found.mean.shape for name, found in self.moments.items()}
         given = {name: found.mean.shape for name, found in moments.items()}
         if given != expected:
@@ -277,7 +273,6 @@ class StoreMoments:
 
 
 def _are_countable(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return whether each value is finite and at most `_LARGEST` in absolute value."""
     found = np.isfinite(values)
     if values.dtype.kind == "f" and values.dtype.itemsize > 4:
         found &= np.abs(values) <= _LARGEST
@@ -308,7 +303,6 @@ def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | No
 
 
 def loaded(state: Mapping[str, Any]) -> Moments:
-    """Return the moments that a saved state has as `count`, `mean` and `var`. Raises ValueError if they are invalid."""
     count, mean, var = float(state["count"]), np.array(state["mean"], np.float64), np.array(state["var"], np.float64)
     if not (np.isfinite(count) and count >= 0) or mean.shape != var.shape or (var < 0).any():
         raise ValueError(f"count is {count}, mean {mean.shape} and var {var.shape}, at least {var.min(initial=0)}")
@@ -346,14 +340,14 @@ class Normalize(OneOwner, Transform):
 
     The statistics follow the store as it grows. Each step counts once, when the sampler first sees it, whether it is
     drawn or not, and it still counts after its eviction. New steps are merged when a batch is drawn; the first batch
-    reads the whole store. A batch is normalised by the statistics of the time when the batch was drawn. The statistics
-    are part of the sampler's saved state. Stored values never change. Padding and missing observations are zeros before
-    normalisation.
+    reads the whole store. A batch is normalised by the statistics that were current when the batch was drawn. The
+    statistics are part of the sampler's saved state. Stored values never change. Padding and missing observations are
+    zeros before normalisation.
 
     A step with NaN, an infinity or a number beyond 1e140 in a leaf or in its reward is left out of the statistics of
-    that leaf, or of returns. The first of these steps causes a warning, and `Sampler.stats` has their number as
-    `steps_not_finite`. A few values
-    that are a million times larger than the others make the standard deviation useless; this causes a warning, too.
+    that leaf, or of returns. The first of these steps causes a warning, and `Sampler.stats` has the number of such
+    steps as `steps_not_finite`. A few values that are a million times larger than the others make the standard
+    deviation useless. Such values cause a warning, too.
 
     A `Normalize` belongs to one sampler. ``copy.deepcopy`` makes a copy with the same statistics for another sampler.
 
@@ -364,14 +358,14 @@ class Normalize(OneOwner, Transform):
         "arm/joints" ("obs" if the observation is one array).
     reward : bool or dict
         Whether to normalise `reward`. If the reward of the view is a weighted sum of fields, give the same dict of
-        weights as to the view. n-step returns are divided and clipped as a whole. Not for `Rollouts`, whose advantages
-        are computed from stored rewards.
+        weights as to the view. n-step returns are divided and clipped as a whole. `Rollouts` refuses this, because
+        advantages are computed from stored rewards.
     clip_obs, clip_reward : float or None
         The largest absolute values of the results; None: no limit.
     gamma : float
         Discount per step of the returns.
     epsilon : float
-        Added to each variance.
+        A number that is added to each variance.
 
     Attributes
     ----------
@@ -595,7 +589,7 @@ def _result(exact: torch.Tensor, given: torch.Tensor, clip: float | None) -> tor
 
 
 def _as_came(value: Any, change: Any) -> Any:
-    """Return ``change(value)``, where `change` is a function of tensors; an array gives an array."""
+    """Return ``change(value)``, where `change` is a function of tensors; the result for an array is an array."""
     if isinstance(value, torch.Tensor):
         return change(value)
     return change(torch.from_numpy(np.array(value))).numpy()
