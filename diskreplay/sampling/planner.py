@@ -1,4 +1,4 @@
-"""Plans of the next batches: the ids of some batches are drawn ahead of their delivery, in the order of the batches."""
+"""Plans of the next batches. The ids of a batch may be drawn ahead of its delivery."""
 
 import json
 import math
@@ -37,10 +37,10 @@ ATTEMPTS = 100
 class Plan:
     """A batch that is drawn and not yet delivered. The plan keeps its snapshot, with all mapped chunks, alive.
 
-    `asked` is the requested batch size. `entropy` seeds the random numbers of the view and the transforms; it is None
-    if they need none. `draw_info` has the batch's fields about its draw. `prepared` has the statistics that transforms
-    need, as they were when the batch was drawn. `gathered` is the job that makes the batch ahead (see `Prefetcher`), or
-    None.
+    `asked` is the requested batch size. `entropy` seeds the random numbers of the view and the transforms; None: no
+    random numbers are needed. `draw_info` has the batch's fields about its draw. `prepared` has the statistics that
+    transforms need, as they were when the batch was drawn. `gathered` is the job that makes the batch ahead (see
+    `Prefetcher`), or None.
     """
 
     snapshot: Snapshot
@@ -52,19 +52,17 @@ class Plan:
     gathered: Any = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a saved state has of the plan: all but the snapshot and the job."""
         state = {**self.draw._asdict(), "asked": self.asked, "entropy": self.entropy, **(self.draw_info or {})}
         return state if self.prepared is None else {**state, "prepared": self.prepared}
 
 
 class Limits(NamedTuple):
-    """A sampler's limits: `times` for its `max_times_sampled`, `indices` for its `max_size`; None: no limit."""
+    """A sampler's limits: `times` is None without `max_times_sampled`, and `indices` is None without `max_size`."""
 
     times: TimesSampled | None
     indices: Indices | None
 
     def check(self, view: View, distribution: Distribution) -> None:
-        """Raise ValueError if a limit cannot be combined with this view or distribution."""
         own = view.own_distribution(EpisodeFilter())
         given = [name for name, limit in zip(("max_times_sampled", "max_size"), self, strict=True) if limit is not None]
         if given and (own or distribution).gives_once:
@@ -78,11 +76,10 @@ class Limits(NamedTuple):
             raise ValueError(f"max_size needs the probabilities of ids, and {distribution} does not give them")
 
     def bounded(self, distribution: Distribution, kind: tuple[Any, ...]) -> Distribution:
-        """Return `distribution`; with `max_size`, return it restricted to the ids of this kind that are kept."""
+        """Restrict `distribution` to the ids that `max_size` keeps; without this limit, return it unchanged."""
         return distribution if self.indices is None else Bounded(distribution, self.indices.of(kind))
 
     def loaded(self, saved: PlannerState) -> "Limits":
-        """Return these limits with the counts and the ids of a saved state."""
         return Limits(
             None if self.times is None else TimesSampled.loaded(self.times.most, saved.times),
             None if self.indices is None else self.indices.loaded(saved.indices),
@@ -93,7 +90,7 @@ class Limits(NamedTuple):
 class Target:
     """A view, the population of its ids, and the distribution that draws batches of them.
 
-    `distribution` is the sampler's argument. `own` is a distribution that the view made, which draws instead of
+    `distribution` is the sampler's argument. `own` is a distribution that the view made, and draws instead of
     `distribution`; None: the view made none. `bounded` draws within `max_size`, and `active` within all limits.
     `errors` computes the errors of items from errors of steps. `random` is whether batches depend on random numbers in
     addition to their ids.
@@ -123,12 +120,10 @@ class Target:
         return json.dumps(self.view.kind) + (self.own.key if self.own is not None else "")
 
     def ids(self) -> Ints:
-        """Return the ids that can be drawn."""
         limited = self.active.drawable(self.population)
         return np.concatenate([_NONE, *self.population.ids()]) if limited is None else limited
 
     def count(self) -> int:
-        """Return the number of ids that can be drawn."""
         return self._count_of(self.active)
 
     def drawable(self) -> int:
@@ -140,11 +135,9 @@ class Target:
         return self.population.share_size() if limited is None else len(limited)
 
     def priority_sum(self) -> float:
-        """Return the sum of the ids' priorities, NaN before the first refresh."""
         return math.nan if self.population.snapshot is None else self.active.priority_sum(self.population)
 
     def draw_info_of(self, names: Sequence[str], ids: Ints) -> DrawInfo:
-        """Return the fields with these names about a draw of these ids."""
         draw_info = DrawInfo()
         if "probability" in names:
             draw_info["probability"] = self.active.share_chances(self.population, ids)
@@ -156,7 +149,6 @@ class Target:
 
 
 def check_draw_fields(names: Sequence[str], distribution: Distribution) -> None:
-    """Raise ValueError if `names` has a field about draws that the distribution does not give."""
     if "probability" in names and not distribution.tells_chances:
         raise ValueError(f"fields names 'probability', and {distribution} does not give the probabilities of its ids")
 
@@ -231,7 +223,6 @@ class Planner:
         return np.concatenate([self._returned, *(draw.ids for draw in draws)]) if once else _NONE
 
     def _check_target(self, view: View, distribution: Distribution, limits: Limits) -> None:
-        """Raise ValueError if a view or distribution does not fit the sampler's limits and fields."""
         check_draw_fields(self.draw_fields, distribution)
         limits.check(view, distribution)
 
@@ -250,7 +241,7 @@ class Planner:
         return Target(view, distribution, own, population, errors, view.random or self._transforms_random, limits)
 
     def _claim(self, distribution: Distribution) -> Distribution:
-        """Claim and return a distribution; a new `Prioritized` gets the priorities of the previous `Prioritized`."""
+        """Become the owner of a distribution; a new `Prioritized` gets the priorities of the previous `Prioritized`."""
         known = [leaf for leaf in self._store.schema.leaves if leaf.startswith("episode/")]
         if unknown := set(distribution.episode_fields).difference(known):
             names = ", ".join(known) or "none"
@@ -276,7 +267,7 @@ class Planner:
             except NotEnoughData:
                 if not self.queue:
                     raise
-                break  # the store may have enough steps when the turn of this batch comes
+                break  # the store may have enough steps when this batch is needed
             if self.queue[-1] is not plan:
                 break
         return self.queue[0]
@@ -360,7 +351,7 @@ class Planner:
         return len(self.queue) + -(-(returned + active.count_left(population)) // size)
 
     def draw_other_size(self, size: int, refresh: bool) -> Plan:
-        """Return the undelivered plan of a batch of this size from `_other_sizes`; if there is none, draw a batch."""
+        """Return the undelivered plan of this size in `_other_sizes`; if there is none, draw a batch."""
         if size not in self._other_sizes:
             self._draw_kept(size, refresh, is_other_size=True)
         return self._other_sizes[size]
@@ -416,7 +407,6 @@ class Planner:
         return True
 
     def count(self, refresh: bool) -> int:
-        """Return the number of ids that can be drawn."""
         self._follow_store(refresh)
         return self.target.count()
 
@@ -432,7 +422,6 @@ class Planner:
         raise SegmentGone(f"segments were evicted faster than their times could be read, {ATTEMPTS} times")
 
     def _follow_store(self, refresh: bool) -> Snapshot:
-        """Refresh the population with the store's snapshot; with `refresh`, take a new snapshot first."""
         if refresh:
             self._store.refresh()
         return self._refresh_population()
@@ -461,7 +450,7 @@ class Planner:
     def loaded(self, state: Mapping[str, Any], refresh: bool) -> "Planner":
         """Return a planner that continues from a state.
 
-        The new planner has the distribution of this planner. Nothing else of this planner changes.
+        The new planner shares this planner's distribution, which loads its state. Nothing else of this planner changes.
 
         Raises
         ------
@@ -524,7 +513,7 @@ class Planner:
     def _of_sequences(
         self, ids: Ints, errors: NDArray[np.float64], eta: float
     ) -> tuple[Ints, NDArray[np.float64], int]:
-        """Return those given ids that can be drawn, one error for each of them, and the number of the other ids."""
+        """Return the ids that can be drawn, one error for each of these ids, and the number of the other ids."""
         population = self.target.population
         for _ in range(ATTEMPTS):
             known = population.contains(ids)
@@ -540,7 +529,6 @@ class Planner:
         return ids[known], sequence_error(errors[known], mask, eta), int((~known).sum())
 
     def _refresh_population(self) -> Snapshot:
-        """Refresh the population with the store's snapshot."""
         for _ in range(ATTEMPTS):
             snapshot = self._store.snapshot
             try:
