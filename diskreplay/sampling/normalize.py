@@ -194,7 +194,7 @@ class StoreMoments:
         return runs.select(order)
 
     def _counted(self, snapshot: Snapshot, runs: _Runs) -> tuple[dict[str, Moments], Floats, int]:
-        """Return the moments with the steps of `runs`, each step's return, and the number of steps not finite."""
+        """Return the moments with the steps of `runs` added, each step's return, and the number of steps not finite."""
         ids, moments, rewards = runs.ids, dict(self.moments), []
         is_finite = np.ones(len(ids), np.bool_)
         if self._plan is None:

@@ -273,10 +273,10 @@ class Planner:
         return self.queue[0]
 
     def _draw_kept(self, size: int, refresh: bool, is_other_size: bool = False, instead: Plan | None = None) -> Plan:
-        """Draw a batch; put its plan in place of `instead`, in `_other_sizes` if `is_other_size`, else in the queue.
+        """Draw a batch and keep its plan: in place of `instead`, in `_other_sizes` if `is_other_size`, or in the queue.
 
-        When a distribution has ended, its draw is empty; this plan is kept only if the queue is empty. An interrupt
-        before the plan is kept leaves the distribution as it was.
+        The draw of an ended distribution is empty, and its plan is kept only if the queue is empty. After an interrupt
+        before the plan is kept, the distribution is as before the call.
         """
         active, plan, returned = self.target.active, None, self._returned
         place = active.place() if active.gives_once else None
@@ -450,7 +450,8 @@ class Planner:
     def loaded(self, state: Mapping[str, Any], refresh: bool) -> "Planner":
         """Return a planner that continues from a state.
 
-        The new planner shares this planner's distribution, which loads its state. Nothing else of this planner changes.
+        The new planner shares this planner's distribution, and the load changes this distribution. Nothing else of this
+        planner changes.
 
         Raises
         ------

@@ -146,7 +146,6 @@ class Makers:
         return batch.replaced({"weight": ones * torch.as_tensor(weights, device=ones.device)})
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds spent on each part; see `Sampler.stats`."""
         gatherers, waiting = [self.gatherer], 0.0
         if self.prefetcher is not None:
             gatherers.append(self.prefetcher.gatherer)
@@ -160,14 +159,12 @@ class Makers:
         }
 
     def close(self) -> None:
-        """End the threads."""
         if self.prefetcher is not None:
             self.prefetcher.close()
         self.gatherer.close()
 
 
 def _is_large(gatherer: Gatherer, size: int) -> bool:
-    """Return whether batches of ``size`` items are large enough to be made in another thread."""
     reader = gatherer.reader
     if reader.depends_on_ids or gatherer.device_copy is not None:
         return True

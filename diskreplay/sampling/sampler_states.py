@@ -43,15 +43,15 @@ class PlannerState(NamedTuple):
     generator : PCG64
         A new generator, set to the saved state.
     cursors : dict
-        The states of distributions that views made (`View.own_distribution`), by key.
+        The states of distributions that views made (`View.own_distribution`), by `Distribution.key`.
     times : mapping
         The counts for `max_times_sampled`; empty without this limit.
     indices : mapping
         The ids for `max_size`; empty without this limit.
     returned : ndarray of int64
         Ids to draw again.
-    plans, refused : list of SavedPlan
-        Batches drawn ahead, and batches of other sizes that a limiter refused.
+    refused : list of SavedPlan
+        Batches of other sizes that a limiter refused.
     """
 
     generator: np.random.PCG64
@@ -70,7 +70,7 @@ class PlannerState(NamedTuple):
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> "PlannerState":
-        """Return the checked form of `state`, a result of `Planner.state_dict`. Raises ValueError if it is invalid."""
+        """Return the checked form of a result of `Planner.state_dict`. Raises ValueError if `state` is invalid."""
         with state_of("a sampler"):
             generator = np.random.PCG64()
             generator.state = parse_json(state["rng"])
@@ -157,7 +157,6 @@ def as_tensors(tree: Any) -> Any:
 
 
 def as_arrays(tree: Any) -> Any:
-    """Return a tree with arrays in place of tensors."""
     return mapped(tree, torch.Tensor, lambda tensor: tensor.detach().cpu().numpy())
 
 

@@ -24,7 +24,7 @@ TransformLike = Union["Transform", Callable[[Batch], Result]]
 
 
 class Transform(ABC):
-    """Changes each batch of a sampler. Only `apply` must be defined; several threads may call it at once.
+    """Changes each batch of a sampler. Only `apply` must be defined; several threads may call `apply` at once.
 
     The result of `apply` may depend only on its arguments and the transform's parameters, so that it is independent of
     the thread and the time. Transforms that draw random numbers (`random`) get `entropy`. Transforms that keep a state
@@ -71,7 +71,6 @@ class _Function(Transform):
         self._function = function
 
     def apply(self, batch: Batch, leaves: Sequence[str], prepared: Arrays, entropy: Sequence[int]) -> Result:
-        """Return the result of the function for the batch; ValueError if it is not a batch or a dict of fields."""
         found = self._function(batch)
         if isinstance(found, (Batch, Mapping)):
             return found
@@ -82,7 +81,6 @@ class _Function(Transform):
 
 
 def transform_argument(transform: TransformLike | Sequence[TransformLike] | None) -> tuple[Transform, ...]:
-    """Return a sampler's argument `transform` as a tuple of transforms. Raises ValueError if it is invalid."""
     if transform is None:
         return ()
     # Only lists and tuples are sequences of transforms: another iterable may be a transform, such as
@@ -122,7 +120,6 @@ class Pipeline:
 
 
 def transforms_state(transforms: Sequence[Transform]) -> list[dict[str, Any]]:
-    """Return the names and states of the transforms that keep a state."""
     return [{"name": type(one).__name__, "state": one.state_dict()} for one in transforms if one.keeps_state]
 
 
@@ -142,14 +139,14 @@ def load_transforms(transforms: Sequence[Transform], states: Any) -> None:
 
 
 class Rollback:
-    """The states of a distribution and of transforms, to be restored by `go_back` if loading other states fails."""
+    """The states of a distribution and of transforms, to be restored if the load of other states fails."""
 
     def __init__(self, distribution: Distribution, transforms: Sequence[Transform]) -> None:
         self._distribution, self._place = distribution, distribution.place()
         self._transforms, self._states = transforms, transforms_state(transforms)
 
     def go_back(self) -> None:
-        """Restore the states. The call may be repeated."""
+        """Restore the states. This may be called again after an interrupt."""
         self._distribution.go_back(self._place)
         load_transforms(self._transforms, self._states)
 
@@ -157,15 +154,10 @@ class Rollback:
 def obs_leaves(
     schema: Schema, argument: str, names: Sequence[str] | None, fits: Callable[[Field], bool], described: str
 ) -> dict[str, Field]:
-    """Return the observation leaves with these names, or for None all leaves that fit, by path.
+    """Return the observation leaves with these names by path; for None return all leaves that fit.
 
     If the observation is one array, its name is "obs". ``described`` says in error messages which leaves fit, for
-    example "of uint8".
-
-    Raises
-    ------
-    ValueError
-        No leaf fits, or a name is not the name of an observation leaf.
+    example "of uint8". Raises ValueError if no leaf fits, or if a name is not the name of an observation leaf.
     """
     every = {path: field for path, field in schema.leaves.items() if path.split("/")[0] == "obs"}
     by_name = {path.removeprefix("obs/"): path for path in every}
@@ -334,7 +326,7 @@ class RandomShift(Transform):
             size = padded.shape[axis]
             before, behind = padded.narrow(axis, 0, 1), padded.narrow(axis, size - 1, 1)
             padded = torch.cat([*[before] * self._pad, padded, *[behind] * self._pad], axis)
-        # For each row of the result: the index in the padded frames where its values begin; a row is copied in one
+        # The values of each row of the result begin at index `frame + row` of the padded frames. A row is copied in one
         # piece.
         items, channels, lines, columns = padded.shape
         frame = torch.arange(items * channels, device=down.device).view(items, channels, 1) * (lines * columns)

@@ -17,8 +17,8 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import View
 from diskreplay.writing.writer import Writer
 
-# The episode in the temporary store has this number of steps more than an item, so that items at the episode's start,
-# in its middle and at its end are drawn.
+# The temporary store's episode has this number of steps more than an item. So items at the start, in the middle and at
+# the end of the episode are drawn.
 _MORE = 8
 
 
@@ -83,7 +83,6 @@ def warmup(
 
 
 def _append(store: Store, writer: Writer, ends: bool) -> None:
-    """Append a step of zeros."""
     schema = store.schema
     zeros = {leaf: np.zeros(field.shape, field.dtype) for leaf, field in schema.step_leaves.items()}
     extra = schema.unflatten("extra", zeros) if schema.extra else {}
