@@ -69,10 +69,8 @@ class Statistics:
     planning, elsewhere : float
         Seconds spent on planning batches, and in the trainer between the calls of the sampler.
     first, last : float
-        Times by `perf_counter`: of the request for the first batch, and of the delivery of the last one; 0 if no batch
-        was delivered.
-    ids : ndarray of int64 or None
-        The ids of the last batch.
+        The times by `perf_counter` when the first batch was requested, and when the last batch was delivered; 0 if no
+        batch was delivered.
     """
 
     def __init__(self) -> None:
@@ -83,28 +81,24 @@ class Statistics:
         self._kept: Counter[str] = Counter()
 
     def resumed(self, batches: int, steps: int) -> "Statistics":
-        """Return statistics that continue from the counts of another run."""
         new = copy(self)
         new.batches, new.steps, new._steps_before, new.first, new.last = batches, steps, steps, 0.0, 0.0
         new.ids = None
         return new
 
     def last_ids(self) -> NDArray[np.int64]:
-        """Return the ids of the last batch. Raises NotEnoughData before the first batch."""
         if self.ids is None:
             raise NotEnoughData("no batch was delivered yet: draw one first, or give ids")
         return self.ids
 
     def keep(self, seconds: Mapping[str, float]) -> None:
-        """Add these seconds, by name, to the results of all later calls of `report`."""
+        """Add these seconds, by name, to the results of later calls of `report`."""
         self._kept.update(seconds)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the counts from which a resumed run continues."""
         return {"batches": self.batches, "steps": self.steps}
 
     def report(self, stored_steps: int, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Return all counts and the makers' `seconds`; see `Sampler.stats`."""
         elapsed = self.last - self.first
         return {
             "batches": self.batches,
@@ -118,10 +112,10 @@ class Statistics:
 
 
 class Payments:
-    """Reports the steps that a sampler draws to its `limiter`; None: no limiter.
+    """Reports the steps that a sampler draws to its `limiter`, which may be None.
 
-    `steps` is the smallest number of steps of a batch; if the limiter could never allow that number, ValueError is
-    raised. ``paid`` is the number of steps reported by a call that failed later: these steps count for the next batch.
+    `steps` is the smallest number of steps of a batch. Raises ValueError if the limiter could never allow that number.
+    ``paid`` is the number of steps reported by a call that failed later: these steps count for the next batch.
     """
 
     def __init__(self, limiter: RateLimiter | None, store: Store, steps: int) -> None:
@@ -132,16 +126,15 @@ class Payments:
             self.limiter = limiter.attach(store)
 
     def pay(self, steps: int) -> None:
-        """Wait until the limiter allows `steps` steps to be drawn."""
+        """Wait until the limiter allows `steps` steps to be drawn, of which `paid` were already reported."""
         if self.limiter is not None and steps > self.paid:
             self.limiter.draw(steps - self.paid)
             self.paid = steps
 
     def pay_for(self, plan: Plan, steps: int, planner: Planner) -> None:
-        """Report the steps of a drawn batch to the limiter, and wait until it allows them.
+        """Report the steps of a drawn batch to the limiter, and wait until the limiter allows these steps.
 
-        If the limiter refuses the batch, the batch stays the next one of its size. A batch that would wait for ever is
-        dropped.
+        A refused batch stays the next batch of its size. A batch that would wait for ever is dropped.
         """
         limiter, due = self.limiter, steps - self.paid
         try:
@@ -178,7 +171,7 @@ class Sampler(IterableDataset[Batch]):
     view : View
         The meaning of an id, for example `Transitions(...)`.
     distribution : Distribution
-        Draws the ids; None is `Uniform()`.
+        The rule by which ids are drawn; None is `Uniform()`.
     batch_size : int
         Number of items in a batch.
     device : torch.device or str or None
@@ -194,13 +187,14 @@ class Sampler(IterableDataset[Batch]):
         leaf. None: the default fields. To add some of the following fields to the default fields, give their names and
         "...".
 
-        Fields of each step: "time" (float64, its publication in seconds since the epoch), "step" (its number in its
-        episode), "return_to_go" (the sum of the rewards from this step on), "discounted_return_to_go", and "priority"
-        (the initial priority, NaN if the collector gave none).
+        Fields of each step: "time" (float64, the step's publication in seconds since the epoch), "step" (the step's
+        number in its episode), "return_to_go" (the sum of the rewards from this step on), "discounted_return_to_go",
+        and "priority" (the initial priority, NaN if the collector gave none).
 
-        Fields of each item: "age" (the number of newer steps in the store), "episode/NAME" (a value of its episode;
-        "episode_known" is whether it was given), "probability" (P(i) of the draw), "population" (N, the number of ids
-        to draw from) and "priority_sum" (Σ p, see `Prioritized`). See "Fields on request" in docs/api/sampling.md.
+        Fields of each item: "age" (the number of newer steps in the store), "episode/NAME" (a value of the item's
+        episode; "episode_known" is whether this value was given), "probability" (P(i) of the draw), "population" (N,
+        the number of ids to draw from) and "priority_sum" (Σ p, see `Prioritized`). See "Fields on request" in
+        docs/api/sampling.md.
     where : callable or None
         A function of an episode, which returns True if steps of the episode may be drawn. It is called once for an
         ended episode, and for an open episode at every refresh that changes the store. The result for an ended episode
@@ -210,33 +204,32 @@ class Sampler(IterableDataset[Batch]):
         This trainer's share of the ids, by a hash of each id. Shares are even and complete, and do not overlap. An id
         never changes its share. With `Rollouts`, a share has whole lanes.
     limiter : RateLimiter or None
-        Makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. The limiter's
-        counts are in the store, which must be open with mode "a".
+        A limiter that makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. The
+        limiter's counts are in the store, which must be open with mode "a".
     refresh : bool
         Whether each call of `sample` refreshes the store first. If not, call `store.refresh()`.
     debug : bool
-        Overwrite the memory of batches that are no longer referenced, so that a pointer that outlives its tensor reads
-        NaN.
+        Whether to overwrite the memory of batches that are no longer referenced, so that a pointer that outlives its
+        tensor reads NaN.
     max_times_sampled : int or None
         The largest number of times that this sampler draws each id of a kind, as in Reverb; None: no limit. The ids
-        that can still be drawn keep the ratios of their probabilities. Not for `Rollouts` or a `Sweep`, which decide
-        themselves how often each id is drawn.
+        that can still be drawn keep the ratios of their probabilities. `Rollouts` and a `Sweep` refuse this limit,
+        because they decide how often each id is drawn.
     max_size : int or None
         The largest number of ids of a kind that this sampler draws from, over all ranks; None: no limit. When this
         number is reached, each new id replaces an old id. The old id is never drawn again, but the store keeps its
-        steps. Not for `Rollouts` or a `Sweep`.
+        steps. `Rollouts` and a `Sweep` refuse this limit.
     remover : {"oldest", "lowest_priority", "random"}
-        The id to remove for a new one, as in Reverb (Fifo, MinHeap, Uniform). "oldest" removes the id
-        that was published first.
-        "lowest_priority" removes the oldest of several ids with the lowest priority. "random" is a reservoir: every id
-        so far remains with the same probability (Vitter 1985, algorithm R). "lowest_priority" and "random" may remove
-        the new id itself.
+        The id to remove for a new id, as in Reverb (Fifo, MinHeap, Uniform). "oldest" removes the id that was published
+        first. "lowest_priority" removes the id with the lowest priority, and the oldest of several such ids. "random"
+        is a reservoir: every id so far remains with the same probability (Vitter 1985, algorithm R). "lowest_priority"
+        and "random" may remove the new id itself.
     transform : callable or sequence of callables, or None
-        Changes each batch before its delivery; several are applied in their order. A transform is a `Normalize`,
+        Transforms that change each batch before its delivery, in the given order. A transform is a `Normalize`,
         `RandomShift` or `ToFloat`, or a function of a batch that returns a batch or a dict of new fields. Transforms
-        get all fields of the batch on its device, with weights of 1; the weights of the draw are multiplied in last.
-        Transforms run in the thread that makes the batch. For a CUDA device, they run in the call that delivers the
-        batch, on the caller's stream. `gather` does not transform.
+        get all fields of the batch on its device, with weights of 1. The weights of the draw are multiplied in after
+        the transforms. Transforms run in the thread that makes the batch. For a CUDA device, they run in the call that
+        delivers the batch, on the caller's stream. `gather` does not transform.
 
     Raises
     ------
@@ -279,7 +272,8 @@ class Sampler(IterableDataset[Batch]):
         transform: TransformLike | Sequence[TransformLike] | None = None,
     ) -> None:
         self._batch_size = int_argument("batch_size", batch_size)
-        self._sizes: tuple[int, ...] = (self._batch_size,)  # sizes of next batches, made ahead except the first
+        # The sizes of the next batches. All batches but the first are made ahead.
+        self._sizes: tuple[int, ...] = (self._batch_size,)
         self._prefetch = int_argument("prefetch", prefetch, 0)
         drawing = drawing_arguments(where, rank, world_size, max_times_sampled, max_size, remover)
         self._view, distribution = view_argument(view), distribution_argument(distribution)
@@ -292,7 +286,7 @@ class Sampler(IterableDataset[Batch]):
         self._destination = Destination(device_argument(device), 2 + self._prefetch, debug)
         self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
         self._steps_when_closed: int | None = None
-        # Not `or`: an empty store is false.
+        # `self._own_store or store` would be wrong, because an empty store is false.
         self._store = store_argument(store) if self._own_store is None else self._own_store
         try:
             self._store.follow_compiled(of_sampler(distribution.weighted))
@@ -318,7 +312,6 @@ class Sampler(IterableDataset[Batch]):
         _logger.info("%s", self)
 
     def _makers_of(self, view: View) -> Makers:
-        """Return new makers of the batches of a view."""
         arguments = self._fields, self._destination, self._transforms, self._prefetch, self._sizes[0]
         return Makers(view, self._store.schema, *arguments)
 
@@ -327,7 +320,7 @@ class Sampler(IterableDataset[Batch]):
         self._sizes = self._sizes[:1] * makers.planned
 
     def _expect(self, size: int) -> None:
-        """From now on, make batches of this size ahead, instead of batches of the size that the sampler was given."""
+        """Make batches of this size ahead from now on, in place of batches of the sampler's `batch_size`."""
         if self._prefetch:
             with self._lock:
                 self._sizes = (size,)
@@ -703,7 +696,7 @@ class Sampler(IterableDataset[Batch]):
         return left
 
     def __bool__(self) -> bool:
-        """Return True, even if no batch is left."""
+        """Return True. By its length, a sampler would be false when no batch is left."""
         return True
 
     def stats(self) -> dict[str, float]:
