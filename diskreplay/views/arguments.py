@@ -20,7 +20,7 @@ def switch(name: str, value: Any) -> bool:
 
 
 def names(name: str, value: Any) -> tuple[str, ...]:
-    """Return `value`, a sequence of distinct field names, as a tuple.
+    """Return a sequence of distinct field names as a tuple.
 
     A single string is refused: it would be read letter by letter.
     """
@@ -32,14 +32,12 @@ def names(name: str, value: Any) -> tuple[str, ...]:
 
 
 def stack_depths(name: str, value: Any) -> int | dict[str, int]:
-    """Return `value` as depths of frame stacks: an int for all observation leaves, or a dict from leaves to ints."""
     if not isinstance(value, Mapping):
         return int_argument(name, value, otherwise="or a dict of them by observation leaf")
     return {str(leaf): int_argument(f"{name}[{leaf!r}]", depth) for leaf, depth in value.items()}
 
 
 def weights_or_none(name: str, value: Any) -> dict[str, float] | None:
-    """Return `value` as a dict from field names to weights, or None."""
     if value is None:
         return None
     if not isinstance(value, Mapping) or not value:
@@ -48,7 +46,6 @@ def weights_or_none(name: str, value: Any) -> dict[str, float] | None:
 
 
 def name_or_none(name: str, value: Any) -> str | None:
-    """Return `value`, which must be the name of a field or None."""
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{name} must be None or the name of an extra field, not {value!r}")
     return value
@@ -63,7 +60,7 @@ def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
 def frame_stack_depths(
     frame_stack: int | Mapping[str, int], observations: Mapping[tuple[str, ...], str]
 ) -> dict[tuple[str, ...], int]:
-    """Return frame stack depths by path: of all leaves in `observations`, or of the keys of a dict `frame_stack`."""
+    """Return frame stack depths by path, for all leaves in `observations` or for the keys of a dict `frame_stack`."""
     if isinstance(frame_stack, int):
         return dict.fromkeys(observations, frame_stack)
     known = {"/".join(path[1:]): path for path in observations}
@@ -93,7 +90,7 @@ def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] 
 
 
 def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
-    """Return path, dtype and weight of each field in the weighted sum that a batch has as its reward.
+    """Return path, dtype and weight of each field in the weighted sum that is the reward.
 
     `weights` maps field names to weights; None is {"reward": 1.0}.
     """
@@ -106,7 +103,7 @@ def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any]
 
 
 def weighed(columns: Sequence[NDArray[Any]], weights: Sequence[np.float64]) -> Floats:
-    """Return the sum of `columns`, each times its weight, in float64: a column has one field's values at all steps."""
+    """Return the weighted sum of `columns` in float64. A column has one field's values at all steps."""
     total = np.zeros(columns[0].shape)
     for column, weight in zip(columns, weights, strict=True):
         total += column.astype(np.float64) * weight
@@ -114,7 +111,6 @@ def weighed(columns: Sequence[NDArray[Any]], weights: Sequence[np.float64]) -> F
 
 
 def discount_leaf(schema: Schema, name: str | None) -> tuple[str, np.dtype[Any]] | None:
-    """Return path and dtype of the field with the environment's discounts; None if `name` is None."""
     if name is None:
         return None
     path = scalar_leaf(schema, "discount", name)

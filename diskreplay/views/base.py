@@ -48,15 +48,14 @@ class Leaf:
 
     @property
     def nbytes(self) -> int:
-        """The size of one item in bytes."""
         return int(self.dtype.itemsize * prod(self.shape))
 
 
 class Block:
     """The arrays of one batch of `size` items, one after the other in `memory`.
 
-    `arrays[i]` is the array of leaf i, (size, *shape), and `addresses[i]` its address. `addresses` has one more entry,
-    0, at its end: kernels give a leaf that the batch lacks the number -1, and find this 0 as `addresses[-1]`.
+    `arrays[i]` is the array of leaf i, (size, *shape), and `addresses[i]` its address. `addresses` ends with an
+    additional 0. Kernels use the number -1 for a leaf that the batch lacks, and find this 0 as `addresses[-1]`.
     """
 
     def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8]) -> None:
@@ -92,13 +91,12 @@ class Pages(NamedTuple):
     held: tuple[Any, ...] = ()
 
     def ask(self) -> None:
-        """Start reading the pages from disk."""
         get_kernel("advise")(self.starts, self.sizes, WILL_NEED)
 
     def wait(self) -> None:
         """Wait until the pages are in memory.
 
-        Before Linux 5.14, return at once; the first access to each page then waits for the disk.
+        Before Linux 5.14, this returns at once, and the first access to each page waits for the disk.
         """
         get_kernel("advise")(self.starts, self.sizes, POPULATE_READ)
 
@@ -107,7 +105,7 @@ NO_PAGES = Pages(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 PART = 512 << 10
-"""The smallest number of bytes to give to another thread, because its wake-up takes a tenth of a millisecond."""
+"""The smallest number of bytes to give to another thread. To wake a thread takes a tenth of a millisecond."""
 
 MOST_THREADS = 4
 """The largest number of threads that copy one batch: most machines have no memory bandwidth for more.
@@ -129,7 +127,7 @@ class CopyThreads:
         self.jobs: list[Job[int]] = []
 
     def parts(self, nbytes: int) -> int:
-        """Return the number of parts to copy `nbytes` bytes in: 1 for less than `least`, and at most `count` + 1."""
+        """Return the number of parts for a copy of `nbytes` bytes: 1 below `least`, and at most `count` + 1."""
         return max(1, min(self.count + 1, nbytes // PART))
 
     def copy(self, count: int, size: int, work: Callable[[int, int], int]) -> int:
@@ -162,14 +160,13 @@ class CopyThreads:
         self.jobs = []
 
     def close(self) -> None:
-        """End the threads."""
         self._workers.close()
 
 
 def copying(held: tuple[Any, ...], kernel: Kernel, *arguments: Any) -> Callable[[int, int], int]:
     """Return the function ``work(first, stop)`` for `CopyThreads.copy` that calls ``kernel(*arguments, first, stop)``.
 
-    The function keeps `held` alive, which owns the memory that the kernel reads and writes: after an interrupt, a
+    The function keeps `held` alive, the owner of the memory that the kernel reads and writes: after an interrupt, a
     thread may still be copying.
     """
     return partial(_call, held, kernel, *arguments)
@@ -205,7 +202,7 @@ class Reader:
     evaluate: Callable[[Any], Any] | None = None
 
     def for_device(self) -> "Reader":
-        """Return the reader for batches that are copied to a device: this reader, or one whose blocks are smaller."""
+        """Return the reader for batches that are copied to a device: this reader, or a reader with smaller blocks."""
         return self
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
@@ -225,8 +222,8 @@ class Reader:
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the items of these ids into a block that has the leaves of `leaves_for`; all weights are 1.
 
-        Raises InvalidIndex if no item can begin at an id. It may accept some ids at which no item of this view begins;
-        `check` refuses these ids, too.
+        Raises InvalidIndex if no item can begin at an id. `fill` may accept an id at which no item of this view begins;
+        `check` refuses each such id.
         """
         raise NotImplementedError(f"{type(self).__name__} must define fill")
 
@@ -263,7 +260,7 @@ class View(Protocol):
     @property
     @abstractmethod
     def starts(self) -> Starts:
-        """The rule for the steps of an episode at which an item can start: the ids of these steps can be drawn."""
+        """The rule that selects the steps of an episode at which an item can start. Their ids can be drawn."""
 
     @property
     def prefetchable(self) -> bool:
@@ -303,7 +300,7 @@ def select(
     always: Sequence[str] = ("index", "weight"),
     on_request: Sequence[Leaf] = (),
 ) -> list[Leaf]:
-    """Return the leaves that `fields` names: "obs" means all leaves of the observation, "obs/image" that leaf alone.
+    """Return the leaves that `fields` names: "obs" means all leaves below "obs", and "obs/image" means only that leaf.
 
     `fields` None means all of `leaves`. The name "..." in `fields` also means all of `leaves`, so that leaves of
     `on_request` can be added to them. The leaves that `always` names are added, and `EPISODE_KNOWN` if `fields` names

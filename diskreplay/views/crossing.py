@@ -45,9 +45,9 @@ class CrossingStarts:
     A window continues in the lane's next episode that is still in the store, if the sampler's filter admits that
     episode. A lane continues across the segments of its writer.
 
-    An ended episode is done when later steps cannot add windows that start in it. So it is done if enough steps of
-    ended episodes follow it, or if the next ended episode is not admitted. Any other ended episode is waiting. The
-    steps of open episodes do not count here, because an open episode may be admitted now and refused when it ends.
+    An ended episode is done when later steps cannot add windows that start in the episode: if enough steps of ended
+    episodes follow, or if the next ended episode is not admitted. Any other ended episode is waiting. The steps of open
+    episodes do not count here, because an open episode may be admitted now and refused when it ends.
     """
 
     def __init__(self, length: int) -> None:
@@ -136,8 +136,8 @@ class _Lanes:
         is_broken = (self._has_next & ~self.runs_on & ~next_open)[last]
         done = ~self.is_open & (~self.counts | is_broken | (for_good >= behind))
         # An open episode can precede ended episodes, which are in later segments of the lane. An ended episode is not
-        # done if fewer than `behind` steps lie between the open episode and it: windows of the open episode may need
-        # its steps.
+        # done if fewer than `behind` steps lie between the open episode and the ended episode: windows of the open
+        # episode may need steps of the ended episode.
         opened = np.append(-1, np.maximum.accumulate(np.where(self.is_open, np.arange(len(done)), -1)))[: len(done)]
         distance = self._before - self._before[opened] - self.steps[opened]
         is_near = (opened >= 0) & (self._key[opened] == self._key) & (distance < behind)
@@ -326,11 +326,9 @@ class CrossingReader(Reader):
         self._of_items = Requested(schema, of_items, rewards, gamma).if_any()
 
     def present(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """Return the fields of a batch, in the order of `paths`."""
         return [tensors[self._place[path]] for path in self.paths]
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the windows that start at these ids into the block."""
         steps = self._find(self._walk, snapshot, ids)
         each_step = Block(self._step_leaves, steps.windows.size, block.memory)
         for which, windows in self._windows(steps).items():
@@ -353,7 +351,6 @@ class CrossingReader(Reader):
             self._of_items.fill(snapshot, ids, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows (see `WIDE_ROW`) of these ids' windows; return their memory pages. Thread-safe."""
         try:
             with self._pages_lock:
                 steps = self._find(self._walk_of_pages, snapshot, ids)
@@ -363,7 +360,6 @@ class CrossingReader(Reader):
         return merged_pages([wide_pages(snapshot, windows[which], some) for which, some in self._copies.items()])
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, with the id and the reason, if no window of the view starts at an id."""
         refuse_evicted(snapshot, ids[locate(ids, snapshot.origin, snapshot.lanes)[0]])
         steps = self._find(self._walk, snapshot, ids)
         before = self._finder.steps_before(snapshot, ids)
