@@ -100,7 +100,8 @@ class EarlierParts:
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
         """Return the lane's place (see `LaneMap`) in its writer's previous segment that has rows of the lane, or -1.
 
-        -1: there is no such segment, or a segment between the two is gone that may have been the writer's.
+        The result is -1 if there is no such segment. It is also -1 if a segment between the two is gone, because that
+        segment may have been the writer's.
         """
         self._lanes.update(snapshot)
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
@@ -243,7 +244,7 @@ class GatherPlan:
     def set_lengths(self, lengths: int | Sequence[int]) -> None:
         """Set the number of rows to copy for each window: one number, or one number for each `Copy` of the plan.
 
-        Not for a plan with summands.
+        The plan must not have summands.
         """
         every = [lengths] * len(self._copies) if isinstance(lengths, int) else lengths
         if every != self._lengths:
@@ -253,7 +254,6 @@ class GatherPlan:
             self._lengths = every
 
     def _resize(self, block: Block) -> None:
-        """Prepare the windows, the scratch memory and `_record` for blocks of this size."""
         before, self._size = self._size, -1
         if self._bounds is not None and block.size != before:
             self._use(Windows(block.size))
@@ -296,7 +296,6 @@ class GatherPlan:
             return self._bind_tables(snapshot)
 
     def _missing(self, snapshot: Snapshot, bad: int) -> FormatError:
-        """Return the error for the row that the kernel could not copy to item `bad`; it names the leaf and the row."""
         failed = int(self._record[cols.FAILED])
         copy = self._copies[failed] if failed >= 0 else Copy("done", cols.ROW, cols.AFTER, 0, 1, -1)
         row = self.windows.table[copy.begin, bad]
@@ -332,11 +331,9 @@ class RandomSteps(GatherPlan):
         self._limits = np.zeros(0, np.int64)
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the draw of the next `gather`, which draws nothing for None; later calls need another call of `seed`."""
         self._entropy = entropy
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
-        """Draw the numbers of steps of these ids' windows, and gather them as `GatherPlan.gather` does."""
         entropy, self._entropy = self._entropy, None
         self._record[cols.LIMITS] = 0
         if entropy is not None:

@@ -38,7 +38,7 @@ class Hindsight:
     Observations must be goal-conditioned, like the observations of gymnasium-robotics: a dict with "observation",
     "achieved_goal" and "desired_goal". Both goals must be single arrays of the same dtype and shape.
 
-    Immutable: any thread may use it, if `reward_fn` and `terminated_fn` may be called by any thread.
+    A `Hindsight` is immutable. Any thread may use it, if `reward_fn` and `terminated_fn` may be called by any thread.
 
     Parameters
     ----------
@@ -57,7 +57,8 @@ class Hindsight:
     terminated_fn : callable or None
         ``terminated_fn(achieved_goal, desired_goal)``, called like `reward_fn`, returns whether each of M steps
         terminates, (M,) bool. An n-step window ends at its first step that terminates: later rewards do not count,
-        `terminated` is true and `discount` 0. If no step terminates, `terminated` is false, and the item bootstraps.
+        `terminated` is true, and `discount` is 0. If no step terminates, `terminated` is false, and the item
+        bootstraps.
         `next_obs` and `n_steps` do not change.
 
     Raises
@@ -213,11 +214,9 @@ class HindsightReader(Reader):
         self._entropy: int | None = None
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the draw of goals in the next call of `fill`; later calls relabel only if `seed` is called again."""
         self._entropy = entropy
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the transitions of these ids; ValueError if a function of `Hindsight` returns wrong values."""
         entropy, self._entropy = self._entropy, None
         self._plain.threads = self.threads
         if entropy is None:
@@ -240,14 +239,10 @@ class HindsightReader(Reader):
             self._relabel(snapshot, windows, k, last, choice[items], items, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows (see `WIDE_ROW`) of these ids, and return their memory pages.
-
-        Rows of new goals are not included, because only `fill` draws the goals.
-        """
+        """Leave out rows of new goals, because only `fill` draws the goals."""
         return self._plain.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, with the id and the reason, if an id cannot be sampled."""
         self._find(snapshot, ids)
         self._plain.check(snapshot, ids)
 
@@ -329,7 +324,6 @@ class HindsightReader(Reader):
 
 
 def _check_goals(schema: Schema) -> None:
-    """Raise ValueError, with the reason, if observations are not goal-conditioned."""
     wanted = 'relabel needs observations that are a dict with "observation", "achieved_goal" and "desired_goal"'
     names = [leaf.split("/")[1:] for leaf in schema.leaves if leaf.split("/")[0] == "obs"]
     if [] in names:

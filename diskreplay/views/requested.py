@@ -42,7 +42,6 @@ OF_DRAWS: _Dtypes = {"probability": FLOAT64, "population": INT64, "priority_sum"
 
 
 def each_step(schema: Schema) -> list[Leaf]:
-    """Return the fields on request that have a value for each step."""
     return [TIME, *_leaves(schema, _OF_STEPS)]
 
 
@@ -58,7 +57,7 @@ def _leaves(schema: Schema, dtypes: _Dtypes) -> list[Leaf]:
     return [Leaf((name,), dtype) for name, dtype in dtypes.items() if name not in schema.extra]
 
 
-# In one call, at most this number of pairs is searched: a given step, and an episode that may have newer steps.
+# The largest number of pairs to search in one call. A pair is a given step and an episode that may have newer steps.
 _PAIRS_AT_ONCE = 1 << 18
 
 
@@ -125,10 +124,7 @@ class Ages:
         return newer
 
     def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
-        """Return a table of these episodes.
-
-        Times of episodes in the table `before` are reused, because the segments of these episodes may be gone.
-        """
+        """Reuse the times of episodes in the table `before`, because the segments of these episodes may be gone."""
         episodes = episodes.without_discarded()
         # The log may still have episodes of evicted segments. Their steps are older than all visible steps, and are not
         # counted.
@@ -186,7 +182,6 @@ class Requested:
         self._episode = row_plan(["/".join(path) for path in self._values], cols.OWN, cols.OWN_STOP)
 
     def if_any(self) -> "Requested | None":
-        """Return this object if it has to compute any field of the batch, else None."""
         return self if self._at or self._values else None
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block, real: Ints | None = None) -> None:
@@ -259,7 +254,7 @@ class Requested:
 
         If the episode has no values, the episode fields are zeros.
         """
-        # `Snapshot.episode_values` does the same, but segment by segment: too slow for every batch.
+        # `Snapshot.episode_values` does the same, but segment by segment. That is too slow for every batch.
         last = place(snapshot, episodes.first)
         last.own[:] = last.row + episodes.steps
         last.own_stop[:] = snapshot.committed_rows(last.slot, last.lane)
@@ -309,7 +304,6 @@ class ShownField(NamedTuple):
     offset: int = 0
 
     def of(self, tensor: Any) -> Any:
-        """Return the field as a view of the leaf's tensor."""
         if self.stack == 0:
             return tensor
         length = tensor.shape[1] - self.stack
@@ -329,7 +323,6 @@ class WindowLeaf(NamedTuple):
     frames: int = 1  # The number of frames in one value.
 
     def leaf(self, length: int) -> Leaf:
-        """Return the batch's leaf for windows of `length` steps."""
         value = self.value
         return replace(value, shape=(length + self.stack, *value.shape)) if self.each_step else value
 
@@ -384,7 +377,6 @@ def _shown(kinds: Sequence[WindowLeaf], sharing: Sequence[StepField]) -> dict[Pa
 
 
 def _observations(fields: Sequence[StepField], wanted: set[Path], shares_frames: bool) -> list[WindowLeaf]:
-    """Return the leaves that hold the observations and next observations whose paths are in `wanted`."""
     if shares_frames:
         shown = [field for field in fields if {field.path, _following(field.path)} & wanted]
         return [WindowLeaf(field._replace(stack=1).leaf, field.source, stack=field.stack) for field in shown]
@@ -402,7 +394,6 @@ def _following(path: Path) -> Path:
 
 
 def _paths(steps: Mapping[str, Sequence[StepField]]) -> list[Path]:
-    """Return the paths of all fields of a batch, in their order."""
     paths = {name: [field.path for field in below] for name, below in steps.items()}
     obs, action, reward = (paths.pop(name) for name in ("obs", "action", "reward"))
     following = [_following(path) for path in obs]
