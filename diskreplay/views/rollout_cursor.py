@@ -31,14 +31,12 @@ class Positions:
         self.after: Ints = np.array(after, np.int64)
 
     def of(self, keys: Ints) -> Ints:
-        """Return the positions of these lanes."""
         if not len(self.keys):
             return np.zeros(len(keys), np.int64)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[at] == keys, self.after[at], 0)
 
     def advanced(self, keys: Ints, after: Ints) -> "Positions":
-        """Return new positions, with these lanes moved forward to `after`."""
         if np.array_equal(keys, self.keys):  # the usual case
             return Positions(keys, np.maximum(self.after, after))
         every = np.union1d(self.keys, keys)
@@ -54,7 +52,6 @@ class LaneEpisodes(NamedTuple):
     episodes: EpisodeTable
 
     def select(self, which: NDArray[Any]) -> "LaneEpisodes":
-        """Return the episodes that `which` selects: a mask, or the positions of episodes."""
         return LaneEpisodes(self.key[which], self.episodes.select(which))
 
     def with_others(self, others: "LaneEpisodes") -> "LaneEpisodes":
@@ -63,7 +60,6 @@ class LaneEpisodes(NamedTuple):
         return LaneEpisodes(np.append(self.key, others.key), episodes)
 
     def in_order(self) -> "LaneEpisodes":
-        """Return the episodes sorted by lane, then id."""
         return self.select(np.lexsort((self.episodes.first, self.key)))
 
 
@@ -224,20 +220,16 @@ class RolloutCursor(Owned):
         return np.concatenate([_NO_LANES, *id_blocks(runs)])
 
     def delivered(self, draw: Draw) -> None:
-        """Count the steps of a draw as seen."""
         self._seen = self._advanced(self._seen, draw.ids)
 
     def rewind(self) -> bool:
-        """Go back to the last delivered batch, so that steps that were only planned are drawn again."""
         self._planned = self._seen
         return True
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw the next steps of each lane, in place of the draw `lost`, whose steps are gone; see `draw`."""
         return self.draw(population, size, rng)
 
     def accept(self, population: Population, draw: Draw) -> bool:
-        """Count the steps of a saved draw as planned; return False if the store has lost any of these steps."""
         if len(draw.ids) % self.least or not population.followed.holds(draw.ids).all():
             return False
         self._lanes.update(population.followed)
@@ -255,7 +247,6 @@ class RolloutCursor(Owned):
         return {"lanes": self._seen.keys.copy(), "next_ids": self._seen.after.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, and forget planned steps. Raises ValueError, and changes nothing, if `state` is invalid."""
         with state_of("rollouts"):
             keys, after = columns(state, ("lanes", "next_ids"))
             if (np.diff(keys) <= 0).any():
@@ -264,7 +255,6 @@ class RolloutCursor(Owned):
         self._forget()
 
     def _follow(self, population: Population) -> _SnapshotLanes:
-        """Return the lanes in the rank's share of a population."""
         if population.share != self._share:
             self._share = population.share
             self._forget()

@@ -1,7 +1,7 @@
 """Rollouts: the view, its reader, and advantages of columns of steps.
 
 A batch is a grid of ids, (num_steps, columns), flattened row by row. The reader copies the leaves, and finds each step
-whose successor is not the next step of its column. It bootstraps at these steps, and sums rewards backwards.
+whose successor is not the next step of its column. The reader bootstraps at these steps, and sums rewards backwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -92,8 +92,8 @@ class Rollouts(View):
     true at a step that did not terminate if its episode ends there without a continuation, or if the column's next step
     does not continue the episode.
 
-    Immutable: any thread may use it, and several samplers may share it. The position in each lane is part of a
-    sampler's state.
+    The view is immutable: any thread may use it, and several samplers may share it. The position in each lane is part
+    of a sampler's state.
 
     Parameters
     ----------
@@ -104,8 +104,8 @@ class Rollouts(View):
     value : str
         The scalar extra field with V of each step's observation, computed by the collector.
     value_fn : callable or None
-        Computes V of observations: from tensors (n, ...), nested like the observation space, to (n,) or (n, 1). It is
-        called once per batch, without gradients, and only if a step needs it.
+        A function that returns V of n observations, (n,) or (n, 1). Its argument is a tensor (n, ...), or tensors
+        nested like the observation space. It is called once per batch, without gradients, and only if a step needs it.
     next_value : str or None
         A scalar extra field with V of each step's next observation.
     frame_stack : int or dict
@@ -240,7 +240,6 @@ class StepRuns:
         raise missing_chunk(snapshot, leaf, slot[bad], lane[bad], first[bad])
 
     def values(self, leaf: str) -> NDArray[Any]:
-        """Return the values of a leaf for all steps, (n * columns, *shape)."""
         table = self._snapshot.leaf(leaf)
         out = np.empty((self.last.size, *table.shape), table.dtype)
         self.copy(leaf, out)
@@ -289,7 +288,6 @@ class RolloutsReader(Reader):
         self.evaluate = view.value_fn
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the fields of a batch, in the order of `paths`, reshaped to (num_steps, columns, ...)."""
         steps = self._view.num_steps
         return [tensor.reshape(steps, len(tensor) // steps, *tensor.shape[1:]) for tensor in tensors]
 
@@ -341,18 +339,15 @@ class RolloutsReader(Reader):
             write_fields(block, self._place, {name: array.ravel() for name, array in made.items()})
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows (see `WIDE_ROW`) of a grid of ids, and return their memory pages."""
         self._grid(ids)
         return wide_pages(snapshot, self._find(snapshot, ids), self._copies)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, with the reason, if an id is not the id of a step, or the ids do not form a grid."""
         self._grid(ids)
         self._find(snapshot, ids)
         refuse_evicted(snapshot, ids)
 
     def _grid(self, ids: Ints) -> Ints:
-        """Return ids as (num_steps, columns); raises InvalidIndex if there are no ids, or if they fill no such grid."""
         steps = self._view.num_steps
         if not len(ids) or len(ids) % steps:
             raise InvalidIndex(
@@ -409,7 +404,6 @@ class RolloutsReader(Reader):
         return found
 
     def _evaluated(self, snapshot: Snapshot, steps: Windows) -> Floats:
-        """Return the values that `evaluate` computes for the observations of these steps."""
         size, found = steps.size, self._obs_plan.rows(snapshot, steps)
         # The arrays are copied, because the user's function may keep them.
         arrays = [array.reshape(size, *field.leaf.shape).copy() for field, array in zip(self._obs, found, strict=True)]
@@ -461,7 +455,7 @@ def estimates(
 ) -> tuple[Floats32, Floats32]:
     """Return the advantage and the return of each step, both (steps, columns).
 
-    `following` is the bootstrap value of each step. For `ends` and `discounts` see `kernels.returns.gae`.
+    `following` has the bootstrap value of each step. For `ends` and `discounts` see `kernels.returns.gae`.
     """
     advantage, ret = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
     carry = np.empty(rewards.shape[1])

@@ -143,7 +143,10 @@ class Successors:
 
 
 def place(snapshot: Snapshot, ids: Ints) -> Windows:
-    """Return a one-row window for each id, whose frame stacks repeat the row; arbitrary if the id's segment is gone."""
+    """Return a one-row window for each id. Frame stacks of such a window repeat the row.
+
+    The window is arbitrary if the id's segment is gone.
+    """
     windows = Windows(len(ids))
     _, windows.slot[:], _, windows.lane[:], windows.row[:] = locate(ids, snapshot.origin, snapshot.lanes)
     windows.floor[:] = windows.row
@@ -158,7 +161,7 @@ def ids_of(snapshot: Snapshot, slot: Ints, lane: Ints, row: Ints) -> Ints:
 
 Table = TypeVar("Table")
 
-# The large table is not made again for this number of new episodes, or fewer.
+# The large table is not made again for this number of new episodes or fewer.
 _FEW = 1024
 
 
@@ -166,8 +169,8 @@ class EpisodeTables(Generic[Table]):
     """Two tables with the episodes of a snapshot; the function `make` makes each table. Not thread-safe.
 
     The large table has most ended episodes. It is made again when the number of ended episodes has grown by an eighth,
-    or when some of them are gone; `make` then gets the previous large table. The small table has the other ended
-    episodes and the open episodes, and is made for each snapshot.
+    or when some of its episodes are gone. `make` then gets the previous large table. The small table has the other
+    ended episodes and the open episodes, and is made for each snapshot.
     """
 
     def __init__(self, make: Callable[[Snapshot, EpisodeTable, Table | None], Table]) -> None:
