@@ -43,18 +43,18 @@ class Sequences(View):
     the extra fields, all (batch, length, ...), and `index` and `weight`, (batch,). `obs` and `next_obs` share memory.
     Padding after an episode's end is zeros and False, except that the first padded `obs` is the final observation.
     `mask` is true at real steps. `loss_mask` leaves out the burn-in, except in a window at its episode's start, where
-    the initial state is exact. `is_first` marks the step after a reset of the environment. An episode that continues
-    one that was cut for its length begins without a reset, so windows at its start have a burn-in.
+    the initial state is exact. `is_first` marks the step after a reset of the environment. The continuation of an
+    episode that was cut for its length begins without a reset, so windows at its start have a burn-in.
 
     With `cross_episodes`, as in Dreamer (Hafner et al. 2023), a window continues in the next episodes of its lane, and
-    `is_first` marks the resets in it. Windows start at steps 0, stride, 2 stride, ... of each episode, as soon as the
-    lane has `length` steps from there on; all windows are full. Windows also hold the last step of episodes that were
-    truncated without a final observation. Windows continue across a writer's segments and across evicted episodes, but
-    not across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the burn-in steps before the
-    window's first reset. `next_obs` is in a batch only if the sampler's `fields` names it, and has its own memory. At
-    an episode's end it is the final observation, or zeros if the store does not have this observation.
+    `is_first` marks the resets inside the window. Windows start at steps 0, stride, 2 stride, ... of each episode, as
+    soon as the lane has `length` steps from there on. All windows are full. Windows also hold the last step of episodes
+    that were truncated without a final observation. Windows continue across a writer's segments and across evicted
+    episodes, but not across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the burn-in steps
+    before the window's first reset. `next_obs` is in a batch only if the sampler's `fields` names it, and has its own
+    memory. At an episode's end, `next_obs` is the final observation, or zeros if the store does not have it.
 
-    Immutable: any thread may use it, and several samplers may share it.
+    The view is immutable: any thread may use it, and several samplers may share it.
 
     Parameters
     ----------
@@ -201,13 +201,13 @@ class Episodes(View):
     The batch has the fields of `Sequences`, (batch, L, ...), where L is the length of the batch's longest episode in
     steps. An episode is not sampled if the store's capacity hides its first steps.
 
-    Immutable: any thread may use it, and several samplers may share it.
+    The view is immutable: any thread may use it, and several samplers may share it.
 
     Parameters
     ----------
     max_length : int or None
-        Largest number of steps of an item: of a longer episode, only the first `max_length` steps are gathered. None:
-        all steps, so that one long episode pads all other items of its batch to its own length.
+        Largest number of steps of an item: of a longer episode, only the first `max_length` steps are gathered. With
+        None, all steps are gathered, so one long episode pads all other items of its batch to its own length.
     gamma : float
         Discount per step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
 
@@ -297,7 +297,6 @@ class _StepsReader(Reader):
         return self._layouts[length]
 
     def _copies(self, length: int) -> list[Copy]:
-        """Return a `Copy` for each leaf that is read from the store, for windows of `length` steps."""
         found = []
         for target, kind in enumerate(self._kinds):
             if kind.source is None:
@@ -317,7 +316,6 @@ class _StepsReader(Reader):
         return 0
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the fields of a batch, in the order of `paths`, as views of the leaves' tensors (size, *shape)."""
         return [shown.of(tensors[shown.leaf]) for shown in self._shown]
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
@@ -334,11 +332,9 @@ class _StepsReader(Reader):
             self._requested.fill(snapshot, ids, block, self._plan.windows.k)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows (see `WIDE_ROW`) of these ids' windows, and return their memory pages."""
         return self._plan.pages(snapshot, ids)
 
     def _mark(self, block: Block, length: int) -> None:
-        """Write the masks and flags of each step, such as `loss_mask` and `terminated`, to the block."""
         windows, step = self._plan.windows, np.arange(length)
         real, is_last = step < windows.k[:, None], step == windows.k[:, None] - 1
         # The first step of a continuation after a length cut has the flags FIRST and CUT: the environment was not reset
@@ -363,7 +359,6 @@ class SequencesReader(_StepsReader):
         self._view = view
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, with the id and the reason, if no window of the view starts at an id."""
         view, from_end = self._view, self._view.starts.from_end
         windows = windows_of(snapshot, ids, Bounds(TO_THE_END if from_end else view.length), view)
         refuse_evicted(snapshot, ids)
@@ -419,15 +414,12 @@ class EpisodesReader(_StepsReader):
         self._view = view
 
     def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
-        """Return the number of steps in the items of these ids."""
         return int(windows_of(snapshot, ids, self._bounds, self._view).k.sum())
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
-        """Return leaves for items as long as the batch's longest episode. Raises InvalidIndex as `fill` does."""
         return self._leaves(int(windows_of(snapshot, ids, self._bounds, self._view).k.max(initial=1)))
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, with the id and the reason, if no ended episode begins at an id."""
         windows_of(snapshot, ids, Bounds(TO_THE_END), self._view)
         refuse_evicted(snapshot, ids)
         before = self._finder.steps_before(snapshot, ids)

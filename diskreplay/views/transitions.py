@@ -50,7 +50,7 @@ SCALARS = {"reward": FLOAT32, "discount": FLOAT32, "terminated": BOOL, "truncate
 class Transitions(View):
     """n-step transitions: an id names the first step.
 
-    Immutable: any thread may use it, and several samplers may share it.
+    The view is immutable: any thread may use it, and several samplers may share it.
 
     Parameters
     ----------
@@ -64,17 +64,18 @@ class Transitions(View):
         Discount per step, 0 to 1.
     frame_stack : int or dict
         Number of frames in each observation, oldest first, (batch, frame_stack, *shape). In a stack that reaches back
-        beyond the episode's start, the first frame repeats. If the episode continues one that was cut for its length,
-        stacks show frames of the cut episode instead, while its segment exists. An int applies to every observation
-        leaf; a dict has a number for each named leaf ("image", "camera/left"). 1 adds no axis.
+        beyond the episode's start, the first frame repeats. If the episode continues an episode that was cut for its
+        length, stacks show frames of the cut episode instead, while the segment of that episode exists. An int applies
+        to every observation leaf; a dict has a number for each named leaf ("image", "camera/left"). 1 adds no axis.
     reward : dict or None
         Weights of the fields whose sum is the reward, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
     next_fields : sequence of str
         Step fields whose value n steps later is in the batch, too, as next_<name>: ("action",) for SARSA. A window that
         ends with its episode has no such step: the values are zeros, and `next_mask`, (batch,) bool, is False.
     relabel : Hindsight or None
-        Replaces goals by goals that the episode reached. With `relabel`, only ended episodes are sampled, since the
-        later goals of an open episode are not known. `Sampler.gather` ignores `relabel` and returns stored values.
+        The rule by which goals are replaced by goals that the episode reached. With `relabel`, only ended episodes are
+        sampled, since the later goals of an open episode are not known. `Sampler.gather` ignores `relabel` and returns
+        stored values.
     next_missing : {"mask", "drop"}
         Treatment of windows that end with their episode, if the episode did not terminate: the discount is not 0, but
         the window has no next fields to bootstrap from. "mask": they are sampled, with `next_mask` False. "drop": they
@@ -82,7 +83,7 @@ class Transitions(View):
     discount : str or None
         A scalar extra field with the environment's discount d of each step, such as `dm_env.TimeStep.discount`. d
         multiplies `gamma` step by step: the `reward` of a batch is the sum over i < k of r_{t+i} times the product over
-        j < i of gamma d_{t+j}. The `discount` of a batch is the product over j < k, and 0 if the episode terminated.
+        j < i of gamma d_{t+j}. The `discount` of a batch is this product over j < k, or 0 if the episode terminated.
 
     Raises
     ------
@@ -162,7 +163,7 @@ class Transitions(View):
 
 
 class TransitionsReader(ReturnsReader):
-    """Gathers `Transitions`. Not thread-safe: it owns scratch memory."""
+    """Gathers `Transitions`. Only `pages` is thread-safe: the reader owns scratch memory."""
 
     view: Transitions
 
@@ -198,16 +199,13 @@ class TransitionsReader(ReturnsReader):
 
     @property
     def windows(self) -> Windows:
-        """The windows of the last batch."""
         return self._plan.windows
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the next `fill`, which draws numbers of steps if `n_step` is a pair."""
         if isinstance(self._plan, RandomSteps):
             self._plan.seed(entropy)
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the transitions of these ids into the block."""
         self._plan.gather(snapshot, ids, block, self.threads)
         if self._next_mask >= 0:
             block.arrays[self._next_mask][:] = self.windows.step_stop > 0
@@ -215,11 +213,9 @@ class TransitionsReader(ReturnsReader):
             self._requested.fill(snapshot, ids, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows (see `WIDE_ROW`) of these ids, and return their memory pages. Thread-safe."""
         return self._plan.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, with the id and the reason, if an id cannot be sampled."""
         windows = windows_of(snapshot, ids, self._bounds, self.view)
         refuse_evicted(snapshot, ids)
         missing = (windows.step_stop == 0) & (windows.ends & TERMINATED == 0)
@@ -231,7 +227,6 @@ class TransitionsReader(ReturnsReader):
 
 
 def _steps_argument(name: str, value: Any) -> int | tuple[int, int] | None:
-    """Return `value` as a number of steps, None, or (least, most); a pair of equal numbers becomes one number."""
     if not isinstance(value, tuple | list):
         return int_or_none(name, value, none="the return to the end, or (least, most)")
     if len(value) != 2:
@@ -286,11 +281,11 @@ class _Stacks(NamedTuple):
 
 
 class DeviceFrameStack(Reader):
-    """Gathers single frames for `reader`; the device makes stacks of them. Not thread-safe.
+    """Gathers single frames for `reader`; the device makes stacks of them. Only `pages` is thread-safe.
 
-    The stacks of obs and next_obs are n steps apart. If n is less than their depth, they share frames: both together
-    show n + depth different frames instead of 2 · depth. The different frames of an item are gathered as one run, which
-    is copied to the device. The device makes both stacks from the run.
+    The stacks of `obs` and `next_obs` are n steps apart. If n is less than their depth, both stacks of an item show
+    only n + depth different frames, not 2 · depth. The different frames of an item are gathered as one run, which is
+    copied to the device. The device makes both stacks from the run.
     """
 
     shows_leaves = False
@@ -320,11 +315,9 @@ class DeviceFrameStack(Reader):
         return stack.shape[0] + self._steps, *stack.shape[1:]
 
     def seed(self, entropy: int | None) -> None:
-        """Seed the next `fill`, which draws numbers of steps if `n_step` is a pair."""
         self._rest.seed(entropy)
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the transitions of these ids into the block."""
         self._rest.threads = self.threads
         self._rest.fill(snapshot, ids, block)
         windows = self._rest.windows
@@ -334,7 +327,6 @@ class DeviceFrameStack(Reader):
             block.arrays[number][:] = first[:, None] + np.arange(stacks.depth)
 
     def present(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the fields of a batch, in the order of `paths`, on the device of the tensors."""
         at, count = self._at, len(self._stacks)
         shown = dict(zip((leaf.path for leaf in self._rest.leaves), tensors, strict=False))
         known = tensors[at]
@@ -348,11 +340,9 @@ class DeviceFrameStack(Reader):
         return [shown[path] for path in self.paths]
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows (see `WIDE_ROW`) of these ids, and return their memory pages. Thread-safe."""
         return self._reader.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
-        """Raise InvalidIndex, with the id and the reason, if an id cannot be sampled."""
         self._reader.check(snapshot, ids)
 
 

@@ -59,7 +59,10 @@ class Copy(NamedTuple):
 
 
 class StepField(NamedTuple):
-    """A field of a batch with `stack` frames for each step: its path in the batch, its leaf `source` in the store."""
+    """A field of a batch with `stack` frames for each step.
+
+    `path` is the path of the field in the batch, and `source` is its leaf in the store.
+    """
 
     path: Path
     source: str
@@ -132,7 +135,6 @@ class Windows:
         return self.find(snapshot, ids, 0, 1, False)
 
     def select(self, which: Ints) -> "Windows":
-        """Return a copy of the windows at the positions `which`."""
         kept = Windows(len(which))
         kept.table[:], kept.ends[:], kept.behind[:] = self.table[:, which], self.ends[which], self.behind[which]
         return kept
@@ -180,7 +182,6 @@ def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since
 
 
 def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Windows:
-    """Return the windows of these ids. Raises InvalidIndex, with the reason, if an id has no window."""
     windows = Windows(len(ids))
     bad = windows.find(snapshot, ids, *bounds)
     if bad >= 0:
@@ -189,7 +190,6 @@ def windows_of(snapshot: Snapshot, ids: Ints, bounds: Bounds, view: Any) -> Wind
 
 
 def missing_chunk(snapshot: Snapshot, leaf: str, slot: int, lane: int, row: int) -> FormatError:
-    """Return the error for a row whose chunk of a leaf is missing."""
     return FormatError(
         f"segment {slot + snapshot.origin} has no chunk of {leaf} for row {row} of lane {lane}; "
         "run `diskreplay verify` on the store"
