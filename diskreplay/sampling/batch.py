@@ -295,7 +295,7 @@ class Batch(Mapping[str, Tree]):
                 yield flat.select(order[start : start + size])
 
 
-# These names are looked up only once, because a batch is made and read in a few microseconds.
+# Each of these is looked up only once, because a batch is made and read in a few microseconds.
 _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"].__set__
 _set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
 _tensor, _array = torch.from_numpy, np.ndarray
@@ -310,7 +310,6 @@ def _to_pickle(tensor: torch.Tensor) -> Tree:
 
 
 def kind_of(index: Any) -> Kind | None:
-    """Return the kind that a batch's `index` carries (see `Batch.kind`), or None for other values."""
     return index.__dict__.get("kind") if isinstance(index, torch.Tensor) else None
 
 
@@ -423,8 +422,6 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def torch_values(value_fn: Callable[[Tree], Any], device: torch.device) -> Callable[[Any], NDArray[Any]]:
-    """Return a function of arrays that calls `value_fn` with tensors on a device, without gradients."""
-
     def evaluate(observations: Tree) -> NDArray[Any]:
         with torch.no_grad():
             values = value_fn(map_tree(lambda array: torch.from_numpy(array).to(device), observations))

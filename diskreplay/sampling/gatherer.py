@@ -463,12 +463,8 @@ class ItemErrors:
     def loss_mask(self, snapshot: Snapshot, ids: Ints, length: int) -> NDArray[np.bool_]:
         """Return the loss mask of sequences, (n, length) bool, False after the end of a sequence.
 
-        Raises
-        ------
-        ValueError
-            The view has no sequences, or they have more than `length` steps.
-        SegmentGone
-            A segment was evicted since the snapshot.
+        Raises ValueError if the view has no sequences, or sequences of more than `length` steps. Raises SegmentGone if
+        a segment was evicted since the snapshot.
         """
         mask = np.zeros((len(ids), length), np.bool_)
         if not len(ids):
@@ -485,7 +481,7 @@ class ItemErrors:
     def initial(self, snapshot: Snapshot, ids: Ints, eta: float) -> Floats:
         """Return the initial |td| of items, (n,), from the initial priorities of their steps.
 
-        For a window, it is eta · max + (1 - eta) · mean of the initial priorities of the window's steps in the loss
+        The |td| of a window is eta · max + (1 - eta) · mean of the initial priorities of the window's steps in the loss
         mask. It is NaN if none of these steps has an initial priority, or if the segment was evicted since the
         snapshot.
         """

@@ -161,7 +161,10 @@ class StoreMoments:
         self._snapshot, self._read = snapshot, len(snapshot.log)
 
     def _is_older(self, snapshot: Snapshot) -> bool:
-        """Return whether a snapshot is older than the snapshot followed last: its lanes may have other indices."""
+        """Return whether a snapshot is older than the snapshot followed last.
+
+        Lanes of an older snapshot may have other indices.
+        """
         if self._snapshot is None:
             return False
         return (snapshot.generation, len(snapshot.oldest)) < (self._snapshot.generation, len(self._newest))
@@ -226,7 +229,7 @@ class StoreMoments:
         return moments, returns, not_finite
 
     def _merged(self, name: str, known: Moments, values: NDArray[Any]) -> Moments:
-        """Return the moments of the values counted in `known` and of `values`, (n, *shape); warn of an outlier."""
+        """Add `values`, (n, *shape), to the moments `known`, and warn of an outlier."""
         if not len(values):
             return known
         if name not in self._warned and (far := _far_value(known, values)):
@@ -450,8 +453,6 @@ class Normalize(OneOwner, Transform):
         found = self._given if self._store is None else self._store.moments
         return dict(found or {})
 
-    # --- the contract of transforms ----------------------------------------------------------------------------------
-
     def bind(self, schema: Schema, view: View) -> list[str]:
         """Return the paths of the leaves to normalise."""
         if self._reward and isinstance(view, Rollouts):
@@ -508,8 +509,6 @@ class Normalize(OneOwner, Transform):
                 self._store.load_state_dict(state)
                 self._publish(self._store.moments)
             self.frozen = frozen
-
-    # --- for policies that act ---------------------------------------------------------------------------------------
 
     def normalize_obs(self, obs: Tree) -> Tree:
         """Normalise observations by the current statistics, for a policy that acts.
@@ -582,7 +581,6 @@ def _exact(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _result(exact: torch.Tensor, given: torch.Tensor, clip: float | None) -> torch.Tensor:
-    """Return the clipped result in the dtype of `given` if that is floating point, else in float32."""
     if clip is not None:
         exact = exact.clamp_(-clip, clip)
     return exact.to(given.dtype if given.is_floating_point() else torch.float32)

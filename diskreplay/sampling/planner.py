@@ -116,7 +116,7 @@ class Target:
 
     @property
     def kind(self) -> str:
-        """A text, equal for two targets if the sampler of each can load the other's state."""
+        """A text that is equal for two targets if their samplers can load each other's states."""
         return json.dumps(self.view.kind) + (self.own.key if self.own is not None else "")
 
     def ids(self) -> Ints:
@@ -342,7 +342,6 @@ class Planner:
         return draw_info
 
     def batches_left(self, size: int, refresh: bool) -> int | None:
-        """Return the number of batches of this size until the distribution ends; None if it never ends."""
         active, population = self.target.active, self.target.population
         if not active.ends:
             return None
@@ -411,7 +410,6 @@ class Planner:
         return self.target.count()
 
     def ids(self, refresh: bool) -> Ints:
-        """Return the ids that can be drawn, in the order of their steps' publication."""
         for _ in range(ATTEMPTS):
             snapshot = self._follow_store(refresh)
             ids = self.target.ids()
@@ -427,7 +425,7 @@ class Planner:
         return self._refresh_population()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last delivered batch; with the store, it determines the next batches."""
+        """Return the state after the last delivered batch. This state and the store determine the next batches."""
         target = self.target
         distribution, (times, indices) = target.distribution, target.limits
         kept = None if self._priorities is distribution else self._priorities

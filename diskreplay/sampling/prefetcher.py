@@ -20,7 +20,7 @@ from diskreplay.views.base import Pages, View, copy_threads, offsets
 from diskreplay.workers import Job, Workers
 
 # In bytes. A smaller batch is made in the call that delivers the batch: to wake another thread for it would be slower.
-# Tried and not kept: eight small batches made in one call take a seventh less time, but every eighth call is slow.
+# If one call made eight small batches, they would take a seventh less time, but every eighth call would be slow.
 LEAST_FOR_A_THREAD = 256 << 10
 
 

@@ -55,7 +55,7 @@ from diskreplay.views.base import View
 from diskreplay.workers import fork_listeners
 from diskreplay.writing.limiter import AttachedLimiter, RateLimiter
 
-# Logs one line when a sampler is made, and when its view or distribution is set.
+# A sampler logs one line when it is made, and when its view or distribution is set.
 _logger = logging.getLogger("diskreplay")
 
 
@@ -647,7 +647,10 @@ class Sampler(IterableDataset[Batch]):
         return {**own, "planner": self._planner.state_dict(), "transforms": transforms}
 
     def _load(self, state: Any, replace: Callable[[Sequence[Change]], None] = replace_attributes) -> None:
-        """Load a state. `replace` gets the changes to apply; if it raises or applies none, the load is undone."""
+        """Load a state.
+
+        `replace` gets the changes to apply; if `replace` raises or applies none, the load is undone.
+        """
         with self._lock:
             self._check_open()
             state = as_arrays(state)

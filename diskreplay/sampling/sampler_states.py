@@ -101,12 +101,10 @@ class PlannerState(NamedTuple):
 
 
 def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
-    """Return the counts in a sampler's state, after checking it against this batch size and store (a UUID).
+    """Return the counts in a sampler's state.
 
-    Raises
-    ------
-    ValueError
-        `state` is not a sampler's state, is from a newer release or another store, or has batches of another size.
+    Raises ValueError if `state` is not a sampler's state or is of a newer release, or if it has another batch size or
+    another store (a UUID).
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
         raise ValueError(f"this is not a state of a sampler, but {type(state).__name__}")
@@ -161,7 +159,6 @@ def as_arrays(tree: Any) -> Any:
 
 
 def mapped(tree: Any, kind: type, function: Any) -> Any:
-    """Return a tree of dicts and lists with ``function(value)`` in place of each value of type ``kind``."""
     if isinstance(tree, kind):
         return function(tree)
     if isinstance(tree, Mapping):

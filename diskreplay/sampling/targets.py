@@ -331,10 +331,7 @@ def _limit(name: str, value: float) -> float:
 
 
 def _checked(reward: Any, values: Any, next_values: Any, others: dict[str, Any]) -> torch.Tensor:
-    """Return the value of the observation after each step, (batch, length).
-
-    Raises ValueError for an invalid argument.
-    """
+    """Return the value of the observation after each step, (batch, length)."""
     if values is not None and next_values is not None:
         raise ValueError("values must be None if next_values is given, which replaces it")
     name, following = ("values", values) if next_values is None else ("next_values", next_values)

@@ -65,8 +65,6 @@ class Transform(ABC):
 
 
 class _Function(Transform):
-    """A transform that calls a user's function."""
-
     def __init__(self, function: Callable[[Batch], Result]) -> None:
         self._function = function
 

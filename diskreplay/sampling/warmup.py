@@ -76,7 +76,7 @@ def warmup(
             steps = (view.item_steps or 1) + _MORE
             for step in range(steps):
                 _append(trial, writer, step == steps - 1)
-            for _ in range(2):  # the store has new steps only before the first batch
+            for _ in range(2):  # the first batch finds new steps, and the second batch finds none
                 batch = sampler.sample()
             if distribution.weighted:
                 sampler.update_priorities(batch.index, np.ones(len(batch.index)))
