@@ -74,10 +74,7 @@ def frame_stack_depths(
 
 
 def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] = ()) -> str:
-    """Return the path of the scalar field `name`: an extra field, or one of `others`.
-
-    Raises ValueError, with the name of the user's `argument`, if the schema has no such field.
-    """
+    """Return the path of the scalar field `name`: an extra field, or one of `others`."""
     path = name if name in others else f"extra/{name}"
     field = schema.leaves.get(path)
     if field is None or field.shape != ():
@@ -118,7 +115,6 @@ def discount_leaf(schema: Schema, name: str | None) -> tuple[str, np.dtype[Any]]
 
 
 def described(view: Any, always: Sequence[str]) -> str:
-    """Return the repr of a view: it shows the arguments in `always`, and those that differ from their defaults."""
     values = {field.name: getattr(view, field.name) for field in fields(view)}
     shown = [field.name for field in fields(view) if field.name in always or values[field.name] != field.default]
     return f"{type(view).__name__}({', '.join(f'{name}={_written(values[name])}' for name in shown)})"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Path = tuple[str, ...]
 
 FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
-ALIGNMENT = 64  # bytes: a cache line. Aligned arrays are also copied to a device faster.
+ALIGNMENT = 64  # the number of bytes of a cache line; aligned arrays are also copied to a device faster
 
 EPISODE_KNOWN = "episode_known"
 """The name of a bool field of batches: True for an item if the store has values of its episode's fields."""
@@ -188,17 +188,17 @@ def copy_threads(reserved: int) -> CopyThreads | None:
 class Reader:
     """Gathers batches of one view for one schema and one choice of fields. Not thread-safe: it owns scratch memory.
 
-    A reader has `leaves` and `paths`, and defines `fill`, `check` and `pages`. It also defines `present` if the fields
-    of a batch differ from the gathered leaves, and `leaves_for` if the shapes of leaves depend on the ids.
+    A reader has `leaves` and `paths`, and defines `fill`, `check` and `pages`. A reader also defines `present` if the
+    fields of a batch differ from the gathered leaves, and `leaves_for` if the shapes of leaves depend on the ids.
     """
 
-    leaves: Sequence[Leaf]  # the arrays to gather, for items of one step if the shapes depend on the ids
+    leaves: Sequence[Leaf]  # the arrays to gather; if their shapes depend on the ids, for items of one step
     paths: Sequence[Path]  # the paths of a batch's fields, in the order of the batch
     shows_leaves = True  # whether the leaves are the fields; if not, `present` makes fields from the leaves
     depends_on_ids = False  # whether `leaves_for` must be called for each batch
     fill_checks = False  # whether `fill` refuses all ids that `check` refuses, except evicted ids
     threads: CopyThreads | None = None  # the threads that copy parts of large batches, if any
-    # The user's value function: from observations, nested arrays (n, ...), to their values, (n,) or (n, 1).
+    # The user's value function. It maps observations, nested arrays (n, ...), to their values, (n,) or (n, 1).
     evaluate: Callable[[Any], Any] | None = None
 
     def for_device(self) -> "Reader":
@@ -232,7 +232,7 @@ class Reader:
         return tensors
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the wide rows of these ids, of at least `WIDE_ROW` bytes, into memory; return their memory pages."""
+        """Map the rows of these ids that have at least `WIDE_ROW` bytes into memory, and return their memory pages."""
         raise NotImplementedError(f"{type(self).__name__} must define pages")
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:

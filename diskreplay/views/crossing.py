@@ -130,7 +130,7 @@ class _Lanes:
         return self._before[last] + self.steps[last] - self._before - self.steps, last
 
     def done(self, behind: int) -> Bools:
-        """Return a mask of the done episodes, see `CrossingStarts`. A window has 1 + `behind` steps."""
+        """Return a mask of the done episodes (see `CrossingStarts`). A window has 1 + `behind` steps."""
         next_open = _following(self.is_open)
         for_good, last = self.steps_behind(self.runs_on & ~next_open)
         is_broken = (self._has_next & ~self.runs_on & ~next_open)[last]
@@ -146,7 +146,7 @@ class _Lanes:
 
 
 def _following(values: NDArray[Any]) -> NDArray[Any]:
-    """Return `values` moved by one place: each place gets the value after it, and the last place keeps its value."""
+    """Return, for each place, the value after this place; the last place keeps its value."""
     return np.append(values[1:], values[-1:])
 
 

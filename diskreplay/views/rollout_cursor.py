@@ -78,8 +78,9 @@ class Bootstrap(NamedTuple):
 def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
     """Return the number of steps of each episode, from its first step on, that a rollout may hold.
 
-    All steps count, except the last step of a lane in two cases. Either its bootstrap value may still arrive, or the
-    lane ends in a cut, for example because the writer closed, and the store has no bootstrap value for the step.
+    All steps count, except the last step of a lane in two cases. In the first case, the step's bootstrap value may
+    still arrive. In the second case, the lane ends in a cut, for example because the writer closed, and the store has
+    no bootstrap value for the step.
     """
     key, episodes = lanes
     end, steps = episodes.end, episodes.steps
@@ -105,8 +106,8 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
 class Grid(NamedTuple):
     """The next steps to draw: `ids` is (num_steps, columns), and `keys` has the key (see `LaneMap`) of a column's lane.
 
-    `short` has the keys of growing lanes (lanes of open writers) with too few steps, and `counts` the number of steps
-    of each of these lanes.
+    `short` has the keys of the lanes of open writers that have too few steps. `counts` has the number of steps of each
+    of these lanes.
     """
 
     ids: Ints

@@ -176,7 +176,7 @@ class Sequences(View):
         """
         step = self.length - (self.overlap or 0) if self.stride is None else self.stride
         if self.cross_episodes:
-            return Starts(step=step)  # among the steps that `CrossingStarts` finds
+            return Starts(step=step)  # this rule applies to the steps that `CrossingStarts` finds
         if self.align == "end":
             return Starts(self.length, step, DROPPED if self.pad == "drop" else MOVED_BACK, from_end=True)
         last = DROPPED if self.pad == "drop" else PADDED if self.pad else MOVED_BACK
@@ -351,8 +351,6 @@ class _StepsReader(Reader):
 
 
 class SequencesReader(_StepsReader):
-    """Gathers `Sequences`. Not thread-safe: it owns scratch memory."""
-
     def __init__(self, view: Sequences, schema: Schema, fields: Sequence[str] | None) -> None:
         super().__init__(view, schema, fields, view.length, view.burn_in, view.frame_stack, view.start_only, view.gamma)
         self.leaves = self._leaves(view.length)
@@ -374,7 +372,7 @@ class SequencesReader(_StepsReader):
         """Return, for each id, whether a window starts there; `before` counts the earlier steps in the episode."""
         length, step, last = self._view.starts[:3]
         whole = windows.k == length
-        # An episode's last window is the first one that reaches its end, so the window before it must end earlier.
+        # An episode's last window is the first window that reaches the end. So the previous window must end earlier.
         partial_ones = (before == 0) | ((last == PADDED) & (windows.k > length - step))
         good: NDArray[np.bool_] = (before % step == 0) & (whole | (partial_ones & (last != DROPPED)))
         odd = np.flatnonzero(~good & whole & (step - before % step < length))
@@ -403,8 +401,6 @@ class SequencesReader(_StepsReader):
 
 
 class EpisodesReader(_StepsReader):
-    """Gathers `Episodes`. Not thread-safe: it owns scratch memory."""
-
     depends_on_ids = True
 
     def __init__(self, view: Episodes, schema: Schema, fields: Sequence[str] | None) -> None:

@@ -197,7 +197,6 @@ def missing_chunk(snapshot: Snapshot, leaf: str, slot: int, lane: int, row: int)
 
 
 def refuse_evicted(snapshot: Snapshot, ids: Ints) -> None:
-    """Raise InvalidIndex, with the id, if the row of an id was evicted or discarded."""
     evicted = snapshot.evicted(ids)
     if evicted.any():
         raise InvalidIndex(f"id {ids[np.argmax(evicted)]} is not in the store: its episode was evicted or discarded")
