@@ -177,7 +177,7 @@ class Batch(Mapping[str, Tree]):
             raise ValueError(f"torch cannot pin memory here, leave pin_memory() out: {why}") from error
 
     def replaced(self, fields: Mapping[str, Tree]) -> "Batch":
-        """Return the batch with these fields added; they replace fields of the same names."""
+        """Return the batch with these fields added. A given field replaces the batch's field of the same name."""
         return Batch({**self._fields, **fields}, self._kind)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
@@ -193,7 +193,7 @@ class Batch(Mapping[str, Tree]):
         return Batch(moved, self._kind)
 
     def numpy(self) -> dict[str, Any]:
-        """Return the fields as numpy arrays, nested like the batch. On the CPU they share memory with the tensors."""
+        """Return the fields as numpy arrays, nested like the batch; arrays of a CPU batch share the tensors' memory."""
         arrays: dict[str, Any] = map_tree(lambda tensor: tensor.detach().cpu().numpy(), self._tensors())
         return arrays
 

@@ -34,9 +34,9 @@ class MixedSampler(IterableDataset[Batch]):
     their weights.
 
     The samplers may have different stores, views or distributions. For example, half of a batch may be 1-step
-    transitions and half 5-step transitions, or sequences may have two lengths. Shorter sequences are padded to the
-    length of the longest sequence in the batch, with the padding of their view. A mixed sampler ends with the first
-    sampler that ends.
+    transitions and the other half 5-step transitions, or sequences may have two lengths. Shorter sequences are padded
+    to the length of the longest sequence in the batch, as their view pads windows. A mixed sampler ends when one of its
+    samplers ends.
 
     Samplers with `prefetch` make their parts of the next batches ahead.
 
@@ -149,7 +149,7 @@ class MixedSampler(IterableDataset[Batch]):
         Returns
         -------
         int
-            The number of skipped ids: evicted meanwhile, unknown to their view, or of another kind.
+            The number of skipped ids. Such an id was evicted meanwhile, is unknown to its view, or has another kind.
         """
         kind = kind_of(index) if kind is None else kind_argument(kind)
         index, td_error = fetched(index, td_error)

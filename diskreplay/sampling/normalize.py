@@ -339,13 +339,13 @@ class Normalize(OneOwner, Transform):
     Observations become (x - mean) / sqrt(var + epsilon), with the mean and variance of all steps of the store. Rewards
     become r / sqrt(var + epsilon), with the variance of the returns R_t = r_t + gamma R_{t-1} from the beginning of
     each episode (Engstrom et al. 2020, section 3). Both results are computed in float64 and clipped. Floats keep their
-    dtype, other dtypes become float32.
+    dtype, and other dtypes become float32.
 
-    The statistics follow the store as it grows. Each step counts once, when the sampler first sees it, whether it is
-    drawn or not, and it still counts after its eviction. New steps are merged when a batch is drawn; the first batch
-    reads the whole store. A batch is normalised by the statistics that were current when the batch was drawn. The
-    statistics are part of the sampler's saved state. Stored values never change. Padding and missing observations are
-    zeros before normalisation.
+    The statistics follow the store as it grows. Each step counts once, when the sampler first sees it, even if it is
+    never drawn. It still counts after its eviction. New steps are merged when a batch is drawn; the first batch reads
+    the whole store. A batch is normalised by the statistics that were current when the batch was drawn. The statistics
+    are part of the sampler's saved state. Stored values never change. Padding and missing observations are zeros before
+    normalisation.
 
     A step with NaN, an infinity or a number beyond 1e140 in a leaf or in its reward is left out of the statistics of
     that leaf, or of returns. The first of these steps causes a warning, and `Sampler.stats` has the number of such
@@ -373,8 +373,8 @@ class Normalize(OneOwner, Transform):
     Attributes
     ----------
     frozen : bool
-        Whether new steps leave the statistics unchanged. You may set it; steps that arrive while it is True are counted
-        once it is False.
+        Whether new steps leave the statistics unchanged. You may set `frozen`. Steps that arrive while it is True are
+        counted once it is False.
 
     Raises
     ------

@@ -342,7 +342,7 @@ class Sampler(IterableDataset[Batch]):
 
     @property
     def view(self) -> View:
-        """The meaning of an id. Setting it applies to the next batch; batches drawn ahead are drawn again."""
+        """The meaning of an id. A new view applies from the next batch on; batches drawn ahead are drawn again."""
         return self._view if self._change is None else self._change.view
 
     @view.setter
@@ -371,7 +371,7 @@ class Sampler(IterableDataset[Batch]):
 
     @property
     def distribution(self) -> Distribution:
-        """The rule by which ids are drawn. Setting it applies to the next batch; batches drawn ahead are drawn again.
+        """The rule by which ids are drawn. A new rule applies to the next batch; batches drawn ahead are drawn again.
 
         Priorities are kept when another distribution replaces a `Prioritized`. `update_priorities` still updates these
         priorities, and a later `Prioritized` takes them over.
@@ -538,16 +538,16 @@ class Sampler(IterableDataset[Batch]):
             return self._makers.batch_of(wanted, self._store, self._planner, fields)
 
     def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
-        """Set the priorities of ids from their temporal-difference errors. If it raises, nothing is changed.
+        """Set the priorities of ids from their temporal-difference errors. If this raises, nothing was changed.
 
         Parameters
         ----------
         index : array_like of int or Tensor
             Ids, such as a batch's `index`.
         td_error : array_like of float or Tensor
-            One error of either sign for each id, (B,) or (B, 1). For sequences also (B, L): the priority is then
-            eta · max |td| + (1 - eta) · mean |td| over the steps in the loss mask. A gradient is ignored. If an id is
-            repeated, its last error counts.
+            One error of either sign for each id, (B,) or (B, 1). For sequences, the errors may be (B, L). Then the
+            priority is eta · max |td| + (1 - eta) · mean |td| over the steps in the loss mask. A gradient is ignored.
+            If an id is repeated, its last error counts.
         kind : tuple or None
             The kind of the ids, such as a batch's `kind`. None: the kind that a batch's `index` carries, or else the
             view's.
@@ -555,7 +555,7 @@ class Sampler(IterableDataset[Batch]):
         Returns
         -------
         int
-            The number of skipped ids: evicted meanwhile, unknown to the view, or of another kind.
+            The number of skipped ids. Such an id was evicted meanwhile, is unknown to the view, or has another kind.
 
         Raises
         ------
@@ -592,14 +592,14 @@ class Sampler(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state. With the same arguments and steps in the store, the next batches are the same.
 
-        Ids that are gone are dropped, and new ids get the largest priority so far. The first batch drawn ahead that
-        has lost an id, and all batches after it, are drawn again. The batches before that one keep their ids, but
-        `age`, and fields that depend on later steps of open episodes, have their current values.
+        Ids that are gone are dropped, and new ids get the largest priority so far. If a batch drawn ahead has lost an
+        id, this batch and all later batches are drawn again. Earlier batches keep their ids, but `age`, and fields that
+        depend on later steps of open episodes, have their current values.
 
         Raises
         ------
         ValueError
-            `state` is not a sampler's, or belongs to another store, distribution or kind of view. Or `state` has
+            `state` is not a sampler's state, or belongs to another store, distribution or kind of view. Or `state` has
             batches that were drawn ahead or refused, and their size is not this sampler's batch size. Nothing is
             changed.
         """

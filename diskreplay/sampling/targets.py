@@ -53,12 +53,12 @@ def nstep_targets(
     mask : Tensor or None
         (batch, length), True at real steps; None: all steps are real. Targets of other steps are 0.
     truncated : Tensor or None
-        (batch, length), True where an episode was cut short. A batch of `Sequences` does not need it, since its `mask`
-        ends with the episode.
+        (batch, length), True where an episode was cut short. A batch of `Sequences` does not need `truncated`, since
+        its `mask` ends with the episode.
     next_values : Tensor or None
         (batch, length) float: the value of the observation after each step, in place of ``values[:, 1:]``. Windows that
-        cross episodes need it, and `truncated`: the final observation of an episode is not the observation of the next
-        step.
+        cross episodes need `next_values` and `truncated`: the final observation of an episode is not the observation of
+        the next step.
 
     Returns
     -------
@@ -365,7 +365,7 @@ def rescale_value(values: torch.Tensor, eps: float = 1e-3) -> torch.Tensor:
     values : Tensor
         Floating point, any shape.
     eps : float
-        At least 0. If it is above 0, the inverse is Lipschitz continuous.
+        A number of at least 0. If `eps` is above 0, the inverse is Lipschitz continuous.
 
     Returns
     -------

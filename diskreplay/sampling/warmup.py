@@ -29,11 +29,11 @@ def warmup(
 ) -> None:
     """Compile the kernels that samplers use, so that a sampler's first batch does not wait for the compiler.
 
-    Compiled kernels are kept on disk: after the first time on a machine, this takes a fraction of a second. Without
-    arguments all kernels are compiled.
+    Compiled kernels are kept on disk: after the first call on a machine, a call takes a fraction of a second. Without
+    arguments, all kernels are compiled.
 
-    With a store and a view, only the kernels of a sampler with these arguments are compiled, and the other one-time
-    work of its first batch is done, too. For this, a store of the same schema with one short episode is made in a
+    With a store and a view, only the kernels of a sampler with these arguments are compiled. The other one-time work of
+    such a sampler's first batch is done, too. For this, a store of the same schema with one short episode is made in a
     temporary folder and sampled with a copy of the distribution. A `value_fn` is called with an observation of zeros.
     Only the schema and the limits of the given store are read.
 
