@@ -242,9 +242,10 @@ class Reader:
 
 @runtime_checkable
 class View(Protocol):
-    """A view decides what one item of a batch is: a transition, a window or an episode. Immutable and thread-safe.
+    """A view decides what one item of a batch is: a transition, a window or an episode.
 
-    `CONTRIBUTING.md` explains how to write a view. Abstract members must be defined; the others have defaults.
+    A view is immutable and thread-safe. `CONTRIBUTING.md` explains how to write a view. Abstract members must be
+    defined; the other members have defaults.
     """
 
     @property
@@ -260,7 +261,7 @@ class View(Protocol):
     @property
     @abstractmethod
     def starts(self) -> Starts:
-        """The rule that selects the steps of an episode at which an item can start. Their ids can be drawn."""
+        """The rule that selects the steps at which an item can start. The ids of these steps can be drawn."""
 
     @property
     def prefetchable(self) -> bool:
@@ -269,7 +270,7 @@ class View(Protocol):
 
     @property
     def random(self) -> bool:
-        """Whether batches depend on random numbers in addition to the ids: then `Reader.seed` is called."""
+        """Whether batches depend on random numbers in addition to the ids. If so, `Reader.seed` is called."""
         return False
 
     def own_distribution(self, episode_filter: "EpisodeFilter") -> "Distribution | None":

@@ -68,14 +68,14 @@ class Sequences(View):
         step in the loss of some window. If `stride` is given, the limit is length - 1, and steps are in the loss of
         some window only if burn_in <= length - stride.
     pad : bool or "drop"
-        Treatment of an episode's last window if it would reach beyond the end. True: it is padded. False: it moves back
-        to end with the episode. "drop": it is left out. An episode shorter than `length` gives one padded window, or
-        none with "drop".
+        What happens to an episode's last window if this window would reach beyond the episode's end. True: the window
+        is padded. False: the window moves back, so that it ends with the episode. "drop": the window is left out. An
+        episode shorter than `length` gives one padded window, or no window with "drop".
     frame_stack : int or dict
         Number of frames in each observation, oldest first, (batch, length, frame_stack, *shape). Stacks are views of
-        frames that are gathered once. They show earlier frames of the episode; before its start, the first frame
-        repeats. Padding replaces single frames: stacks just after the episode's end still show its last frames. See
-        `Transitions`.
+        frames that are gathered once. Stacks show earlier frames of the episode; before the episode's start, the first
+        frame repeats. Padding replaces single frames: stacks just after the episode's end still show its last frames.
+        See `Transitions`.
     start_only : sequence of str
         Extra fields that are read only at a window's first step, (batch, ...), such as a stored recurrent state.
     stride : int or None
@@ -85,9 +85,10 @@ class Sequences(View):
         Whether windows cross the ends of episodes; see above. If True, no window is partial, and `pad` must not be
         False. ``Sequences(64, stride=1, cross_episodes=True)`` draws uniformly from all windows of 64 steps.
     align : {"start", "end"}
-        Where windows are counted from. With "end", windows end at the episode's end, and stride, 2 stride, ... steps
-        before it. Open episodes have no windows, since their end is not known. If the earliest window would begin
-        before the episode, it begins with the episode, for `pad` True or False; with "drop" it is left out.
+        The place from which windows are counted: an episode's start or its end. With "end", windows end at the
+        episode's end, and stride, 2 stride, ... steps before it. Open episodes have no windows, since their end is not
+        known. If the earliest window would begin before the episode, this window begins with the episode if `pad` is
+        True or False. With "drop", the window is left out.
     gamma : float
         Discount per step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
 

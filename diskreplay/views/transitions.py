@@ -55,11 +55,11 @@ class Transitions(View):
     Parameters
     ----------
     n_step : int, (int, int) or None
-        Number of steps in the return; fewer if the episode ends first. None: all steps to the end of the episode (the
-        Monte-Carlo return); then only ended episodes are sampled. A pair, such as (1, 5), is the smallest and the
-        largest number: each item draws one from this range, all with the same probability, and the batch has the drawn
-        numbers as `n_steps`. The largest number decides which steps can be sampled, and `Sampler.gather` uses it for
-        all items.
+        Number of steps in the return. The return has fewer steps if the episode ends first. None: all steps to the end
+        of the episode (the Monte-Carlo return). With None, only ended episodes are sampled. A pair, such as (1, 5), is
+        the smallest and the largest number: each item draws its number from this range, all numbers with the same
+        probability, and the batch has the drawn numbers as `n_steps`. The largest number decides which steps can be
+        sampled, and `Sampler.gather` uses it for all items.
     gamma : float
         Discount per step, 0 to 1.
     frame_stack : int or dict
@@ -77,9 +77,9 @@ class Transitions(View):
         sampled, since the later goals of an open episode are not known. `Sampler.gather` ignores `relabel` and returns
         stored values.
     next_missing : {"mask", "drop"}
-        Treatment of windows that end with their episode, if the episode did not terminate: the discount is not 0, but
-        the window has no next fields to bootstrap from. "mask": they are sampled, with `next_mask` False. "drop": they
-        are not sampled.
+        What happens to windows that end with their episode, if the episode did not terminate. The discount of such a
+        window is not 0, but the window has no next fields to bootstrap from. "mask": such windows are sampled, with
+        `next_mask` False. "drop": such windows are not sampled.
     discount : str or None
         A scalar extra field with the environment's discount d of each step, such as `dm_env.TimeStep.discount`. d
         multiplies `gamma` step by step: the `reward` of a batch is the sum over i < k of r_{t+i} times the product over
