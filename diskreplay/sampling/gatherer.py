@@ -261,7 +261,7 @@ class Readahead:
 
     @property
     def cold(self) -> bool:
-        """True for the first `WARM_BATCHES` batches, and for this number of batches after a read from disk."""
+        """True if `wide`, in the first `WARM_BATCHES` batches and in this number of batches after a read from disk."""
         return self.wide and self._asks > 0
 
     def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:
@@ -374,14 +374,7 @@ class Gatherer:
         """Gather the items of these ids into a free slot, and start its copy to a CUDA device; all weights are 1.
 
         `entropy` seeds the random numbers of the view. `draw_info` has the values of `draw_fields`. `pages` are the
-        pages already requested from disk, or None.
-
-        Raises
-        ------
-        InvalidIndex
-            No item of the view can begin at an id.
-        SegmentGone
-            A segment was evicted since the snapshot.
+        pages already requested from disk, or None. Raises InvalidIndex and SegmentGone as `Reader.fill` does.
         """
         if self._threads is not None and self._threads.jobs:  # an interrupt has ended the call that began these jobs
             self._threads.settle()

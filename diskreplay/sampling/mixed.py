@@ -296,7 +296,6 @@ def _nested(plain: Any) -> Tree:
 
 
 def _length(batch: Batch) -> int:
-    """Return the length of a batch's sequences in steps; 0 for a batch without sequences."""
     return int(batch["mask"].shape[1]) if "mask" in batch else 0
 
 

@@ -102,8 +102,6 @@ class StoreMoments:
     rewards : sequence of (str, dtype, float)
         Path, dtype and weight of each field; the reward is the weighted sum of these fields. If empty, returns have no
         moments.
-    gamma : float
-        Discount per step.
 
     Attributes
     ----------

@@ -356,7 +356,6 @@ class Planner:
         return self._other_sizes[size]
 
     def draw_again(self, plan: Plan) -> Plan:
-        """Draw a batch in place of a plan whose segments are gone, and return the new plan."""
         self.rewind()
         return self._draw_kept(plan.asked, True, instead=plan)
 
@@ -446,15 +445,10 @@ class Planner:
         }
 
     def loaded(self, state: Mapping[str, Any], refresh: bool) -> "Planner":
-        """Return a planner that continues from a state.
+        """Return a planner that continues from a state. Raises ValueError if `state` does not fit this planner.
 
         The new planner shares this planner's distribution, and the load changes this distribution. Nothing else of this
         planner changes.
-
-        Raises
-        ------
-        ValueError
-            `state` is not a planner's, or belongs to another distribution or kind of id.
         """
         saved, view, distribution = PlannerState.read(state), self.target.view, self.target.distribution
         if (saved.distribution, saved.kind) != (type(distribution).__name__, self.target.kind):

@@ -40,8 +40,6 @@ class PlannerState(NamedTuple):
 
     Attributes
     ----------
-    generator : PCG64
-        A new generator, set to the saved state.
     cursors : dict
         The states of distributions that views made (`View.own_distribution`), by `Distribution.key`.
     times : mapping

@@ -101,7 +101,6 @@ class Pipeline:
         self._steps = steps
 
     def prepare(self, snapshot: Snapshot) -> list[Arrays]:
-        """Return the result of `prepare` of each transform that keeps a state; called in the order of the draws."""
         return [transform.prepare(snapshot) for transform, _ in self._steps if transform.keeps_state]
 
     def apply(self, batch: Batch, prepared: Sequence[Arrays], entropy: int | None) -> Batch:
