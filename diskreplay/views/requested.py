@@ -274,10 +274,7 @@ class Requested:
 
 
 def write_fields(block: Block, places: Mapping[Path, int], made: Mapping[str, Any]) -> None:
-    """Write each computed field in `made` to its array of the block, if the batch has the field.
-
-    `places` maps the paths of the batch's fields to numbers of arrays.
-    """
+    """Write each computed field in `made` to its array of the block, if the batch has the field."""
     for name, values in made.items():
         if (name,) in places:
             block.arrays[places[name,]][:] = values
@@ -389,7 +386,6 @@ def _observations(fields: Sequence[StepField], wanted: set[Path], shares_frames:
 
 
 def _following(path: Path) -> Path:
-    """Return the path in `next_obs` for a path in `obs`."""
     return ("next_obs", *path[1:])
 
 
