@@ -35,7 +35,7 @@ EPISODE_KNOWN = "episode_known"
 
 # Kinds of advice for the system call `madvise`.
 WILL_NEED = MADV_WILLNEED  # start to read the pages from disk
-POPULATE_READ = 22  # read and map the pages before returning; Linux 5.14
+POPULATE_READ = 22  # read and map the pages before returning; since Linux 5.14
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Leaf:
 class Block:
     """The arrays of one batch of `size` items, one after the other in `memory`.
 
-    `arrays[i]` is the array of leaf i, (size, *shape), and `addresses[i]` its address. `addresses` ends with an
-    additional 0. Kernels use the number -1 for a leaf that the batch lacks, and find this 0 as `addresses[-1]`.
+    `arrays[i]` is the array of leaf i, (size, *shape), and `addresses[i]` is the address of this array. `addresses`
+    ends with an additional 0. Kernels use the number -1 for a leaf that the batch lacks, and find this 0 as
+    `addresses[-1]`.
     """
 
     def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8]) -> None:
@@ -81,9 +82,9 @@ def offsets(leaves: Sequence[Leaf], size: int) -> tuple[list[int], int]:
 
 
 class Pages(NamedTuple):
-    """Disjoint ranges of memory pages, sorted by address: their start addresses, and their sizes in bytes.
+    """Disjoint ranges of memory pages, sorted by address. `sizes` is in bytes.
 
-    The addresses are valid while `held` is referenced.
+    The addresses in `starts` are valid while `held` is referenced.
     """
 
     starts: Ints

@@ -120,10 +120,10 @@ class _Lanes:
         self.runs_on = self._has_next & _following(counts)
 
     def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
-        """Return, for each episode, how many later steps its windows can hold, and the last episode they can reach.
+        """Return how many later steps each episode's windows can hold, and the index of the last episode in reach.
 
-        `runs_on` is True for an episode if windows continue in the next one. So the last episode is the first one, from
-        the given episode on, whose `runs_on` is False. It is returned as an index.
+        `runs_on` is True for an episode if windows continue in the next episode. So the last episode in reach is the
+        nearest one, from the given episode on, whose `runs_on` is False.
         """
         places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
         last = np.minimum.accumulate(places[::-1])[::-1]
@@ -229,7 +229,7 @@ class LaneWalk:
         return row, seen, inside, is_step
 
     def _windows(self, snapshot: Snapshot, places: Ints) -> Windows:
-        """Return a one-row window of each step by slot, lane and row, with the `floor` that frame stacks need."""
+        """Return a one-row window for each step in `places`, with the `floor` that frame stacks need."""
         windows = Windows(places.shape[1])
         windows.slot[:], windows.lane[:], windows.row[:] = places
         windows.floor[:], windows.after[:] = windows.row, windows.row + 1
@@ -270,8 +270,9 @@ class LaneWalk:
 def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, observed: Bools) -> tuple[Bytes, Bools]:
     """Return `ends` (see `_Steps`) of steps with the flags `own`, and whether each step has a next observation.
 
-    `behind` has the flags of the next rows, and `is_behind` is True if such a row exists. If it does not exist,
-    `is_closed` is True if it will never exist, and `observed` is True if the store already has its observation.
+    `behind` has the flags of the next rows, and `is_behind` is True if such a row exists. For a row that does not
+    exist, `is_closed` is True if the row will never exist, and `observed` is True if the store already has its
+    observation.
     """
     marked = behind & ENDS | np.where(behind & CUT, TRUNCATED, 0)
     derived = np.where(behind & NO_STEP, marked, np.where(behind & FIRST, TRUNCATED, 0))

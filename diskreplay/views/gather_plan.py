@@ -178,7 +178,8 @@ class GatherPlan:
         """
         if block.size != self._size or block.nbytes != self._nbytes:
             self._resize(block)
-        held: MappingGuard | None = snapshot.segments.tables.held  # see `ChunkTables.addresses`
+        # The addresses in `_record` stay valid while the tables have the same guard.
+        held: MappingGuard | None = snapshot.segments.tables.held
         if held is not self._held():
             held = self._bind_tables(snapshot)
         # Nearly always all rows are mapped. If one is not, the kernel returns the item that it could not copy, which is

@@ -289,7 +289,7 @@ FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 
 
 class ShownField(NamedTuple):
-    """How the field `path` of a batch is made from leaf number `leaf`.
+    """The rule that makes the field `path` of a batch from leaf number `leaf`.
 
     With `stack` 0 the field is the leaf itself. Otherwise the leaf has successive frames, and the field has stacks of
     `stack` frames each. The first stack begins with frame number `offset`: 0 for `obs`, and 1 for `next_obs`.

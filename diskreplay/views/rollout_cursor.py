@@ -148,7 +148,7 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
 class _SnapshotLanes(NamedTuple):
     """The lanes of a rank's share in one snapshot, and in `by_lane` their episodes, sorted by lane, then id.
 
-    `lanes` has the keys (see `LaneMap`) of these lanes, and `growing` the keys of those whose writers are open.
+    `lanes` has the keys (see `LaneMap`) of these lanes, and `growing` has the keys of the lanes whose writers are open.
     """
 
     snapshot: Snapshot
@@ -195,8 +195,8 @@ class RolloutCursor(Owned):
         """Draw the next `num_steps` steps of each lane in the share, (num_steps * columns,), row by row.
 
         Each lane is a column. `size` and `rng` are ignored. Raises NotEnoughData, and changes nothing, if a lane of an
-        open writer has too few steps, or no lane has enough. Raises RefreshNeeded if a lane seems to have ended: its
-        writer may have begun the next segment just after this snapshot was made.
+        open writer has too few steps, or if no lane has enough steps. Raises RefreshNeeded if a lane seems to have
+        ended: its writer may have begun the next segment just after this snapshot was made.
         """
         current, grid = self._next(self._follow(population))
         left = np.setdiff1d(current.lanes, grid.keys, assume_unique=True)

@@ -379,7 +379,7 @@ class RolloutsReader(Reader):
         values: Floats,
         next_values: Floats | None = None,
     ) -> Floats:
-        """Return V of each step's next observation; for a terminated step, any number.
+        """Return V of each step's next observation; the result for a terminated step is arbitrary.
 
         `values` are the stored V of all steps, and `next_values` the values of the field `next_value`, if the view
         names one. `places` are the positions of steps whose next step in the column is perhaps not their successor.

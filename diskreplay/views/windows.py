@@ -127,7 +127,7 @@ class Windows:
         return bad
 
     def find_steps(self, snapshot: Snapshot, ids: Ints) -> int:
-        """Find the one-row window of each id; return the position in `ids` of the first id that is not a step's, or -1.
+        """Find the one-row window of each id; return the position in `ids` of the first id that is no step's id, or -1.
 
         `ends` gets the flags of the row, and `own_stop` the number of rows of the lane. `behind` gets the flags of the
         next row, or 0 if the lane has no next row.
@@ -170,7 +170,7 @@ def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since
     Chunks that were used at `since` (see `chunk_budget.now`) or later are not unmapped to make room.
     """
     reached: dict[str, list[tuple[Ints, ...]]] = {}
-    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # keys: `where`, because most copies read the same rows
+    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # by `where`, because most copies read the same rows
     for copy in copies:
         where = copy[1:-1]
         if where not in found:
