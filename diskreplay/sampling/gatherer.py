@@ -374,7 +374,8 @@ class Gatherer:
         """Gather the items of these ids into a free slot, and start its copy to a CUDA device; all weights are 1.
 
         `entropy` seeds the random numbers of the view. `draw_info` has the values of `draw_fields`. `pages` are the
-        pages already requested from disk, or None. Raises InvalidIndex and SegmentGone as `Reader.fill` does.
+        pages already requested from disk, or None. Raises InvalidIndex as `Reader.fill` does, and SegmentGone if a
+        segment was evicted since the snapshot.
         """
         if self._threads is not None and self._threads.jobs:  # an interrupt has ended the call that began these jobs
             self._threads.settle()

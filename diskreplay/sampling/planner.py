@@ -197,7 +197,7 @@ class Planner:
     def set_target(self, view: View, distribution: Distribution) -> None:
         """Use this view and this distribution from now on, and drop the batches that were drawn ahead.
 
-        After an interrupt, either nothing has changed or everything. The call may be repeated.
+        After an interrupt, either nothing has changed, or everything has changed. The call may be repeated.
         """
         before, cursors = self.target, self._cursors
         self._check_target(view, distribution, before.limits)
@@ -475,7 +475,10 @@ class Planner:
         return new
 
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
-        """Return the saved plans before the first one that lost an id; for the ids of the other plans see `_once`."""
+        """Return the saved plans before the first plan that lost an id.
+
+        Ids of the other plans are kept to be drawn again.
+        """
         queue, target = deque[Plan](), self.target
         for plan in plans:
             if (plan.entropy is None) == target.random or not target.active.accept(target.population, plan.draw):
@@ -489,7 +492,7 @@ class Planner:
     def update(self, ids: Ints, errors: NDArray[np.float64], kind: tuple[Any, ...] | None) -> int:
         """Set priorities from errors, (n,), or (n, length) for sequences; return the number of skipped ids.
 
-        All ids are skipped if `kind` differs from the population's kind. None: the kind is not checked.
+        All ids are skipped if `kind` differs from the population's kind. If `kind` is None, it is not checked.
         """
         priorities, population = self.target.distribution, self.target.population
         if not priorities.weighted and self._priorities is not None:

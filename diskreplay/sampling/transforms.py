@@ -314,7 +314,7 @@ class RandomShift(Transform):
         return found
 
     def _shifted(self, frames: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Return `frames`, whose leading axes are the items, with each item shifted by its own `down` and `right`."""
+        """Shift each item of `frames` by its own `down` and `right`. The leading axes of `frames` are the items."""
         if self._last:
             frames = frames.movedim(-1, -3)
         height, width = frames.shape[-2:]
