@@ -211,7 +211,10 @@ class Reader:
         return self.leaves
 
     def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
-        """Return the number of environment steps in the items of these ids. Called if `View.item_steps` is None."""
+        """Return the number of environment steps in the items of these ids.
+
+        Samplers need it if `View.item_steps` is None.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define count_steps")
 
     def seed(self, entropy: int | None) -> None:

@@ -175,8 +175,8 @@ class LaneWalk:
     def __init__(self, length: int, stack: int) -> None:
         self._length, self._stack = length, stack
         self._successors, self._lanes = Successors(stack), LaneMap()
-        # The number of rows to read at once: usually enough for a window, the row after it, and rows without steps
-        # inside it.
+        # The number of rows to read at once. It is usually enough for a window, its next row, and rows without steps
+        # inside the window.
         self._width = length + 2 + length // 8
         self._flags = GatherPlan([Copy("done", cols.ROW, cols.AFTER, 0, self._width, 0)])
 
@@ -356,7 +356,7 @@ class CrossingReader(Reader):
             with self._pages_lock:
                 steps = self._find(self._walk_of_pages, snapshot, ids)
         except InvalidIndex:
-            return NO_PAGES  # `fill` raises the error
+            return NO_PAGES  # `fill` raises this error
         windows = self._windows(steps)
         return merged_pages([wide_pages(snapshot, windows[which], some) for which, some in self._copies.items()])
 

@@ -182,8 +182,8 @@ class GatherPlan:
         held: MappingGuard | None = snapshot.segments.tables.held
         if held is not self._held():
             held = self._bind_tables(snapshot)
-        # Nearly always all rows are mapped. If one is not, the kernel returns the item that it could not copy, which is
-        # cheaper than a check before each call.
+        # Nearly always all rows are mapped. If a row is not mapped, the kernel returns the item that it could not copy.
+        # That is cheaper than a check before each call.
         for attempt in range(ATTEMPTS):
             if threads is None or block.nbytes < threads.least:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
@@ -211,7 +211,7 @@ class GatherPlan:
         """
         windows = Windows(len(ids))
         if self._bounds is None or windows.find(snapshot, ids, *self._bounds) >= 0:
-            return NO_PAGES  # `gather` raises the error
+            return NO_PAGES  # `gather` raises an error
         return wide_pages(snapshot, windows, self._reached(self._given))
 
     def _reached(self, copies: Sequence[Copy]) -> Sequence[Copy]:
@@ -285,7 +285,7 @@ class GatherPlan:
 
     def _map(self, snapshot: Snapshot, ids: Ints) -> MappingGuard:
         """Map all rows that the windows of these ids need; return the guard that keeps these rows mapped."""
-        with snapshot.tables.lock:  # keeps other threads from unmapping chunks to make room
+        with snapshot.tables.lock:  # while it is held, other threads cannot unmap chunks to make room
             since = chunk_budget.now()
             if self._bounds is not None:
                 n, stack, _ = self._bounds

@@ -95,7 +95,7 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
         given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
         return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued
-    # In the middle of a lane no step is left out: if a step has no bootstrap value, gathering the rollout raises.
+    # In the middle of a lane no step is left out: a rollout with a step that has no bootstrap value raises an error.
     known |= ((end & TRUNCATED != 0) & (end & CUT == 0)) | ((end & CUT != 0) & has_next)
     if bootstrap.next_value is not None:
         known |= ~still_open

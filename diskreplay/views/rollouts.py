@@ -226,7 +226,7 @@ class StepRuns:
         slot, lane, first = self._runs[[SLOT, LANE, ROW]]
         bad = -1
         for _ in range(ATTEMPTS):
-            with snapshot.tables.lock:  # keeps other threads from unmapping chunks to make room
+            with snapshot.tables.lock:  # while it is held, other threads cannot unmap chunks to make room
                 table.ensure(slot, lane, first, first + self._runs[COUNT] - 1)
                 held, ((line, arrays),) = snapshot.tables.lines([leaf])
             arguments = snapshot.record, line, self._runs, self._columns, out.ctypes.data
@@ -304,8 +304,8 @@ class RolloutsReader(Reader):
         if len(no_step):
             raise refuse(snapshot, int(ids[no_step[0]]), self._view)
         arrays = self._copied(runs, block)
-        # Inside a run, each step is followed by its successor, unless the step ends an episode or the next step begins
-        # one.
+        # Inside a run, each step is followed by its successor, unless the step ends an episode, or the next step begins
+        # an episode.
         by_step, breaks = flags.reshape(grid.shape), runs.last.copy()
         breaks[:-1] |= (by_step[:-1] & (TERMINATED | TRUNCATED) | by_step[1:] & FIRST) != 0
         places = np.flatnonzero(breaks)

@@ -39,9 +39,9 @@ class Following(NamedTuple):
     """The successors of steps; each array has a value for each step.
 
     `successor` is the id of the next step of the same episode, or of the first step of its continuation after a length
-    cut. It is NONE if the store does not have such a step (yet). `truncated` is True for the last step of an episode
-    that was truncated, or was cut and is not continued. `has_obs` tells whether the next observation exists; see
-    `observations`.
+    cut. `successor` is NONE if the store does not have such a step (yet). `truncated` is True for the last step of an
+    episode that was truncated, or was cut and is not continued. `has_obs` tells whether the next observation exists;
+    see `observations`.
     """
 
     steps: Windows

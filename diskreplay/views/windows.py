@@ -31,7 +31,7 @@ TO_THE_END = -1
 
 
 class Bounds(NamedTuple):
-    """Arguments of `kernels.gathering.find_windows`: `n` steps a window (or TO_THE_END), `stack` frames a stack.
+    """Arguments of `find_windows`: windows have `n` steps (or TO_THE_END), and stacks have `stack` frames.
 
     With `whole`, a window of an open episode counts only if a step follows it. Without `whole`, an observation after
     the window is enough.
@@ -232,7 +232,7 @@ def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> 
     wide = [copy for copy in copies if snapshot.leaf(copy.leaf).wide]
     if not wide:
         return NO_PAGES
-    with snapshot.tables.lock:  # keeps other threads from unmapping chunks to make room
+    with snapshot.tables.lock:  # while it is held, other threads cannot unmap chunks to make room
         map_rows(snapshot, windows, wide, chunk_budget.now())
         return merged_pages([_ranges(snapshot, copy.leaf, *windows.rows(copy)) for copy in wide])
 
