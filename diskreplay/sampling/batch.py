@@ -181,7 +181,7 @@ class Batch(Mapping[str, Tree]):
         return Batch({**self._fields, **fields}, self._kind)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """Return the batch on a device. Tensors that are already on it are shared.
+        """Return the batch on a device. Tensors that are already on the device are shared.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Batch(Mapping[str, Tree]):
         return arrays
 
     def to_tensordict(self) -> "TensorDict":
-        """Return the batch as a TensorDict with TorchRL's keys. It shares memory with the batch.
+        """Return the batch as a TensorDict with TorchRL's keys. The TensorDict shares memory with the batch.
 
         `obs` has the key "observation"; if it is nested, its own keys are at the root instead. `next_obs` has the same
         keys below "next". `reward`, `terminated` and `truncated` keep their names below "next", where "done" is true if
@@ -344,8 +344,8 @@ def shuffled_sequences(
 ) -> Iterator[Windows]:
     """Yield minibatches of `size` sequences, in another random order each epoch.
 
-    Sequences are padded to `length` steps; None: to the longest sequence of the minibatch. For `ends` see
-    `find_sequences`.
+    Sequences are padded to `length` steps, or if `length` is None, to the longest sequence of the minibatch. For `ends`
+    see `find_sequences`.
     """
     steps, columns = ends.shape
     places, counts = find_sequences(ends, length)

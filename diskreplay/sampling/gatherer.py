@@ -424,7 +424,7 @@ class Gatherer:
             values = [torch.from_numpy(array).to(self._device) for array in arrays]
             self.seconds_copying += perf_counter() - started
         elif not self.reader.shows_leaves:
-            # Tensors, not arrays: only tensors keep the slot in use while a view of them is alive.
+            # Arrays would not do: only tensors keep the slot in use while a view of them is alive.
             values = [torch.from_numpy(array) for array in arrays]
         values = self.reader.present(values)
         if self._names:
@@ -476,7 +476,7 @@ class ItemErrors:
         """Return the initial |td| of items, (n,), from the initial priorities of their steps.
 
         The |td| of a window is eta · max + (1 - eta) · mean of the initial priorities of the window's steps in the loss
-        mask. It is NaN if none of these steps has an initial priority, or if the segment was evicted since the
+        mask. The |td| is NaN if none of these steps has an initial priority, or if the segment was evicted since the
         snapshot.
         """
         blocks = []

@@ -92,8 +92,8 @@ class _Runs(NamedTuple):
 class StoreMoments:
     """The moments of a store's leaves over all counted steps, and the moments of these steps' returns. Not thread-safe.
 
-    Each step counts once, when `follow` is first called with a snapshot that has it. It still counts after its
-    eviction. The return of a step is the discounted sum of its episode's rewards so far, R_t = r_t + gamma R_{t-1}.
+    Each step counts once, when `follow` is first called with a snapshot that has it. Evicted steps still count. The
+    return of a step is the discounted sum of its episode's rewards so far, R_t = r_t + gamma R_{t-1}.
 
     Parameters
     ----------
@@ -340,9 +340,9 @@ class Normalize(OneOwner, Transform):
     dtype, and other dtypes become float32.
 
     The statistics follow the store as it grows. Each step counts once, when the sampler first sees it, even if it is
-    never drawn. It still counts after its eviction. New steps are merged when a batch is drawn; the first batch reads
-    the whole store. A batch is normalised by the statistics that were current when the batch was drawn. The statistics
-    are part of the sampler's saved state. Stored values never change. Padding and missing observations are zeros before
+    never drawn. Evicted steps still count. New steps are merged when a batch is drawn; the first batch reads the whole
+    store. A batch is normalised by the statistics that were current when the batch was drawn. The statistics are part
+    of the sampler's saved state. Stored values never change. Padding and missing observations are zeros before
     normalisation.
 
     A step with NaN, an infinity or a number beyond 1e140 in a leaf or in its reward is left out of the statistics of

@@ -255,9 +255,9 @@ class Planner:
         return distribution
 
     def next(self, sizes: Sequence[int], refresh: bool) -> Plan:
-        """Draw batches of these sizes ahead, and return the plan of the first one.
+        """Draw batches of these sizes ahead, and return the plan of the first batch.
 
-        The plan stays the first in the queue until it is passed to `delivered` or `drop`.
+        This plan stays the first plan in the queue until it is passed to `delivered` or `drop`.
         """
         if self.queue and self.queue[0].asked != sizes[0]:
             self.set_target(self.target.view, self.target.distribution)
@@ -477,7 +477,7 @@ class Planner:
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
         """Return the saved plans before the first plan that lost an id.
 
-        Ids of the other plans are kept to be drawn again.
+        The ids of the other plans may be drawn again; see `_once`.
         """
         queue, target = deque[Plan](), self.target
         for plan in plans:

@@ -19,7 +19,8 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import Pages, View, copy_threads, offsets
 from diskreplay.workers import Job, Workers
 
-# In bytes. A smaller batch is made in the call that delivers the batch: to wake another thread for it would be slower.
+# The smallest number of bytes of a batch that a thread makes. A smaller batch is made in the call that delivers it,
+# because to wake another thread would be slower.
 # If one call made eight small batches, they would take a seventh less time, but every eighth call would be slow.
 LEAST_FOR_A_THREAD = 256 << 10
 
@@ -126,7 +127,7 @@ class Makers:
                 draw_info = planner.current_draw_info(drawn, ids, snapshot) if drawn else None
                 return gatherer.to_batch(gatherer.gather(snapshot, ids, draw_info=draw_info))
             except SegmentGone:
-                store.refresh()  # then an evicted id raises InvalidIndex
+                store.refresh()  # with the new snapshot, an evicted id raises InvalidIndex
         raise SegmentGone("segments were evicted faster than they could be read")
 
     def prepare(self, plans: Iterable[Plan]) -> None:

@@ -183,9 +183,9 @@ class Sampler(IterableDataset[Batch]):
     seed : int or None
         With a seed, the draws depend only on the seed and the calls. None: random draws.
     fields : sequence of str or None
-        The fields of a batch, in addition to index and weight. "obs" includes all leaves below it, "obs/image" is one
-        leaf. None: the default fields. To add some of the following fields to the default fields, give their names and
-        "...".
+        The fields of a batch, in addition to index and weight. "obs" means all leaves below "obs", and "obs/image"
+        means only that leaf. None: the default fields. To add some of the following fields to the default fields, give
+        their names and "...".
 
         Fields of each step: "time" (float64, the step's publication in seconds since the epoch), "step" (the step's
         number in its episode), "return_to_go" (the sum of the rewards from this step on), "discounted_return_to_go",
@@ -196,13 +196,13 @@ class Sampler(IterableDataset[Batch]):
         the number of ids to draw from) and "priority_sum" (Σ p, see `Prioritized`). See "Fields on request" in
         docs/api/sampling.md.
     where : callable or None
-        A function of an episode, which returns True if steps of the episode may be drawn. It is called once for an
-        ended episode, and for an open episode at every refresh that changes the store. The result for an ended episode
-        must depend on the episode alone. If the result depends on `hidden_steps` or on the time, a resumed sampler
-        draws other batches.
+        A function of an episode, which returns True if steps of the episode may be drawn. The function is called once
+        for an ended episode, and for an open episode at every refresh that changes the store. The result for an ended
+        episode must depend on the episode alone. If the result depends on `hidden_steps` or on the time, a resumed
+        sampler draws other batches.
     rank, world_size : int
-        This trainer's share of the ids, by a hash of each id. Shares are even and complete, and do not overlap. An id
-        never changes its share. With `Rollouts`, a share has whole lanes.
+        This trainer's share of the ids. A hash of an id decides to which share the id belongs, and an id never changes
+        its share. Shares are even and complete, and do not overlap. With `Rollouts`, a share has whole lanes.
     limiter : RateLimiter or None
         A limiter that makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. The
         limiter's counts are in the store, which must be open with mode "a".
@@ -550,7 +550,7 @@ class Sampler(IterableDataset[Batch]):
             If an id is repeated, its last error counts.
         kind : tuple or None
             The kind of the ids, such as a batch's `kind`. None: the kind that a batch's `index` carries, or else the
-            view's.
+            view's kind.
 
         Returns
         -------
@@ -707,7 +707,7 @@ class Sampler(IterableDataset[Batch]):
 
         - `batches` and `steps`: delivered batches, and delivered steps of the environment (a window of 20 is 20 steps)
         - `steps_per_second`: delivered steps a second, since the first batch was requested
-        - `replay_ratio`: delivered steps per step in the store, or after `close` per step at that time
+        - `replay_ratio`: delivered steps per step in the store; after `close`, per step in the store at the time of it
         - `seconds_planning`: drawing ids, and waiting for a limiter
         - `seconds_waiting`: waiting for batches that are made ahead
         - `seconds_elsewhere`: between the calls, in the trainer
