@@ -707,7 +707,7 @@ class Sampler(IterableDataset[Batch]):
 
         - `batches` and `steps`: delivered batches, and delivered steps of the environment (a window of 20 is 20 steps)
         - `steps_per_second`: delivered steps a second, since the first batch was requested
-        - `replay_ratio`: delivered steps per step in the store; after `close`, per step in the store at the time of it
+        - `replay_ratio`: delivered steps per step in the store (after `close`: per step that the store then had)
         - `seconds_planning`: drawing ids, and waiting for a limiter
         - `seconds_waiting`: waiting for batches that are made ahead
         - `seconds_elsewhere`: between the calls, in the trainer

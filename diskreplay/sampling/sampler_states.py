@@ -101,8 +101,8 @@ class PlannerState(NamedTuple):
 def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
     """Return the counts in a sampler's state.
 
-    Raises ValueError if `state` is not a sampler's state or is of a newer release, or if it has another batch size or
-    another store (a UUID).
+    Raises ValueError if `state` is not a sampler's state, is from a newer release or of another store (a UUID), or has
+    drawn batches of another size.
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
         raise ValueError(f"this is not a state of a sampler, but {type(state).__name__}")

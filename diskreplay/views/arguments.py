@@ -20,10 +20,7 @@ def switch(name: str, value: Any) -> bool:
 
 
 def names(name: str, value: Any) -> tuple[str, ...]:
-    """Return a sequence of distinct field names as a tuple.
-
-    A single string is refused: it would be read letter by letter.
-    """
+    """Return distinct field names as a tuple. A single string is refused: it would be read letter by letter."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
         raise ValueError(f'{name} must be a sequence of field names, such as ("action",), not {value!r}')
     if len(set(value)) != len(value):
