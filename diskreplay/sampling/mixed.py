@@ -177,7 +177,8 @@ class MixedSampler(IterableDataset[Batch]):
         states = [sampler.state_dict() for sampler in self._samplers]
         planned = np.array(self._planned, np.int64).reshape(-1, len(states))
         rng = json.dumps(self._rng.bit_generator.state)
-        # Tensors, because arrays lack some dtypes, and `torch.load` reads tensors without unpickling other types.
+        # The state has tensors, because arrays lack some dtypes, and `torch.load` reads tensors without unpickling
+        # other types.
         parts = {str(source): part for source, part in self._drawn.items()}
         drawn = mapped(parts, torch.Tensor, lambda tensor: tensor.detach().cpu())
         return {"rng": rng, "planned": as_tensors(planned), "drawn": drawn, "samplers": states}

@@ -519,7 +519,7 @@ class Normalize(OneOwner, Transform):
         Returns
         -------
         array or Tensor, or nested like `obs`
-            Arrays for arrays, tensors for tensors.
+            Arrays if `obs` has arrays, and tensors if `obs` has tensors.
         """
         return self._each(obs, self._normalized)
 

@@ -265,8 +265,8 @@ class HindsightReader(Reader):
         """Replace the goals of these items of the block, and the fields that depend on the goals.
 
         `windows` reach from each item's first step to the end of its episode, and `k` is the item's number of steps.
-        `last` is the episode's last row with an observation. `choice` is a random number in [0, 1) for each item, which
-        selects its goal.
+        `last` is the episode's last row with an observation. `choice` has a random number in [0, 1) for each item,
+        which selects the item's goal.
         """
         strategy = self._hindsight.strategy
         # A goal comes from the observation after a step, which is in the row after the step's row.
