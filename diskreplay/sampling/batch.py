@@ -314,10 +314,7 @@ def kind_of(index: Any) -> Kind | None:
 
 
 class Windows(NamedTuple):
-    """Sequences padded to one length.
-
-    `rows`, (B, L), has the row of each step in the flattened rollout. `mask`, (B, L), is True at real steps.
-    """
+    """`rows`, (B, L), has the row of each step in the flattened rollout; `mask`, (B, L), is True at real steps."""
 
     rows: Ints
     mask: Bools
@@ -397,10 +394,7 @@ def _has_arrays(tree: Tree) -> bool:
 
 
 def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """Return a tree with `function(leaf)` in place of each leaf.
-
-    For several trees of the same structure, `function` gets one leaf of each tree, all with the same path.
-    """
+    """Return a tree with the results of `function`, which gets the leaves at one path of all `trees`."""
     if isinstance(trees[0], dict):
         return {name: map_tree(function, *(tree[name] for tree in trees)) for name in trees[0]}
     if isinstance(trees[0], TupleRecord):

@@ -265,10 +265,7 @@ class Readahead:
         return self.wide and self._asks > 0
 
     def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:
-        """Request the pages of these ids from disk, if `cold`, and return the pages.
-
-        Raises SegmentGone if a segment was evicted since the snapshot.
-        """
+        """Request the pages of these ids from disk, if `cold`, and return the pages."""
         if not self.cold:
             return NO_PAGES
         before = blocks_read()
@@ -291,7 +288,6 @@ class Readahead:
         return before
 
     def end(self, before: int) -> None:
-        """Record that a batch is complete; `before` is the result of `begin`."""
         if not self._count(before):
             self._asks = max(self._asks - 1, 0)
 
@@ -326,8 +322,7 @@ class Gatherer:
     """Makes batches of one view. One thread at a time may call `gather`, and one thread at a time `to_batch`.
 
     `draw_fields` maps the names of fields about a batch's draw (see `OF_DRAWS`) to positions in the arrays of a block.
-    `pipeline` applies the transforms. `threads`, if any, copy parts of large arrays, until `close` ends these threads.
-    For view, schema and fields see `Sampler`.
+    `threads`, if any, copy parts of large arrays, until `close` ends these threads.
     """
 
     def __init__(
@@ -373,9 +368,7 @@ class Gatherer:
     ) -> Gathered:
         """Gather the items of these ids into a free slot, and start its copy to a CUDA device; all weights are 1.
 
-        `entropy` seeds the random numbers of the view. `draw_info` has the values of `draw_fields`. `pages` are the
-        pages already requested from disk, or None. Raises InvalidIndex as `Reader.fill` does, and SegmentGone if a
-        segment was evicted since the snapshot.
+        `entropy` seeds the random numbers of the view. `pages` are the pages already requested from disk, or None.
         """
         if self._threads is not None and self._threads.jobs:  # an interrupt has ended the call that began these jobs
             self._threads.settle()
@@ -457,8 +450,7 @@ class ItemErrors:
     def loss_mask(self, snapshot: Snapshot, ids: Ints, length: int) -> NDArray[np.bool_]:
         """Return the loss mask of sequences, (n, length) bool, False after the end of a sequence.
 
-        Raises ValueError if the view has no sequences, or sequences of more than `length` steps. Raises SegmentGone if
-        a segment was evicted since the snapshot.
+        Raises ValueError if the view has no sequences, or sequences of more than `length` steps.
         """
         mask = np.zeros((len(ids), length), np.bool_)
         if not len(ids):

@@ -38,9 +38,8 @@ class Plan:
     """A batch that is drawn and not yet delivered. The plan keeps its snapshot, with all mapped chunks, alive.
 
     `asked` is the requested batch size. `entropy` seeds the random numbers of the view and the transforms; None: no
-    random numbers are needed. `draw_info` has the batch's fields about its draw. `prepared` has the statistics that
-    transforms need, as they were when the batch was drawn. `gathered` is the job that makes the batch ahead (see
-    `Prefetcher`), or None.
+    random numbers are needed. `prepared` has the statistics that transforms need, as they were when the batch was
+    drawn. `gathered` is the job that makes the batch ahead (see `Prefetcher`), or None.
     """
 
     snapshot: Snapshot
@@ -156,8 +155,7 @@ def check_draw_fields(names: Sequence[str], distribution: Distribution) -> None:
 class Planner:
     """Draws batches from a store. Not thread-safe: a sampler calls it under its lock.
 
-    `target` has the view, its ids and the distribution. `queue` has the plans drawn ahead. `draw_fields` names the
-    fields about a batch's draw, such as "probability".
+    `draw_fields` names the fields about a batch's draw, such as "probability".
     """
 
     def __init__(
@@ -232,7 +230,6 @@ class Planner:
         return self._cursors if own is None else {**self._cursors, own.key: own.state_dict()}
 
     def _target_of(self, view: View, distribution: Distribution, cursors: Mapping[str, Any], limits: Limits) -> Target:
-        """Return a new target; `cursors` has the states that `_every_cursor` returns."""
         episode_filter = EpisodeFilter(self._where)
         own, errors = view.own_distribution(episode_filter), ItemErrors(view, self._store.schema)
         if own is not None and own.key in cursors:

@@ -85,8 +85,7 @@ class Makers:
     """Makes batches of one view: `gatherer` in the call that delivers a batch, `prefetcher` ahead of such calls.
 
     `prefetcher` is None if `prefetch` is 0, the view is not `prefetchable`, or batches are too small. `planned` is the
-    number of batches whose ids are drawn: the next batch, and the batches made ahead. For `item_steps` see `View`, for
-    the arguments see `Sampler`.
+    number of batches whose ids are drawn: the next batch, and the batches made ahead.
     """
 
     def __init__(

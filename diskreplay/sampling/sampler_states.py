@@ -26,8 +26,6 @@ Change = tuple[object, Mapping[str, Any]]
 
 
 class SavedPlan(NamedTuple):
-    """A batch that was drawn and not yet delivered; see `Plan`."""
-
     draw: Draw
     asked: int
     entropy: int | None

@@ -104,10 +104,7 @@ class Pipeline:
         return [transform.prepare(snapshot) for transform, _ in self._steps if transform.keeps_state]
 
     def apply(self, batch: Batch, prepared: Sequence[Arrays], entropy: int | None) -> Batch:
-        """Apply all transforms in order, and return the resulting batch. The weights of the given batch are 1.
-
-        `prepared` has the arrays for the transforms that keep a state, and `entropy` seeds the random transforms.
-        """
+        """Apply all transforms in order. The weights of the given batch are 1."""
         states = iter(prepared)
         for place, (transform, leaves) in enumerate(self._steps):
             seed = () if entropy is None else (entropy, place)
@@ -154,7 +151,7 @@ def obs_leaves(
     """Return the observation leaves with these names by path; for None return all leaves that fit.
 
     If the observation is one array, its name is "obs". ``described`` says in error messages which leaves fit, for
-    example "of uint8". Raises ValueError if no leaf fits, or if a name is not the name of an observation leaf.
+    example "of uint8".
     """
     every = {path: field for path, field in schema.leaves.items() if path.split("/")[0] == "obs"}
     by_name = {path.removeprefix("obs/"): path for path in every}

@@ -84,10 +84,7 @@ def scalar_leaf(schema: Schema, argument: str, name: str, others: Sequence[str] 
 
 
 def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any], np.float64]]:
-    """Return path, dtype and weight of each field in the weighted sum that is the reward.
-
-    `weights` maps field names to weights; None is {"reward": 1.0}.
-    """
+    """Return path, dtype and weight of each field in the weighted sum that is the reward."""
     found = []
     for name, weight in (weights or {"reward": 1.0}).items():
         path = scalar_leaf(schema, "reward", name, ("reward",))

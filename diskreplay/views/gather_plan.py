@@ -173,8 +173,7 @@ class GatherPlan:
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Find the windows of these ids, and write the windows' rows and sums of rewards to the arrays of a block.
 
-        `threads` copy parts of a large block. Raises InvalidIndex if an id has no window, and FormatError if a chunk is
-        missing.
+        Raises InvalidIndex if an id has no window, and FormatError if a chunk is missing.
         """
         if block.size != self._size or block.nbytes != self._nbytes:
             self._resize(block)
@@ -312,7 +311,7 @@ class RandomSteps(GatherPlan):
     """A gather plan that draws each window's number of steps from `least` to `bounds.n`, with equal probabilities.
 
     The plan finds every window with `bounds.n` steps and then shortens it to the drawn number. `gather` draws only
-    after a call of `seed`; otherwise windows have `bounds.n` steps. For the other arguments see `GatherPlan`.
+    after a call of `seed`; otherwise windows have `bounds.n` steps.
     """
 
     def __init__(

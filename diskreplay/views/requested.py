@@ -334,8 +334,7 @@ def window_layout(
     """Return the leaves to gather for a batch of windows, and the fields of the batch in their order.
 
     With `shares_frames`, the observations of a window are gathered as one run of frames. Without it, each step has
-    frames of its own, and `next_obs` is a field on request. Raises ValueError if an argument names a field that the
-    schema does not have.
+    frames of its own, and `next_obs` is a field on request.
     """
     steps = step_fields(schema, frame_stack)
     _check_start_only(start_only, steps)

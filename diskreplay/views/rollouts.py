@@ -219,8 +219,7 @@ class StepRuns:
     def copy(self, leaf: str, out: NDArray[Any], threads: CopyThreads | None = None) -> None:
         """Copy the values of a leaf for all steps to `out`, an array of the leaf's dtype, (n * columns, *shape).
 
-        `threads` copy parts of a large leaf. Raises SegmentGone if a segment was evicted, and FormatError if a chunk is
-        missing.
+        Raises SegmentGone if a segment was evicted, and FormatError if a chunk is missing.
         """
         snapshot, table, kernel = self._snapshot, self._snapshot.leaf(leaf), get_kernel("copy_runs")
         slot, lane, first = self._runs[[SLOT, LANE, ROW]]

@@ -59,10 +59,7 @@ class Copy(NamedTuple):
 
 
 class StepField(NamedTuple):
-    """A field of a batch with `stack` frames for each step.
-
-    `path` is the path of the field in the batch, and `source` is its leaf in the store.
-    """
+    """A field of a batch with `stack` frames for each step; `source` is its leaf in the store."""
 
     path: Path
     source: str
@@ -81,10 +78,7 @@ class StepField(NamedTuple):
 
 
 def step_fields(schema: Schema, frame_stack: int | Mapping[str, int] = 1) -> dict[str, list[StepField]]:
-    """Return, by name, the fields of a batch that have a value for each step; a field is a list of its leaves.
-
-    Raises ValueError if a name in `frame_stack` is not a leaf of the observations.
-    """
+    """Return, by name, the fields of a batch that have a value for each step; a field is a list of its leaves."""
     paths: dict[str, dict[Path, str]] = {}
     for source in schema.leaves:
         part = tuple(source.split("/"))
