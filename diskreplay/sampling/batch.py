@@ -339,11 +339,7 @@ def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
 def shuffled_sequences(
     ends: Bools, size: int, epochs: int, rng: np.random.Generator, length: int | None
 ) -> Iterator[Windows]:
-    """Yield minibatches of `size` sequences, in another random order each epoch.
-
-    Sequences are padded to `length` steps, or if `length` is None, to the longest sequence of the minibatch. For `ends`
-    see `find_sequences`.
-    """
+    """Yield minibatches of `size` sequences, padded to `length` steps, or for None to the longest of the minibatch."""
     steps, columns = ends.shape
     places, counts = find_sequences(ends, length)
     for _ in range(epochs):

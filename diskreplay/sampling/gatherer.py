@@ -50,8 +50,6 @@ def ordinary_memory(nbytes: int) -> Memory:
 
 
 class Slot:
-    """Memory for one batch, and the `Block` of arrays in this memory."""
-
     def __init__(self, memory: Memory, leaves: Sequence[Leaf], size: int) -> None:
         self.memory = memory
         self.poisoned = True
@@ -486,7 +484,6 @@ class ItemErrors:
         return np.concatenate(blocks)
 
     def _gathered(self, snapshot: Snapshot, ids: Ints, *fields: str) -> list[NDArray[Any]] | None:
-        """Return the arrays of these fields for the windows of ids; None if the view has no windows."""
         if self._has_windows and fields not in self._readers:
             try:
                 destination = Destination(torch.device("cpu"), 0)

@@ -114,7 +114,6 @@ class MixedSampler(IterableDataset[Batch]):
         return ("mixed", *(sampler.view.kind for sampler in self._samplers))
 
     def _counts(self, size: int) -> list[int]:
-        """Return each sampler's number of items in a batch of `size` items."""
         exact = self._shares * size
         counts = np.floor(exact + 1e-9).astype(np.int64)
         rest = size - int(counts.sum())

@@ -56,7 +56,7 @@ class Moments(NamedTuple):
         return cls(float(len(exact)), np.asarray(exact.mean(axis=0)), np.asarray(exact.var(axis=0)))
 
     def merged(self, other: "Moments") -> "Moments":
-        """Return the moments of the values of these and of `other` moments (Chan et al. 1983, equation 2.1)."""
+        """Return the moments of all values of both (Chan et al. 1983, equation 2.1)."""
         if not other.count:
             return self
         total = self.count + other.count
@@ -227,7 +227,6 @@ class StoreMoments:
         return moments, returns, not_finite
 
     def _merged(self, name: str, known: Moments, values: NDArray[Any]) -> Moments:
-        """Add `values`, (n, *shape), to the moments `known`, and warn of an outlier."""
         if not len(values):
             return known
         if name not in self._warned and (far := _far_value(known, values)):
@@ -253,7 +252,6 @@ class StoreMoments:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or has other fields."""
         with state_of("the moments of a store"):
             moments = {str(name): loaded(found) for name, found in state["moments"].items()}
             newest, returns = np.array(state["newest"], np.int64), np.array(state["returns"], np.float64)

@@ -56,8 +56,6 @@ class Plan:
 
 
 class Limits(NamedTuple):
-    """A sampler's limits: `times` is None without `max_times_sampled`, and `indices` is None without `max_size`."""
-
     times: TimesSampled | None
     indices: Indices | None
 
@@ -347,7 +345,6 @@ class Planner:
         return len(self.queue) + -(-(returned + active.count_left(population)) // size)
 
     def draw_other_size(self, size: int, refresh: bool) -> Plan:
-        """Return the undelivered plan of this size in `_other_sizes`; if there is none, draw a batch."""
         if size not in self._other_sizes:
             self._draw_kept(size, refresh, is_other_size=True)
         return self._other_sizes[size]

@@ -66,7 +66,6 @@ class Prefetcher:
         return found
 
     def close(self) -> None:
-        """End the threads, and drop the jobs that they have not started."""
         for threads in (self._making, self._asking, self.gatherer):
             threads.close()
 

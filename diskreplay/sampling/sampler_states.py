@@ -66,7 +66,6 @@ class PlannerState(NamedTuple):
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> "PlannerState":
-        """Return the checked form of a result of `Planner.state_dict`. Raises ValueError if `state` is invalid."""
         with state_of("a sampler"):
             generator = np.random.PCG64()
             generator.state = parse_json(state["rng"])

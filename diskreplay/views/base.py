@@ -207,7 +207,6 @@ class Reader:
         return self
 
     def leaves_for(self, snapshot: Snapshot, ids: Ints) -> Sequence[Leaf]:
-        """Return the leaves of the batch of these ids."""
         return self.leaves
 
     def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:

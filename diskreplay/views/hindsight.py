@@ -291,7 +291,6 @@ class HindsightReader(Reader):
     def _returns(
         self, snapshot: Snapshot, windows: Windows, k: Ints, goals: NDArray[Any]
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float64]]:
-        """Return the n-step return, `terminated` and `discount` of each item, for `k` steps and these new goals."""
         size, width = len(k), int(k.max())
         inside = np.arange(width) < k[:, None]
         windows.own[:], windows.own_stop[:] = windows.row + k, windows.row + k + 1

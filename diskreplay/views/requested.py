@@ -274,14 +274,12 @@ class Requested:
 
 
 def write_fields(block: Block, places: Mapping[Path, int], made: Mapping[str, Any]) -> None:
-    """Write each computed field in `made` to its array of the block, if the batch has the field."""
     for name, values in made.items():
         if (name,) in places:
             block.arrays[places[name,]][:] = values
 
 
 def _of_windows(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array of a field as (items, steps); an array (items,) gets an axis of length 1."""
     return array if array.ndim == 2 else array[:, None]
 
 
@@ -311,8 +309,6 @@ class ShownField(NamedTuple):
 
 
 class WindowLeaf(NamedTuple):
-    """A leaf of a batch of windows."""
-
     value: Leaf  # The path, dtype and shape of one value.
     source: str | None = None  # The store's leaf that has the values; None: they are not copied from the store.
     each_step: bool = True  # Whether each step has a value; False: each item has one value.

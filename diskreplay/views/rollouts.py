@@ -434,7 +434,6 @@ def _leaves(steps: Mapping[str, Sequence[StepField]]) -> list[Leaf]:
 
 
 def evaluated(evaluate: Callable[[Any], Any], observations: Any, size: int) -> Floats:
-    """Return the values of `size` observations, (size,); ValueError if the function returns another shape."""
     values = np.asarray(evaluate(observations))
     if values.shape not in ((size,), (size, 1)):
         raise ValueError(

@@ -197,7 +197,7 @@ class EpisodeTables(Generic[Table]):
 
 
 class _ByPlace(NamedTuple):
-    """Episodes in the order of segment, lane and row, and the keys of their first steps; see `row_keys`."""
+    """Episodes in the order of `keys`, the keys of their first steps (see `row_keys`)."""
 
     keys: Ints
     episodes: EpisodeTable
@@ -224,7 +224,6 @@ class EpisodeFinder:
         return EpisodeTable(found)
 
     def steps_before(self, snapshot: Snapshot, ids: Ints) -> Ints:
-        """Return the number of earlier steps, including hidden steps, in the episode of each visible step."""
         episodes = self.find(snapshot, ids)
         before: Ints = (ids - episodes.first) // episodes.stride
         return before

@@ -193,7 +193,6 @@ class TransitionsReader(ReturnsReader):
         self._plan = make(copies, view, self._bounds, self._summands, view.gamma, self.discount, self._computed)
 
     def for_device(self) -> Reader:
-        """Return a reader that gathers each frame once if stacks share frames, else this reader."""
         stacks = _shared(self)
         return DeviceFrameStack(self, stacks) if stacks else self
 
@@ -272,8 +271,6 @@ def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Lea
 
 
 class _Stacks(NamedTuple):
-    """An observation leaf of the store, the paths of its stacks in a batch, and the depth of the stacks."""
-
     source: str
     obs: Path
     next_obs: Path

@@ -73,7 +73,6 @@ class StepField(NamedTuple):
         return Leaf(self.path, self.dtype, (self.stack, *self.shape) if self.stack > 1 else self.shape)
 
     def copy(self, target: int) -> Copy:
-        """Return the `Copy` that writes this field into array number `target`, for windows of one step."""
         return Copy(self.source, cols.ROW, cols.AFTER, 1 - self.stack, self.stack, target)
 
 
@@ -197,7 +196,6 @@ def refuse_evicted(snapshot: Snapshot, ids: Ints) -> None:
 
 
 def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
-    """Return the error with the reason why no item of the view begins at an id."""
     if step_id < 0 or (step_id >> POSITION_BITS) - snapshot.origin >= len(snapshot.lanes):
         return InvalidIndex(f"id {step_id} never existed")
     known, slot, _, lane, row = (column[0] for column in locate(np.array([step_id]), snapshot.origin, snapshot.lanes))
