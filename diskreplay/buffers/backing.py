@@ -61,8 +61,7 @@ class Backed(ABC):
         self._capacity, self._segment_steps = capacity, segment_steps
         self._closed = False
         self._writer: Writer | VectorWriter | None = None
-        # Closes the writer of a temporary store and removes the store: at exit, or when the buffer is
-        # garbage-collected.
+        # Closes and removes a temporary store: at exit, or when the buffer is garbage-collected.
         self._remove: Closing | None = None
         self._kept: Kept = []
         self._store: Store | None = None
@@ -79,7 +78,7 @@ class Backed(ABC):
 
     @abstractmethod
     def _begin(self, store: Store) -> None:
-        """Prepare the buffer for its store, which is new or was found at the path."""
+        """Prepare the buffer for the store, which was found at the path or made for the first step."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store})"
@@ -90,15 +89,6 @@ class Backed(ABC):
         return self._store
 
     def _check(self, store: Store) -> None:
-        """Raise an error if a store differs from the store that this buffer would make.
-
-        Raises
-        ------
-        ValueError
-            The store has another capacity.
-        SchemaError
-            The store has other fields.
-        """
         if store.capacity != self._capacity:
             raise ValueError(f"the store at {store.path} keeps {store.capacity} steps, not {self._capacity}")
         self._given.check(store.schema)
@@ -113,10 +103,10 @@ class Backed(ABC):
             raise Closed(f"this {type(self).__name__} is closed; make another")
 
     def _schema(self, obs: Any, action: Any, num_envs: int, reward: Any = 0.0) -> Schema:
-        """Return the store's schema, or if there is no store yet, the schema of a first step with these values.
+        """Return the store's schema. If there is no store yet, return the schema of a first step with these values.
 
-        With a single environment, values may lack the axis of environments. A `reward` that has an axis is a sign that
-        `obs` and `action` have that axis, too.
+        With a single environment, values may lack the axis of environments. If `reward` has an axis, `obs` and `action`
+        are taken to have that axis, too.
         """
         if self._store is not None:
             return self._store.schema
@@ -132,9 +122,9 @@ class Backed(ABC):
     @overload
     def _writer_of(self, schema: Schema, num_envs: int) -> VectorWriter: ...
     def _writer_of(self, schema: Schema, num_envs: int | None = None) -> Writer | VectorWriter:
-        """Return the writer of the store; if there is no store yet, make it with this schema.
+        """Return the writer of the store. If there is no store yet, make it with this schema.
 
-        With `num_envs`, the writer appends the steps of that number of environments together.
+        With `num_envs`, the writer appends one step of each environment at a time.
         """
         if self._store is None:
             self._store = self._make(schema)
@@ -166,7 +156,7 @@ class Backed(ABC):
         return store
 
     def _refreshed(self) -> Store | None:
-        """Return the store after a refresh; None before the first step."""
+        """Refresh and return the store; None before the first step."""
         if self._store is not None:
             self._store.refresh()
         return self._store
@@ -180,14 +170,11 @@ class Backed(ABC):
             self._store.close()
 
     def __enter__(self) -> Self:
-        """Return the buffer."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the buffer."""
         self.close()
 
 
 def seed_argument(seed: Any) -> int | None:
-    """Return `seed`, an int of at least 0 or None. Raises ValueError for other values."""
     return None if seed is None else int_argument("seed", seed, 0)

@@ -16,12 +16,11 @@ from diskreplay.views.base import Leaf
 
 Columns = dict[str, torch.Tensor]  # by the path of a field
 
-# The number of unreferenced rollouts whose memory is kept for reuse. A training loop references the last rollout while
-# it collects the next one.
+# The number of rollouts whose memory is kept for reuse after they were released: a training loop still uses one rollout
+# while it collects the next.
 SPARE = 1
 
-# Dtypes that torch and numpy have. torch can cast dtypes in CAST to most other dtypes, and dtypes in
-# SELDOM_CAST to few.
+# Dtypes that torch and numpy have. torch can cast the dtypes in CAST to most dtypes, and those in SELDOM_CAST to few.
 CAST = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),
@@ -32,7 +31,7 @@ SELDOM_CAST = (torch.uint16, torch.uint32, torch.uint64)
 class ColumnMemory:
     """Memory on a device for a tensor of each field, ``(*leading, *shape)``. Not thread-safe.
 
-    Memory is used again when the tensors in it are no longer referenced.
+    Memory is reused when no tensor in it is referenced any more.
     """
 
     def __init__(self, fields: Mapping[str, Field], leading: tuple[int, ...], device: torch.device) -> None:
@@ -42,12 +41,11 @@ class ColumnMemory:
 
     def columns(self) -> Columns:
         """Return a tensor of each field, with arbitrary contents, in memory that no other tensor references."""
-        # If the caller is in inference mode, new tensors would be inference tensors, which cannot have gradients.
+        # In inference mode, new tensors would be inference tensors, which cannot have gradients.
         with torch.inference_mode(False):
             shapes = {path: (*self._leading, *field.shape) for path, field in self._fields.items()}
             if self._device.type != "cpu":
-                # No pool is needed here: torch's allocator of the device reuses memory itself, in the order of
-                # operations.
+                # torch's allocator of the device reuses memory itself.
                 made = {path: torch_dtype(field.dtype) for path, field in self._fields.items()}
                 return {path: torch.empty(shapes[path], dtype=made[path], device=self._device) for path in made}
             _, arrays = self._pool.acquire(self._leaves, prod(self._leading))
@@ -57,16 +55,16 @@ class ColumnMemory:
 def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -> list[tuple[str, torch.Tensor]]:
     """Return the path and the values of each leaf of `value`; `part` is the part of a step, such as "obs".
 
-    Values are ``(*leading, *shape)``; see `rows_of_field`. Raises SchemaError for keys or values that do not fit.
+    The values are tensors ``(*leading, *shape)``. Raises SchemaError for keys or values that do not fit.
     """
     return [(path, rows_of_field(schema.leaves[path], raw, path, leading)) for path, raw in schema.flatten(part, value)]
 
 
 def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...]) -> torch.Tensor:
-    """Return values of a field, ``(*leading, *shape)``, as a tensor that can be copied to a tensor of the field.
+    """Return values of a field as a tensor, ``(*leading, *shape)``, that can be copied to a tensor of the field.
 
-    A tensor stays on its device if all values of its dtype fit the field. Its shape may differ by axes of length 1.
-    Raises SchemaError if the shape differs or a value does not fit.
+    A tensor stays on its device if all values of its dtype fit the field. The given shape may differ in axes of length
+    1. Raises SchemaError if the shape differs otherwise or a value does not fit.
     """
     shape = leading + field.shape
     if isinstance(value, torch.Tensor) and value.dtype in _fitting(field.dtype):
@@ -84,7 +82,6 @@ def tensor_of(array: np.ndarray) -> torch.Tensor:
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """Return torch's dtype for a numpy dtype."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 

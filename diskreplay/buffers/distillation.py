@@ -106,7 +106,7 @@ class DistillationBuffer(Backed):
             self._writer_of(schema).append_episode(obs, action, np.zeros(rows, np.float32), terminated=True)
 
     def _put(self, schema: Schema, pairs: Columns, count: int) -> None:
-        """Write `count` pairs to the tensors; in full tensors, the new pairs replace the oldest ones."""
+        """Write `count` pairs to the tensors. If the tensors are full, the new pairs replace the oldest pairs."""
         if not self._columns:
             fields = {path: schema.leaves[path] for path in pairs}
             self._columns = ColumnMemory(fields, (self._capacity,), self._device).columns()

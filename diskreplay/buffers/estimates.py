@@ -1,7 +1,7 @@
 """Advantages of the steps of a rollout, by a few operations of torch, and the values of final observations.
 
-Final observations are kept apart from the tensors of steps, because in those tensors the end of an episode is followed
-by the first observation of the next episode.
+Final observations are kept apart from the tensors of steps: in these tensors, the last observation of an episode is
+followed by the first observation of the next episode.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def advantages(
     known = rewards.new_empty((steps + 1, columns), dtype=wide_dtype(rewards.device))
     known[:-1].copy_(values)
     known[-1].copy_(last_values)
-    # `where`, because a product of 0 and a NaN is NaN, which must not reach the steps of an earlier episode.
+    # `where` instead of a product with 0: a NaN times 0 is NaN, and would reach the steps of the episode before.
     zero = known.new_zeros(())
     following, stops = torch.where(done, zero, known[1:]), done
     if bootstraps is not None and final_values is not None:
@@ -84,10 +84,7 @@ def advantages(
 
 
 def last_values_argument(values: Any, num_envs: int, device: torch.device) -> torch.Tensor:
-    """Return `last_values`, the values of the observations after a rollout, as a tensor (num_envs,).
-
-    Raises ValueError for another shape.
-    """
+    """Return `last_values` as a tensor, (num_envs,). Raises ValueError for another shape."""
     given = _numbers(values, device)
     if given.numel() != num_envs or given.ndim > 2:
         raise ValueError(f"last_values must be one value for each of {num_envs} environments, not {tuple(given.shape)}")
@@ -95,10 +92,7 @@ def last_values_argument(values: Any, num_envs: int, device: torch.device) -> to
 
 
 def final_values_argument(values: Any, bootstraps: torch.Tensor) -> torch.Tensor:
-    """Return the argument `final_values` as a tensor with the shape and device of `bootstraps`.
-
-    Raises ValueError for another shape.
-    """
+    """Return `final_values` with the shape and device of `bootstraps`. Raises ValueError for another shape."""
     given = _numbers(values, bootstraps.device)
     if given.numel() != bootstraps.numel() or given.shape[:2] != bootstraps.shape:
         raise ValueError(f"final_values must be {list(bootstraps.shape)}, one for each step, not {list(given.shape)}")
@@ -106,7 +100,6 @@ def final_values_argument(values: Any, bootstraps: torch.Tensor) -> torch.Tensor
 
 
 def _numbers(values: Any, device: torch.device) -> torch.Tensor:
-    """Return `values`, an array or a tensor, as a tensor on `device` without a gradient."""
     if not isinstance(values, torch.Tensor):
         values = tensor_of(np.asarray(plain(values), np.float64))
     moved: torch.Tensor = values.detach().to(device)
@@ -116,8 +109,8 @@ def _numbers(values: Any, device: torch.device) -> torch.Tensor:
 class NextRows(NamedTuple):
     """The observations after one step of some environments.
 
-    `step` is the number of the step in its rollout, and `lanes`, (n,), has the numbers of the environments. `rows` are
-    their observations, by the path of a field: tensors (n, ...).
+    `step` is the number of the step in its rollout, and `lanes`, (n,), has the numbers of the environments. `rows` has
+    their observations: tensors (n, ...) by the path of a field.
     """
 
     step: int
@@ -151,7 +144,6 @@ class FinalObservations:
         self._next_rows: list[NextRows] = []
 
     def add(self, next_rows: NextRows) -> None:
-        """Add the observations after a step."""
         self._next_rows.append(next_rows)
 
     def nested(self, schema: Schema) -> Any:
@@ -160,21 +152,11 @@ class FinalObservations:
         return schema.unflatten("obs", {path: torch.cat([each[path] for each in rows]) for path in rows[0]})
 
     def values(self, schema: Schema, bootstraps: torch.Tensor, value_fn: Callable[[Any], Any]) -> torch.Tensor:
-        """Return the value of the next observation at the steps in `bootstraps`, and 0 at other steps.
+        """Return the value of the next observation at the steps in `bootstraps`, and 0 elsewhere, (steps, num_envs).
 
-        Parameters
-        ----------
-        schema : Schema
-            The schema of the rollout.
-        bootstraps : (steps, num_envs) bool Tensor
-            True at steps that need the value of their next observation.
-        value_fn : callable
-            Computes the values of observations, from (n, ...) to (n,) or (n, 1). It is called once.
-
-        Returns
-        -------
-        (steps, num_envs) Tensor
-            float64, or float32 on a device without float64.
+        `bootstraps`, (steps, num_envs) bool, is True at steps that need this value. `value_fn` is called once, with
+        observations (n, ...), and returns (n,) or (n, 1). The result is float64, or float32 on a device without
+        float64.
 
         Raises
         ------

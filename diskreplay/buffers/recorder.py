@@ -18,7 +18,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.workers import Job, Workers
 from diskreplay.writing.vector_writer import VectorWriter
 
-# `append` waits for the disk while this many steps are unwritten: each such step keeps its rollout in memory.
+# `append` waits for the disk while this many steps are unwritten, because each of them keeps its rollout in memory.
 MOST_WAITING = 32
 
 FLAGS = ("terminated", "truncated")
@@ -27,8 +27,8 @@ FLAGS = ("terminated", "truncated")
 class Recorder:
     """Appends steps to a store in their order, in a thread. If the thread fails, the next call raises its error.
 
-    When a step fails, the steps that wait behind it are dropped, because their lanes would lack the failed step. After
-    the error was raised, new steps go to another writer. Steps that wait when the interpreter ends are written.
+    When a step fails, the steps that wait behind it are dropped, because their episodes would lack the failed step.
+    Later steps go to a new writer. Steps that wait when the interpreter ends are written.
 
     Concurrency: only one thread may call the methods.
     """
@@ -45,13 +45,13 @@ class Recorder:
     def append(
         self, schema: Schema, rows: Columns, next_rows: NextRows | None, new_writer: Callable[[], VectorWriter]
     ) -> None:
-        """Append a step of all environments (`rows`) in the recorder's thread, and next observations of some of them.
+        """Let the thread append a step of all environments (`rows`), and the next observations of some of them.
 
-        The thread also copies tensors from a CUDA device; the tensors must not change before `wait` returns.
+        The thread also copies tensors from a CUDA device. The tensors must not change before `wait` returns.
         `new_writer` makes a writer for the first step, and for the first step after a failure.
         """
         self._forget_parents()
-        if self._host_copy is None:  # here, because only tensors tell the full device: "cuda:0"
+        if self._host_copy is None:  # not earlier: only a tensor has the full device, such as "cuda:0"
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()
@@ -80,7 +80,7 @@ class Recorder:
         self.check()
 
     def check(self) -> None:
-        """Raise the error of a failed step, if there is one, but each error only once. Later steps get a new writer."""
+        """Raise the error of a failed step, if there is one. Each error is raised once."""
         if self._error is None:
             return
         for job in self._waiting:
@@ -94,20 +94,19 @@ class Recorder:
         raise error
 
     def close(self) -> None:
-        """Wait until all steps are in the store, as `wait` does, and end the thread."""
         try:
             self.wait()
         finally:
             self._workers.close()
 
     def _forget_parents(self) -> None:
-        """In a forked child, forget the waiting steps: the thread of the parent writes them."""
+        """In a forked child, forget the waiting steps, which the parent's thread writes."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._waiting.clear()
 
     def _leave_cut(self, lane: int) -> None:
-        """Do nothing when the writer cuts an episode: the buffer itself warns of the discontinuity."""
+        """Do nothing when the writer cuts an episode, because the buffer itself warns of it."""
 
 
 def _write(writer: VectorWriter, schema: Schema, rows: Columns, next_rows: tuple[torch.Tensor, Columns] | None) -> None:
@@ -132,9 +131,9 @@ def _write(writer: VectorWriter, schema: Schema, rows: Columns, next_rows: tuple
 _alive: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
-# Handlers run in reverse order: this one runs before the handlers of writers and threads, imported above.
+# Exit handlers run in reverse order of registration: this one runs before those of the writers and threads, which the
+# imports above have registered.
 @atexit.register
 def _wait_for_all() -> None:
-    """Wait until the steps of all buffers that are still open are written."""
     for recorder in list(_alive):
         recorder.wait()

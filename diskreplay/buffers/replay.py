@@ -171,7 +171,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:
-        # refresh=False: every use of the samplers comes after `len`, which refreshes.
+        # refresh=False, because `len`, which refreshes, is called before every use of the samplers.
         sampler = Sampler(store, self._view, self._drawn, device=self._device, seed=self._seed, refresh=False)
         self._load(sampler, store)
         sampler.distribution = self._drawn
@@ -179,7 +179,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._steps = Sampler(store, Transitions(n_step=1), device=self._device, refresh=False)
 
     def _load(self, sampler: Sampler, store: Store) -> None:
-        """Load the saved state of the sampler, with the priorities, if the store has one."""
+        """Load the saved state of the sampler, with the priorities, if the store has such a state."""
         try:
             state = store.load_sampler_state(STATE)
         except StoreNotFound:
@@ -278,7 +278,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             `next_obs` is None, but a step is not done.
         """
         self._check_open()
-        if self._num_envs > 1:  # the values of one environment are copied from a device one by one, as they are small
+        if self._num_envs > 1:  # one environment's values are small, and each is copied from the device alone
             obs, action, reward, next_obs, done, truncated, mask = fetched(
                 obs, action, reward, next_obs, done, truncated, mask
             )
@@ -304,7 +304,6 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def _flags(
         self, value: Any, name: str, lanes: NDArray[np.int64] | None = None, reward: Any = None
     ) -> NDArray[np.bool_]:
-        """Return the flags of all environments, (num_envs,); a scalar is repeated."""
         if self._num_envs > 1 and plain(value).ndim == 0:
             value = np.repeat(plain(value), self._num_envs)
         return flags_of(value, name, self._num_envs, lanes, reward)
@@ -409,8 +408,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         if store is None or self._sampler is None or not len(store):
             return
         if isinstance(self._writer, VectorWriter):
-            # Lanes differ in length, so the next ids of some lanes may be below `_mark`. All ids of a new segment are
-            # above it.
+            # Lanes differ in length, so the next ids of some lanes may be below `_mark`. A new writer has a new
+            # segment, whose ids are all above `_mark`.
             self._writer.close()
             self._writer = None
         elif self._writer is not None:
@@ -440,7 +439,6 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._save_priorities()
 
     def _save_priorities(self) -> None:
-        """Save the sampler's state, if the buffer has priorities and a path."""
         self._saved_at = monotonic()
         if self._path is not None and self._sampler is not None and not self._priorities.is_new:
             self._sampler.save(STATE)
@@ -473,7 +471,6 @@ class Since(Transitions):
 
     @property
     def starts(self) -> Starts:
-        """The rule that says at which steps a transition can start: only at steps with ids of at least `mark`."""
         return super().starts._replace(since=self.mark)
 
 

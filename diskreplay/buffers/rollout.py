@@ -28,15 +28,15 @@ from diskreplay.store.store import PathLike, Store
 from diskreplay.writing.episode_writer import DISCONTINUITY, same_rows
 from diskreplay.writing.vector_writer import VectorWriter
 
-# A store keeps at least this many of the newest rollouts.
+# A store keeps this number of the newest rollouts, or more.
 KEPT = 8
 LEAST_SEGMENT_STEPS = 1024
 
 SCALARS = ("value", "log_prob")
 PRIVILEGED = "privileged_obs"
 
-# Names of the store's fields in batches. ADDED has the names of the arguments of `add`. PUSHED, for steps that `push`
-# added, has the names of the fields of `Experience`.
+# The names that the store's fields have in batches: in ADDED those of the arguments of `add`, and in PUSHED, for steps
+# that `push` added, those of the fields of `Experience`.
 ADDED = {
     "obs": "observations",
     PRIVILEGED: "privileged_observations",
@@ -127,7 +127,7 @@ class RolloutBuffer(Backed):
         self._num_steps = _num_steps(self._num_envs, num_steps, capacity)
         self._privileged = int_argument("num_privileged_obs", num_privileged_obs, 0)
         self._warned = set[str]()
-        self._first = 0  # the number of steps that were added before the first one here
+        self._first = 0  # the number of steps that were added before the last `clear`
         self._memory: ColumnMemory | None = None
         self._fields: Schema | None = None  # the schema of the first step
         self._recorder = None if path is None else Recorder()
@@ -167,7 +167,6 @@ class RolloutBuffer(Backed):
         return self._store
 
     def _wait(self) -> None:
-        """Wait until the store has all steps so far, or raise the error of a failed step."""
         if self._recorder is not None:
             self._recorder.wait()
 
@@ -278,7 +277,7 @@ class RolloutBuffer(Backed):
         if self._expected is not None:
             self._cut_unless_continued(self._expected)
         if self._recorder is not None:
-            self._record(self._recorder, schema, next_rows)  # before the changes below: it may raise
+            self._record(self._recorder, schema, next_rows)  # before the changes below, because it may raise an error
         self._expected = (
             next_rows.rows if next_obs is not None and next_rows is not None and not bool(ended[0]) else None
         )
@@ -290,7 +289,10 @@ class RolloutBuffer(Backed):
         self._batch = self._estimates = None
 
     def _flags(self, value: Any, name: str, reward: Any) -> torch.Tensor:
-        """Return flags, (num_envs,), as 0 and 1 in any dtype; flags on a device are checked later, by `_estimated`."""
+        """Return flags, (num_envs,), as 0 and 1 in any dtype.
+
+        Flags on a device are checked later, by `compute_returns_and_advantages`.
+        """
         if (
             isinstance(value, torch.Tensor)
             and "cpu" not in (value.device.type, self._device.type)
@@ -312,7 +314,7 @@ class RolloutBuffer(Backed):
         return columns
 
     def _cut_unless_continued(self, expected: Columns) -> None:
-        """Cut the episode after the last step if the new step does not have the expected observation."""
+        """Cut the episode after the last step if the observation of the new step is not the expected one."""
         now = {path: self._columns[path][self._steps] for path in expected}
         if all(same_rows(now[path].cpu().numpy(), rows.cpu().numpy()).all() for path, rows in expected.items()):
             return
@@ -321,7 +323,6 @@ class RolloutBuffer(Backed):
         self._warn("cut", DISCONTINUITY)
 
     def _record(self, recorder: Recorder, schema: Schema, next_rows: NextRows | None) -> None:
-        """Let the recorder's thread copy the new step from the device and append it to the store."""
         rows = {path: tensor[self._steps] for path, tensor in self._columns.items()}
         recorder.append(schema, rows, next_rows, lambda: self._new_writer(schema))
 
@@ -383,7 +384,7 @@ class RolloutBuffer(Backed):
         ValueError
             An argument is invalid.
         """
-        # Not a decorator, because a warning would name the frame of the decorator instead of the caller's.
+        # Not a decorator: a warning would name the decorator's line as its place instead of the caller's.
         with torch.inference_mode(False):
             self._estimates = self._estimated(last_values, gamma, gae_lambda, value_fn, final_values)
 
@@ -486,7 +487,7 @@ class RolloutBuffer(Backed):
         return (Batch({**{name: part[name] for name in part}, "mask": part["mask"].unsqueeze(-1)}) for part in found)
 
     def _shown(self) -> dict[str, Any]:
-        """Return the tensors of the steps so far by their names in batches, (steps so far, num_envs, ...)."""
+        """Return the tensors of the steps so far, (steps so far, num_envs, ...), by their names in batches."""
         batch = self._gathered()
         if self._pushed:
             fields = renamed(batch, PUSHED, {*HIDDEN, *self._extra})
@@ -564,7 +565,7 @@ class RolloutBuffer(Backed):
 
     @torch.inference_mode(False)
     def _gathered(self) -> Batch:
-        """Return all steps so far as a batch with the names of the store's fields, (steps so far, num_envs, ...)."""
+        """Return the steps so far as a batch, (steps so far, num_envs, ...), with the names of the store's fields."""
         self._check_open()
         self._wait()
         schema = self._fields

@@ -18,7 +18,7 @@ Tree = Any  # values nested in dicts and tuples, as a schema's fields are
 
 
 def plain(value: Any) -> NDArray[Any]:
-    """Return a number, array or tensor as an array; a tensor is detached and copied to the CPU."""
+    """Return a number, array or tensor as an array. A tensor is detached and copied to the CPU."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         # numpy has no bfloat16; float32 has all values of bfloat16.
@@ -41,7 +41,7 @@ def items_of(value: Any) -> Mapping[str, Any] | None:
 
 
 def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
-    """Return values with each array reshaped to its field's shape, if its own shape differs only in axes of length 1.
+    """Return `value` with each array reshaped to the shape of its field, if the shapes differ only in axes of length 1.
 
     Other arrays are returned unchanged. `tree` is a field, or a dict or tuple of trees, and `value` is nested like the
     tree. The axes in `leading` precede the shape of each field.
@@ -56,12 +56,11 @@ def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
 
 
 def differ_by_ones(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Return whether two shapes differ only in axes of length 1; False for equal shapes."""
+    """Return whether two shapes differ, but only in axes of length 1."""
     return shape != other and [n for n in shape if n != 1] == [n for n in other if n != 1]
 
 
 def shapes_of(value: Any) -> list[tuple[int, ...]]:
-    """Return the shapes of all leaves of a value."""
     items = items_of(value)
     if items is not None:
         return [shape for item in items.values() for shape in shapes_of(item)]
@@ -114,9 +113,9 @@ def flags_of(
 
 
 def rows_of(schema: Schema, obs: NDArray[np.object_], lanes: NDArray[np.bool_]) -> Any:
-    """Return observations as arrays, (num_envs, ...), with zeros for the lanes that have False in `lanes`.
+    """Return observations as arrays, (num_envs, ...), with zeros for environments that have False in `lanes`.
 
-    `obs`, (num_envs,), has an observation or None for each lane, like gymnasium's `info["final_obs"]`.
+    `obs`, (num_envs,), has an observation or None for each environment, like gymnasium's `info["final_obs"]`.
     """
     if obs.shape != lanes.shape:
         raise SchemaError(f"final_observations: got {len(obs)} observations, needs one for each of {len(lanes)} lanes")
@@ -130,7 +129,7 @@ def rows_of(schema: Schema, obs: NDArray[np.object_], lanes: NDArray[np.bool_]) 
 def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> Any:
     """Return the values of a part of a step, such as "obs", with the shapes and dtypes of the schema.
 
-    Raises SchemaError if the values do not fit; see `fitted` for axes of length 1.
+    Raises SchemaError if the values do not fit. Shapes may differ in axes of length 1, as in `fitted`.
     """
     value = fitted(getattr(schema, part), value, leading)
     return schema.unflatten(part, schema.cast(part, value, leading))
@@ -138,7 +137,7 @@ def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()
 
 @dataclass(frozen=True)
 class Given:
-    """A user's shapes and dtypes of observations and actions; None: as in the first step.
+    """The shapes and dtypes that a user gave for observations and actions; None: as in the first step.
 
     Raises SchemaError for an invalid shape, or a dtype that cannot be stored.
     """
@@ -158,7 +157,6 @@ class Given:
                 object.__setattr__(self, f"{part}_dtype", field.dtype)
 
     def of(self, part: str) -> tuple[Any, Any]:
-        """Return the shape and the dtype of "obs" or "action"."""
         return getattr(self, f"{part}_shape"), getattr(self, f"{part}_dtype")
 
     def field(self, part: str, value: Any, lanes: int | None) -> Tree:
@@ -183,7 +181,6 @@ class Given:
         return Field(shape, dtype if dtype is not None else stored_dtype(value, array))
 
     def check(self, schema: Schema) -> None:
-        """Raise SchemaError if a store has other shapes or dtypes of observations or actions."""
         for part in ("obs", "action"):
             shape, dtype = self.of(part)
             tree = getattr(schema, part)
@@ -196,7 +193,8 @@ class Given:
 def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
     """Return the dtype of a field from its first value: float32 for float64, int64 for Python's bool, else unchanged.
 
-    Networks compute in float32. float64 is the default of Python and numpy, and seldom chosen on purpose.
+    float64 is reduced because it is the default of Python and numpy, seldom chosen on purpose, and networks compute in
+    float32.
     """
     if type(value) is bool:
         return np.dtype("int64")
@@ -206,9 +204,9 @@ def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
 def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: bool = False) -> bool:
     """Return whether a first observation has a leading axis of one environment.
 
-    With a known `shape`, the observation must be (1, *shape). Else all its leaves must have a leading axis of length 1.
-    In addition, at least one leaf must have more axes, or `batched` must be True: other values of the step have the
-    axis.
+    With a known `shape`, the observation must be (1, *shape). Without a known shape, all leaves must have a leading
+    axis of length 1. In addition, at least one leaf must have more axes, or `batched` must be True: other values of the
+    step have the axis.
     """
     if shape is not None and not isinstance(obs, Mapping):
         return plain(obs).shape == (1, *shape)

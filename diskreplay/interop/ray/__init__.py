@@ -21,7 +21,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # These modules are imported on use: most modules of this package need no Ray, and are tested without Ray.
+    # These modules are imported on use, because the other modules of this package work, and are tested, without Ray.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with dr.MissingExtra.raised_for("a store over many machines", "ray"):

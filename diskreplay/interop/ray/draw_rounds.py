@@ -2,8 +2,8 @@
 
 The mass of a shard is its number of drawable ids or, if ids are drawn by priorities, the sum of their priorities. A
 batch is divided among the shards in proportion to their masses, and each shard draws its part. A round is one or more
-batches that are requested together, in one message to each shard. If a shard does not answer, other shards draw its
-part.
+batches that are requested together, in one message to each shard. If a shard does not answer, the other shards draw
+the part of this shard.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,7 @@ Ints = NDArray[np.int64]
 def split_batch(rng: np.random.Generator, size: int, masses: Floats) -> Ints:
     """Return the number of items that each shard draws for a batch, (shards,): one multinomial draw by `masses`.
 
-    A shard's mass is its number of ids or, if ids are drawn by priorities, the sum of their priorities. Masses are
-    finite, at least 0, and not all 0.
+    `masses` are finite, at least 0, and not all 0.
     """
     counts: Ints = rng.multinomial(size, masses / masses.sum())
     return counts
@@ -36,9 +35,9 @@ def split_batch(rng: np.random.Generator, size: int, masses: Floats) -> Ints:
 def chances(within: Floats, mass: float, total: float) -> Floats:
     """Return the probability of each item of one shard among the items of all shards, (n,).
 
-    `within` is the probability of each item in its shard: its priority divided by the shard's mass at the draw. `mass`
-    is the mass of the shard, and `total` the sum of all masses, when the trainer divided the batch. The result is exact
-    even if these masses are old, since these masses decided how many items the shard drew.
+    `within` is the probability of each item among the shard's own ids, at the draw. `mass` is the mass of the shard,
+    and `total` the sum of all masses, when the trainer divided the batch. The result is exact even if these masses are
+    old, since these masses decided how many items the shard drew.
     """
     found: Floats = within * (mass / total)
     return found
@@ -55,15 +54,14 @@ def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
     return found
 
 
-# A shard's mass is requested again when its last report is older than this number of seconds. Each answer of a shard
-# reports the mass.
+# A shard's mass is requested again when the last answer of the shard, which reports the mass, is older than this.
 MASS_AGE_S = 0.1
 _PAUSE_S = 0.01
 _ATTEMPTS = 100  # each failure means that a shard was lost or emptied during the draw
 
 
 class Given(NamedTuple):
-    """One shard's part of a batch. `mass` was the shard's mass when the batch was divided: see `Part`."""
+    """One shard's part of a batch. `mass` was the shard's mass when the batch was divided."""
 
     shard: int
     mass: float
@@ -71,7 +69,7 @@ class Given(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """The parts of one batch from all shards; `total` is the sum of the shards' masses when the batch was divided."""
+    """The parts of one batch. `total` is the sum of all shards' masses when the batch was divided."""
 
     given: list[Given]
     total: float
@@ -84,7 +82,7 @@ class Round:
     `counts`, (batches, shards), has the number of items that each shard draws for each batch. `masses`, (shards,), has
     the masses by which the batches were divided. `asked` has the requests without an answer, by shard number. `parts`
     has each shard's answer, by shard number: the shard's parts of all batches, joined as one part. `next` is the
-    position of the next batch in the round.
+    number of the next batch in the round, from 0.
     """
 
     masses: NDArray[np.float64]
@@ -98,8 +96,8 @@ class DrawRounds:
     """Draws batches of a `Target` from shards. Not thread-safe: a sampler uses it under its lock.
 
     A shard that does not answer within `deadline_s` is left out until it answers again. Its part of a batch is divided
-    among the other shards in proportion to the same masses, so the items have the probabilities of a batch that was
-    divided without this shard. If no shard answers, a draw waits up to `patience_s` for an answer.
+    among the other shards in proportion to the same masses. So the items have the same probabilities as if the whole
+    batch had been divided without this shard. If no shard answers, a draw waits up to `patience_s` for an answer.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class DrawRounds:
         self.seconds_waiting = 0.0
 
     def poll(self) -> None:
-        """Take the answers that arrived, try to join missing shards, and request masses older than `MASS_AGE_S`."""
+        """Handle the answers that arrived, try to join missing shards, and request masses older than `MASS_AGE_S`."""
         now = monotonic()
         for link in self.links:
             link.poll(self.target, self._deadline_s)
@@ -132,14 +130,13 @@ class DrawRounds:
                 link.poll(self.target, self._deadline_s)
 
     def begin(self, sizes: Sequence[int]) -> Round:
-        """Divide batches of these sizes among the shards, request the parts, and return the batches as a `Round`."""
         masses = self._masses()
         found = Round(masses, np.stack([split_batch(self.rng, size, masses) for size in sizes]))
         self._ask(found)
         return found
 
     def _masses(self) -> NDArray[np.float64]:
-        """Return each shard's mass, (shards,): its number of ids or sum of priorities, or 0 if the shard is missing.
+        """Return each shard's mass, (shards,); 0 for a missing shard.
 
         Raises NotEnoughData if the shards that answer have no drawable ids, and ReplayError if no shard answers for
         `patience_s`.
@@ -170,13 +167,13 @@ class DrawRounds:
                 found.asked[shard] = link.ask(found.counts[:, shard].tolist())
 
     def drop(self, found: Round) -> None:
-        """Wait for the answers to a round whose batches are not needed, and discard its batches."""
+        """Discard a round whose batches are not needed, after all requests of the round were answered."""
         self._collect(found)
 
     def _collect(self, found: Round) -> None:
-        """Wait for the answers to a round, and put them into `parts` of the round.
+        """Wait for the answers to a round, and put them into `found.parts`.
 
-        A shard that does not answer within `deadline_s` is left out of draws: see `ShardLink.lose`.
+        A shard that does not answer within `deadline_s` is left out of later draws.
         """
         if not found.asked:
             return
@@ -201,7 +198,7 @@ class DrawRounds:
         found.asked.clear()
 
     def next(self, found: Round) -> Drawn:
-        """Return the next batch of a `Round`, or a new batch if other shards cannot draw the part of a lost shard."""
+        """Return the next batch of a round. If it cannot be completed without a lost shard, return a new batch."""
         at = found.next
         found.next += 1
         self._collect(found)
@@ -218,7 +215,7 @@ class DrawRounds:
     def _completed(self, found: Round, at: int) -> Drawn | None:
         """Return batch number `at` of a round, with the parts of lost shards drawn from other shards.
 
-        None: the other shards could not complete the batch, so all of it must be drawn again.
+        None: the other shards could not draw these parts, so the whole batch must be drawn again.
         """
         given = self._given(found, at)
         gave = {one.shard for one in given}
@@ -242,7 +239,6 @@ class DrawRounds:
         return Drawn(sorted(given, key=lambda one: one.shard), float(masses.sum()))
 
     def _given(self, found: Round, at: int) -> list[Given]:
-        """Return the shards' parts of batch number `at` of a round, without the shards that gave no part."""
         given = []
         for shard in np.flatnonzero(found.counts[at]).tolist():
             part = self._part(found, at, shard)
@@ -266,7 +262,7 @@ class DrawRounds:
         return whole.cut(start, start + int(found.counts[at, shard]))
 
     def _read(self, shard: int, part: Part | None) -> Part | None:
-        """Return a part with its fields, from the local store if the shard sent only ids; None if an id was evicted."""
+        """Return a part with its fields, read here if the shard sent only ids; None if an id was evicted."""
         local = self.links[shard].local
         if part is None or part.leaves is not None or local is None:
             return part
@@ -277,7 +273,6 @@ class DrawRounds:
         return part._replace(form=form, leaves=leaves)
 
     def to_batch(self, drawn: Drawn, beta: float | None, told: Sequence[str], *, pinned: bool) -> dr.Batch:
-        """Return the batch of the parts in `drawn`, with importance weights for `beta` and the fields in `told`."""
         given, sizes = drawn.given, [len(one.part.ids) for one in drawn.given]
         probability = np.concatenate(
             [
@@ -296,7 +291,6 @@ class DrawRounds:
         return dr.Batch(fields, ("sharded", *self.target.view.kind))
 
     def _totals(self, given: Sequence[Given], size: int) -> dict[str, NDArray[Any]]:
-        """Return the number of ids and the sum of priorities in all shards that answer, as fields of a batch."""
         parts = {one.shard: (one.part.mass, one.part.population) for one in given}
         known = [parts.get(link.shard, (link.mass, link.population)) for link in self.links]
         total = sum(mass for mass, _ in known) if self.target.distribution.weighted else np.nan

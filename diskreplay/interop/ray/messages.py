@@ -30,7 +30,7 @@ class Form(NamedTuple):
 def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tuple[Form, list[Array]]:
     """Return the `Form` and the arrays of a batch on the CPU, without index, weight and the fields in `without`.
 
-    `windows` is true if items are windows of steps, where next_obs is obs one step later.
+    `windows` is true if each item is a window of steps, in which next_obs is obs one step later.
     """
     fields = {name: batch[name] for name in batch if name not in _DRAWN and name not in without}
     tensors, numbers = leaves_of(fields), count()
@@ -45,9 +45,10 @@ def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tupl
 
 
 def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
-    """Return the windows in `earlier`, each with the last step of its window in `later` appended.
+    """Return the windows in `earlier`, each with the last step of the same window in `later` appended.
 
-    The result is a view, without a copy, if each window of `later` begins in memory at the second step of `earlier`.
+    The result shares memory with `earlier` if each window of `later` begins at the second step of the window in
+    `earlier`.
     """
     if earlier.data_ptr() + earlier.stride(1) * earlier.element_size() == later.data_ptr():
         size = (earlier.shape[0], earlier.shape[1] + 1, *earlier.shape[2:])
@@ -58,8 +59,7 @@ def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
 def put_together(form: Form, parts: Sequence[Sequence[Array]], pinned: bool) -> dict[str, Any]:
     """Join the arrays of a batch's parts, in the order of `parts`, and return the batch's fields.
 
-    Each array is copied once. If `pinned` is true, each array is copied into pinned memory, from which a copy to a CUDA
-    device is fastest. torch caches freed pinned memory.
+    If `pinned` is true, each array is copied into pinned memory, from which a copy to a CUDA device is fastest.
     """
     values: dict[int, Any] = {}
     arrays = (_joined([part[at] for part in parts], pinned) for at in range(len(parts[0])))
@@ -89,7 +89,7 @@ TOLD = ("probability", "population", "priority_sum")
 
 
 class Target(NamedTuple):
-    """The arguments that all trainers with the same sampler name share; see `Sampler`.
+    """The arguments of `Sampler` that all trainers with the same sampler name share.
 
     `view` and `distribution` are Any, since views and distributions have no common public class.
     """
@@ -101,10 +101,10 @@ class Target(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The result of `Shard.join`: the UUID and schema of the store, and the id of the shard's node.
+    """The result of `Shard.join`.
 
-    `run` and `version` are attributes of the shard's `SharedSampler`. `population` is the shard's number of ids. `mass`
-    is the same number or, if ids are drawn by priorities, the sum of their priorities.
+    `uuid` and `schema` are those of the store, and `node` is the id of the shard's node. `run` and `version` are
+    attributes of `SharedSampler`, and `mass` and `population` are as in `Part`.
     """
 
     uuid: str
@@ -125,7 +125,7 @@ class Update(NamedTuple):
 
 
 def joined_updates(updates: Sequence[Update]) -> list[Update]:
-    """Join consecutive updates that have the same kind and window length; the order of the updates is kept."""
+    """Join consecutive updates that have the same kind and window length. The order of the updates is kept."""
     found: list[Update] = []
     alike = groupby(updates, key=lambda update: (update.kind, update.errors.shape[1:]))
     for (kind, _), group in alike:
@@ -137,10 +137,8 @@ def joined_updates(updates: Sequence[Update]) -> list[Update]:
 class Request(NamedTuple):
     """A trainer's request to a shard: apply `updates`, then draw a part of each of several batches.
 
-    `sizes` has the number of items in each part.
-
-    `name` is the name of the sampler, and `version` its expected version. `ids_only` is true if the trainer reads the
-    store itself.
+    `sizes` has the number of items in each part. `name` is the name of the sampler, and `version` is the version of the
+    sampler that the trainer joined. `ids_only` is true if the trainer reads the fields from the store itself.
     """
 
     name: str
@@ -153,9 +151,9 @@ class Request(NamedTuple):
 class Part(NamedTuple):
     """A shard's part of a batch. `within` is each id's probability in the shard, or None if all ids are equally likely.
 
-    At the draw, `population` is the shard's number of drawable ids, and `mass` is the same number or the sum of the
-    ids' priorities. `leaves` has the arrays of the fields without index and weight, and `form` is their structure. Both
-    are None if only ids were requested.
+    At the draw, `population` was the shard's number of drawable ids. `mass` was the same number or, if ids are drawn by
+    priorities, the sum of their priorities. `leaves` has the arrays of the fields without index and weight, and `form`
+    is their structure. `leaves` and `form` are None if only ids were requested.
     """
 
     ids: Ints
@@ -167,12 +165,10 @@ class Part(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes in the part's arrays."""
         arrays = [self.ids, *([] if self.within is None else [self.within]), *(self.leaves or [])]
         return sum(array.nbytes for array in arrays)
 
     def cut(self, start: int, stop: int) -> "Part":
-        """Return the items from `start` to `stop`, without a copy."""
         return self._replace(
             ids=self.ids[start:stop],
             within=None if self.within is None else self.within[start:stop],
@@ -183,8 +179,8 @@ class Part(NamedTuple):
 class Reply(NamedTuple):
     """A shard's answer to a request. `part` joins the shard's parts of all requested batches, one after the other.
 
-    `part` is None if no id was requested, or if no id could be drawn. `mass` and `population` are as in `Part`.
-    `skipped` is the number of ids whose priorities were not updated, such as evicted ids.
+    `part` is None if no item was requested, or if no id could be drawn. `mass` and `population` are as in `Part`.
+    `skipped` is the number of ids whose priorities were not updated, for example because they were evicted.
     """
 
     part: Part | None

@@ -22,8 +22,8 @@ _logger = logging.getLogger("diskreplay")
 class PrioritySaver:
     """Saves updated priorities every `every_s` seconds, in a thread that the first call of `follow` starts.
 
-    Other threads use the samplers and the store meanwhile. A failure to save does not stop draws: the error is logged,
-    and raised by the next call of `follow` or `close`.
+    Other threads may use the samplers and the store during a save. A failed save does not stop draws: the error is
+    logged, and the next call of `follow` or `close` raises it.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -37,7 +37,7 @@ class PrioritySaver:
         """Begin to save the priorities of a sampler in the store, under the name ``saved``.
 
         Priorities that are already saved under this name are loaded if they are from the same run of training, and
-        deleted otherwise. The note ``saved.run`` of the store names the run that saved them.
+        deleted otherwise. The store's note ``{saved}.run`` has the run that saved them.
         """
         self._raise()
         if saved in self._followed:
@@ -68,7 +68,6 @@ class PrioritySaver:
                 self._failed = error
 
     def save(self) -> None:
-        """Save the priorities that were updated since the last save."""
         with self._saving:
             self._save()
 
@@ -85,7 +84,6 @@ class PrioritySaver:
             raise error
 
     def close(self) -> None:
-        """Save updated priorities, and end the thread."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -101,7 +99,7 @@ class JoinNeeded(dr.ReplayError):
 
 
 class Shard:
-    """Draws from its store for trainers, one call at a time. `ShardActor` is a shard in an actor of Ray.
+    """Draws from one store for trainers, one call at a time.
 
     A shard holds one `SharedSampler` for each sampler name, so all trainers with the same name share the priorities.
     The priorities are saved in the store, as `samplers/ray-NAME`, about `save_s` seconds after an update at the latest.
@@ -115,10 +113,10 @@ class Shard:
         self._saver = PrioritySaver(save_s)
 
     def join(self, name: str, target: Target, run: str, seed: int) -> Joined:
-        """Open the store and make the sampler of this name, unless an earlier call has done both.
+        """Open the store and make the sampler of this name, unless an earlier call has done so.
 
         A new sampler continues with the priorities that the same `run` has saved under this name. Saved priorities of
-        another run are deleted. ValueError if a sampler of this name has another target.
+        another run are deleted. Raises ValueError if a sampler of this name has another target.
         """
         store = self._opened()
         shared = self._shared.get(name)
@@ -144,7 +142,6 @@ class Shard:
         return self._store
 
     def draw(self, request: Request) -> Reply:
-        """Apply the request's updates, draw the requested items, and return a `Reply` with them."""
         shared = self._of(request.name, request.version)
         skipped = sum(shared.update(update) for update in request.updates)
         try:
@@ -155,11 +152,11 @@ class Shard:
         return Reply(part, mass, population, skipped)
 
     def gather(self, name: str, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
-        """Return the fields of exactly these ids; raises InvalidIndex in the same cases as `Sampler.gather`."""
+        """Return the fields of exactly these ids. Raises InvalidIndex in the same cases as `Sampler.gather`."""
         return self._of(name).gather(ids)
 
     def set_target(self, name: str, target: Target) -> int:
-        """Change the view or distribution of a sampler for all its trainers; return the sampler's new version."""
+        """Change the view or distribution of a sampler for all its trainers. Return the sampler's new version."""
         shared = self._of(name)
         version = shared.set_target(target)
         self._follow(self._opened(), name, shared)
@@ -167,7 +164,6 @@ class Shard:
         return version
 
     def with_sampler(self, name: str, function: Callable[[dr.Sampler], _Found]) -> _Found:
-        """Return ``function(sampler)`` for the sampler of this name."""
         return function(self._of(name).sampler)
 
     def with_store(self, function: Callable[[dr.Store], _Found]) -> _Found:
@@ -177,7 +173,6 @@ class Shard:
         return function(store)
 
     def close(self) -> None:
-        """Save updated priorities, and close the store."""
         self._saver.close()
         for shared in self._shared.values():
             shared.close()

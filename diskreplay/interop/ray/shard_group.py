@@ -13,19 +13,17 @@ class Lost(Exception):
 
 
 class Calls(Protocol):
-    """Waits for the results of calls to shards. A call, `actor.method.remote(...)`, returns a reference at once."""
+    """Waits for the results of calls to shards. A call, ``actor.method.remote(...)``, returns a reference at once."""
 
     def wait(self, refs: Sequence[Any], timeout_s: float) -> list[Any]:
         """Return the references whose results arrive within `timeout_s`."""
         ...
 
     def answer(self, ref: Any, timeout_s: float) -> Any:
-        """Return the result of a call, or raise its error; Lost if no result arrives within `timeout_s`."""
+        """Return the result of a call, or raise the call's error; Lost if no result arrives within `timeout_s`."""
         ...
 
-    def node(self) -> str:
-        """Return the id of this process' node."""
-        ...
+    def node(self) -> str: ...
 
 
 class ShardGroup:
@@ -43,16 +41,15 @@ class ShardGroup:
         raise NotImplementedError(f"{type(self).__name__} must define make_actor")
 
     def actor(self, shard: int) -> Any:
-        """Return the current actor of a shard."""
         if not self._actors:
             raise dr.Closed("this store is closed; make another")
         return self._actors[shard]
 
     def renew(self, shard: int) -> None:
-        """Get the actor of a shard again; the old actor may be dead."""
+        """Get the actor of a shard again, since the old actor may be dead."""
         found = self.make_actor(shard)
-        # If the actor is the same, keep its first handle: Ray ends an actor when its first handle is gone, even if
-        # other handles exist.
+        # Keep the first handle of the same actor: Ray ends an actor when its first handle is deleted, even if other
+        # handles exist.
         if found != self._actors[shard]:
             self._actors[shard] = found
 
@@ -86,7 +83,6 @@ class ShardGroup:
         return self._asked(lambda store: store.info(), range(self.num_shards))
 
     def _asked(self, function: Any, shards: Sequence[int]) -> list[Any]:
-        """Return ``function(store)`` for the store of each given shard; ReplayError if a shard does not answer."""
         refs = [self.actor(shard).with_store.remote(function) for shard in shards]
         try:
             return [self.calls.answer(ref, _START_S) for ref in refs]

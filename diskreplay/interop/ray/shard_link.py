@@ -17,8 +17,8 @@ from diskreplay.interop.ray.shared_sampler import SharedSampler
 class LocalShard:
     """Reads the store of a shard on the trainer's own node, without the shard's actor.
 
-    `draws` is True if this object also draws ids, which it does uniformly. Ids are drawn by priorities only in the
-    actor, which keeps the priorities for all trainers.
+    `draws` is True if this object also draws ids, always uniformly. Only the actor draws ids by priorities, because it
+    keeps the priorities for all trainers.
     """
 
     def __init__(self, store: dr.Store, target: Target, seed: int) -> None:
@@ -27,7 +27,7 @@ class LocalShard:
 
     @classmethod
     def opened(cls, path: str, uuid: str, target: Target, seed: int) -> Self | None:
-        """Open the store at a path; None if it cannot be opened or has another UUID."""
+        """Open the store at a path. Return None if it cannot be opened or has another UUID."""
         try:
             store = dr.open(path)
         except (OSError, dr.ReplayError):
@@ -38,7 +38,6 @@ class LocalShard:
         return cls(store, target, seed)
 
     def set_target(self, target: Target) -> None:
-        """Use the view and the distribution of another target."""
         self._reading.close()
         self.draws, self._reading = self._read_by(target)
 
@@ -48,19 +47,18 @@ class LocalShard:
         return draws, SharedSampler(self._store, uniform, run="", seed=self._seed)
 
     def mass(self) -> tuple[float, int]:
-        """Return the number of drawable ids twice: as the mass and as the population of a uniform draw."""
+        """Return the number of drawable ids twice: as the mass and as the population."""
         return self._reading.mass()
 
     def draw(self, size: int) -> Part:
-        """Draw and return a part of ``size`` items; NotEnoughData if no id can be drawn."""
+        """Draw and return a part of ``size`` items. Raises NotEnoughData if no id can be drawn."""
         return self._reading.draw([size], ids_only=False)
 
     def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
-        """Return the fields of these ids; InvalidIndex or SegmentGone if an id was evicted meanwhile."""
+        """Return the fields of these ids. Raises InvalidIndex or SegmentGone if an id was evicted meanwhile."""
         return self._reading.gather(ids)
 
     def close(self) -> None:
-        """Close the store."""
         self._reading.close()
         self._store.close()
 
@@ -73,7 +71,7 @@ _Found = TypeVar("_Found")
 
 
 class Asked(NamedTuple):
-    """A request to a shard: the reference to its answer, the time of sending, and the number of ids in its updates."""
+    """A request to a shard. `ref` is the reference to the answer, and `updated` is the number of ids in the updates."""
 
     ref: Any
     sent: float
@@ -84,9 +82,9 @@ class ShardLink:
     """One trainer's link to one shard. Not thread-safe: a sampler uses it under its lock.
 
     `mass` and `population` are the last values that the shard reported, and 0 while the shard is missing. `heard` is
-    the time of this report. `local` reads the shard's store directly if it is on the trainer's node, otherwise None.
+    the time of this report. `local` reads the shard's store directly; it is None if the store is on another node.
     `lost` is the reason why the shard is missing, and None while it answers. A ping is a request without items: it
-    sends the waiting updates of priorities, and its answer reports the mass.
+    sends the waiting updates of priorities, and the answer reports the mass.
     """
 
     def __init__(self, group: ShardGroup, shard: int, name: str, run: str, seed: int, direct: bool) -> None:
@@ -114,7 +112,7 @@ class ShardLink:
         self.messages += 1
 
     def end_join(self, target: Target, timeout_s: float) -> None:
-        """Wait for the answer to `begin_join`; raises the shard's error, or Lost if no answer comes in time."""
+        """Wait for the answer to `begin_join`. Raises the shard's error, or Lost if no answer comes in time."""
         joining, self._joining = self._joining, None
         joined: Joined = self._calls.answer(joining, timeout_s)
         if self.joined is not None and self.joined.uuid != joined.uuid:
@@ -125,7 +123,7 @@ class ShardLink:
         self.hear(joined.mass, joined.population)
 
     def poll(self, target: Target, deadline_s: float) -> None:
-        """Take the answers to pings that arrived, and try to join a missing shard again, without waiting."""
+        """Handle the answers to pings that arrived, and try to join a missing shard again, without waiting."""
         while self._pings and self._is_there(self._pings[0].ref):
             self.take(self._pings.popleft())
         now = monotonic()
@@ -144,7 +142,10 @@ class ShardLink:
             self.begin_join(target)
 
     def lose(self, reason: str) -> None:
-        """Leave the shard out of draws until it is joined again; count updates of priorities without answer as lost."""
+        """Leave the shard out of draws until it is joined again.
+
+        Updates of priorities that wait, or that were sent with a ping and not answered, count as lost.
+        """
         if self.lost is None:
             self.lost, self.since = reason, monotonic()
             self.mass, self.population = 0.0, 0
@@ -157,7 +158,6 @@ class ShardLink:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, sizes: list[int]) -> Asked:
-        """Request a part for each size in ``sizes`` and send the waiting updates of priorities; return an `Asked`."""
         assert self.joined is not None
         updates, self._pending = joined_updates(self._pending), []
         now = monotonic()
@@ -169,30 +169,25 @@ class ShardLink:
         return Asked(self._actor.draw.remote(request), now, updated)
 
     def ask_mass(self) -> None:
-        """Get the shard's mass from `local`, or request it: `poll` takes the answer.
-
-        No second request is sent before the answer.
-        """
+        """Get the shard's mass from `local`, or request it by a ping, unless an earlier ping has no answer yet."""
         if self.local is not None and self.local.draws:
             self.hear(*self.local.mass())
         elif not self._pings:
             self.send_updates()
 
     def send_updates(self) -> None:
-        """Send the waiting updates of priorities in a request without items; `poll` takes the answer."""
+        """Send a ping; `poll` handles the answer."""
         self._pings.append(self.ask([]))
 
     def hear(self, mass: float, population: int) -> None:
-        """Record the mass and population that the shard reported."""
         self.mass, self.population, self.heard = mass, population, monotonic()
 
     @property
     def pinged(self) -> bool:
-        """Whether a request without items has no answer yet."""
         return bool(self._pings)
 
     def take(self, asked: Asked) -> Reply | None:
-        """Return the answer to a request, and record the mass in the answer; None if the shard does not answer."""
+        """Return the answer to a request, and record the mass in it. Return None if the shard does not answer."""
         try:
             reply: Reply = self._calls.answer(asked.ref, _FETCH_S)
         except Lost as error:
@@ -206,7 +201,7 @@ class ShardLink:
         return reply
 
     def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
-        """Return the fields of these ids; ReplayError if the shard does not answer."""
+        """Return the fields of these ids. Raises ReplayError if the shard does not answer."""
         if self.local is not None:
             return self.local.gather(ids)
         found: tuple[Form, list[NDArray[Any]]] = self._waited(self._actor.gather.remote(self._name, ids))
@@ -221,12 +216,11 @@ class ShardLink:
             self.joined = self.joined._replace(version=version)
 
     def with_sampler(self, function: Callable[[dr.Sampler], _Found]) -> _Found:
-        """Return ``function(sampler)``, called in the shard; ReplayError if the shard does not answer."""
+        """Return ``function(sampler)``, called in the shard. Raises ReplayError if the shard does not answer."""
         found: _Found = self._waited(self._actor.with_sampler.remote(self._name, function))
         return found
 
     def with_store(self, function: Callable[[dr.Store], _Found]) -> _Found:
-        """Return ``function(store)``, called in the shard; ReplayError if the shard does not answer."""
         found: _Found = self._waited(self._actor.with_store.remote(function))
         return found
 
@@ -245,10 +239,6 @@ class ShardLink:
             ) from None
 
     def stats(self) -> dict[str, Any]:
-        """Return the shard's path, address, mass and population, and the reason if it is missing.
-
-        A missing shard also has `missing_s`, the seconds since it was lost.
-        """
         path, address = self.place
         found = {
             "path": path,
@@ -262,7 +252,7 @@ class ShardLink:
     # --- updates -----------------------------------------------------------------------------------------------------
 
     def update(self, update: Update) -> None:
-        """Keep an update of priorities for the next request; count its ids as lost if the shard is missing."""
+        """Keep an update for the next request. If the shard is missing, count the update's ids as lost."""
         if self.lost is not None:
             self.updates_lost += len(update.ids)
             return
@@ -271,11 +261,10 @@ class ShardLink:
         self._pending.append(update)
 
     def update_age(self) -> float:
-        """Return the seconds that the oldest update of priorities has waited; 0 if no update waits."""
+        """Return how long the oldest update of priorities has waited, in seconds; 0 if no update waits."""
         return monotonic() - self._pending_since if self._pending else 0.0
 
     def close(self) -> None:
-        """Send the waiting updates of priorities, wait for the shard's answer, and close the store of `local`."""
         if self._pending and self.lost is None:
             try:
                 self._waited(self.ask([]).ref)

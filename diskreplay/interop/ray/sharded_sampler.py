@@ -221,7 +221,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return batch
 
     def _next(self) -> Drawn:
-        """Request batches ahead, then return the next batch of the oldest `Round` in the queue."""
+        """Request batches ahead, and return the next batch of the oldest `Round` in the queue."""
         while len(self._queue) < self._most_rounds:
             try:
                 self._queue.append(self._rounds.begin([self._batch_size] * self._per_round))
@@ -233,7 +233,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         try:
             drawn = self._rounds.next(found)
         except BaseException:
-            self._queue.popleft()  # the other batches of the round are dropped, too
+            self._queue.popleft()  # this drops the other batches of the round, too
             raise
         if found.next == len(found.counts):
             self._queue.popleft()
@@ -275,7 +275,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         return dr.Batch(dict(batch), ("sharded", *self._target.view.kind)).to(self._device)
 
     def _index(self, index: Any) -> NDArray[np.int64]:
-        """Return an index as int64, (n, 2), shard numbers and ids; InvalidIndex for another shape or unknown shard."""
+        """Return an index as int64, (n, 2). Raises InvalidIndex for another shape or an unknown shard."""
         given = index.detach().cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
         if given.ndim != 2 or given.shape[1] != 2 or (given.size and given.dtype.kind not in "iu"):
             raise dr.InvalidIndex(
@@ -322,7 +322,6 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return self._skipped - before
 
     def _flush(self) -> None:
-        """Send updates that waited half of `update_age_s` or longer, until the sampler is closed."""
         while not self._end.wait(self._update_age_s / 2):
             with self._lock:
                 self._send_updates(self._update_age_s / 2)
@@ -396,7 +395,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             self._load([partial(_load_state, state=own) for own in state["shards"]], state)
 
     def _load(self, loads: Sequence[Callable[[dr.Sampler], None]], own: Mapping[str, Any]) -> None:
-        """Load the states of all shards and the trainer. A refusal or an interrupt leaves all of them unchanged."""
+        """Load the states of all shards and the trainer. A failure or an interrupt leaves all of them unchanged."""
         rng = np.random.PCG64()
         try:
             rng.state, batches = own["rng"], int(own["batches"])
@@ -416,13 +415,13 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         except BaseException:
             self._rounds.rng, self._batches, self._queue = before
             for link, state in begun:
-                with suppress(dr.ReplayError):  # this shard is lost; restore the others
+                with suppress(dr.ReplayError):  # this shard is lost; go on to restore the others
                     link.with_sampler(partial(_load_state, state=state))
             self._rounds.refresh()
             raise
 
     def _send_updates(self, waiting_s: float = 0.0) -> None:
-        """Send the updates that waited longer than `waiting_s`.
+        """Send the updates that have waited longer than `waiting_s`.
 
         A shard applies these updates before it answers a later call.
         """
@@ -506,7 +505,10 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
 
 def _join(links: Sequence[ShardLink], target: Target) -> None:
-    """Call `Shard.join` of each shard, and wait; ReplayError if no shard answers, ValueError if schemas differ."""
+    """Call `Shard.join` of each shard, and wait for the answers.
+
+    Raises ReplayError if no shard answers, and ValueError if the stores have different schemas.
+    """
     for link in links:
         link.begin_join(target)
     until = monotonic() + _START_S
@@ -528,7 +530,6 @@ def _load_state(sampler: dr.Sampler, state: Mapping[str, Any]) -> None:
 
 
 def _errors(td_error: Any) -> NDArray[np.float64]:
-    """Return TD errors as float64, (n,), or (n, length) for sequences; ValueError for another shape."""
     if isinstance(td_error, torch.Tensor):
         td_error = td_error.detach().cpu().double().numpy()
     errors = np.asarray(td_error, np.float64)

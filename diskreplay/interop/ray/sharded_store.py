@@ -12,15 +12,11 @@ from diskreplay.interop.ray.shard_group import Lost, ShardGroup
 
 
 class RayCalls:
-    """`Calls` of Ray: waits for the results of calls to Ray actors."""
-
     def wait(self, refs: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Return the references whose results arrive within `timeout_s`."""
         ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
         return list(ready)
 
     def answer(self, ref: Any, timeout_s: float) -> Any:
-        """Return the result of a call, or raise its error; Lost if no result arrives within `timeout_s`."""
         try:
             return ray.get(ref, timeout=timeout_s)
         except RayTaskError as error:
@@ -34,7 +30,6 @@ class RayCalls:
             raise Lost(str(error).strip().split("\n")[0]) from None
 
     def node(self) -> str:
-        """Return the id of this process' node."""
         return str(ray.get_runtime_context().get_node_id())
 
 
@@ -43,8 +38,6 @@ _SLICE = 0.001  # the part of a node's Ray resource that an actor takes: small, 
 
 
 class ShardActor(Shard):
-    """A shard as an actor of Ray, with the id of its node."""
-
     def __init__(self, path: str, save_s: float) -> None:
         super().__init__(path, save_s, ray.get_runtime_context().get_node_id())
 
@@ -68,18 +61,16 @@ def shard_actor(path: str, address: str, save_s: float) -> Any:
 
 
 def start_ray() -> None:
-    """Call `ray.init` if this process is not connected to Ray."""
     if not ray.is_initialized():
         ray.init()
 
 
 def addresses(alive: bool = True) -> list[str]:
-    """Return the sorted addresses of the living nodes; with ``alive=False``, also the addresses of dead nodes."""
+    """Return the sorted addresses of the living nodes; with ``alive=False``, of all nodes."""
     return sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] or not alive})
 
 
 def own_address() -> str:
-    """Return the address of this process' node."""
     return str(ray.util.get_node_ip_address())
 
 
@@ -145,7 +136,7 @@ def _rebuilt(paths: list[str], nodes: list[str], save_s: float) -> ShardedStore:
 
 
 def _places(path: Any, nodes: Sequence[str] | None) -> list[tuple[str, str]]:
-    """Return the path and the node address of each shard; ValueError if `path` and `nodes` do not fit together."""
+    """Return the path and the node address of each shard. Raises ValueError if the arguments do not fit together."""
     if isinstance(path, str | os.PathLike):
         nodes = addresses() if nodes is None else list(nodes)
         paths = [path] * len(nodes)

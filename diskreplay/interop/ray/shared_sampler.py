@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.interop.ray.messages import TOLD, Form, Part, Target, Update, take_apart
 
-_ATTEMPTS = 100  # an attempt fails if an id is evicted after it was drawn and before it is gathered
+_ATTEMPTS = 100  # an attempt fails if an id is evicted between its draw and the gathering of its fields
 _SKIPPED_DRAWS = 256
 
 
@@ -22,8 +22,8 @@ class SharedSampler:
     priorities and gathers nothing, since trainers on the same node need only ids. `prioritized` is None until a target
     has a distribution by priorities. From then on it keeps the priorities, even if a later target draws uniformly.
 
-    `run` is a random text from the first trainer of a run, so that a later run does not load the priorities that an
-    earlier run saved. `version` counts changes of view and distribution, and `updates` counts updates of priorities.
+    `run` is a random text from the first trainer of a run. By this text, a later run knows that saved priorities are
+    from an earlier run. `version` counts changes of view and distribution, and `updates` counts updates of priorities.
     """
 
     def __init__(self, store: dr.Store, target: Target, run: str, seed: int) -> None:
@@ -45,7 +45,6 @@ class SharedSampler:
 
     @property
     def sampler(self) -> dr.Sampler:
-        """The sampler that draws by the current distribution."""
         return self.prioritized if self.prioritized is not None and self._weighted else self._gathering
 
     @property
@@ -53,7 +52,7 @@ class SharedSampler:
         return bool(self._target.distribution.weighted)
 
     def difference(self, target: Target) -> str | None:
-        """Return this sampler's first field that differs from ``target``, as name and value; None if all are equal."""
+        """Return the first field that differs from ``target``, with this sampler's value; None if none differs."""
         for field in ("view", "distribution", "fields"):
             own = getattr(self._target, field)
             if _described(own) != _described(getattr(target, field)):
@@ -61,7 +60,6 @@ class SharedSampler:
         return None
 
     def set_target(self, target: Target) -> int:
-        """Change the view or distribution; return the new version."""
         self._gathering.view = target.view
         if self.prioritized is not None:
             self.prioritized.view = target.view
@@ -72,7 +70,7 @@ class SharedSampler:
         return self.version
 
     def load(self, saved: str) -> None:
-        """Load the priorities that were saved under a name; StoreNotFound if the store has no state of this name."""
+        """Load the priorities that were saved under a name. Raises StoreNotFound if there are none."""
         if self.prioritized is None:
             return
         self.prioritized.load(saved)
@@ -83,20 +81,19 @@ class SharedSampler:
                 self.prioritized.sample(1)
 
     def save(self, saved: str) -> None:
-        """Save the priorities under a name, if there are any."""
         if self.prioritized is not None:
             self.prioritized.save(saved)
 
     def update(self, update: Update) -> int:
-        """Set priorities, and return the number of skipped ids, such as evicted ids."""
+        """Set priorities. Return the number of skipped ids, for example evicted ids."""
         self.updates += 1
         sampler = self.sampler if self.prioritized is None else self.prioritized
         return sampler.update_priorities(update.ids, update.errors, update.kind)
 
     def mass(self) -> tuple[float, int]:
-        """Return the shard's mass, and the number of drawable ids.
+        """Return the shard's mass and the number of drawable ids.
 
-        The mass is this number or, if ids are drawn by priorities, the sum of their priorities.
+        The mass is the same number or, if ids are drawn by priorities, the sum of their priorities.
         """
         count = self.sampler.sampleable
         return (self.sampler.stats()["priority_sum"] if self._weighted and count else float(count)), count
@@ -121,8 +118,8 @@ class SharedSampler:
             return Part(ids, None, float(population), population, leaves, form)
         within, mass = batch["probability"].numpy(), float(batch["priority_sum"][0])
         if several:
-            # The items of a stratified draw are sorted, so they are shuffled before they are divided among batches. The
-            # ids seed the shuffle, so that a loaded state continues with the same batches.
+            # A stratified draw returns sorted items, which are shuffled before they are divided among batches. The ids
+            # seed the shuffle, so that a loaded state continues with the same batches.
             order = np.random.Generator(np.random.PCG64(int(np.bitwise_xor.reduce(ids)))).permutation(len(ids))
             ids, within = ids[order], within[order]
         part = Part(ids, within, mass, population)
@@ -132,19 +129,17 @@ class SharedSampler:
         return part._replace(form=form, leaves=leaves)
 
     def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
-        """Return the fields of exactly these ids."""
         return self._apart(self._gathering.gather(ids))
 
     def _apart(self, batch: dr.Batch) -> tuple[Form, list[NDArray[Any]]]:
         return take_apart(batch, TOLD, windows=isinstance(self._target.view, dr.Sequences))
 
     def close(self) -> None:
-        """Close the samplers."""
         self._gathering.close()
         if self.prioritized is not None:
             self.prioritized.close()
 
 
 def _described(value: object) -> str:
-    """Return the repr without memory addresses, so that two trainers' functions are equal if their names are equal."""
+    """Return the repr without memory addresses: two trainers' functions count as equal if their names are equal."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

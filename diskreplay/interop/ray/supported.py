@@ -20,7 +20,6 @@ _DISTRIBUTIONS = {
 
 
 def _check_view(view: Any) -> None:
-    """Raise ValueError, with the reason, if shards cannot make batches of a view."""
     for kind, reason in _VIEWS.items():
         if isinstance(view, kind):
             raise ValueError(f"{view} cannot be drawn from shards: {reason}")
@@ -40,7 +39,6 @@ def check_together(view: Any, distribution: Any) -> None:
 
 
 def _check_distribution(distribution: Any) -> None:
-    """Raise ValueError, with the reason, if a distribution cannot draw from shards."""
     for kind, reason in _DISTRIBUTIONS.items():
         if isinstance(distribution, kind):
             raise ValueError(f"{distribution} cannot draw from shards: {reason}")
