@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The module that defines each public name. Type checkers read the imports above instead; a test compares both lists.
+# The module that defines each public name. Type checkers read the imports above, and a test compares both lists.
 _MODULES = {
     "Batch": "diskreplay.sampling.batch",
     "BufferFull": "diskreplay.errors",

@@ -11,7 +11,7 @@ from diskreplay.segments.shards import zstd
 
 
 def check_count(name: str, value: Any, least: int, most: int | None) -> None:
-    """Raise ValueError unless ``value`` is None, or a whole number from ``least`` to ``most`` (None: no maximum)."""
+    """Raise ValueError unless ``value`` is None, or an integer from ``least`` to ``most`` (None: no maximum)."""
     if value is None:
         return
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
@@ -38,7 +38,6 @@ def check_where(where: object) -> None:
 
 
 def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits:
-    """Return the three arguments as the limits of a store; raise ValueError if one of them is invalid."""
     check_count("capacity", capacity, 1, None)
     check_count("capacity_bytes", capacity_bytes, 1, None)
     check_seconds("max_age_s", max_age_s)
@@ -48,7 +47,7 @@ def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits
 def compression_level(value: Any) -> int | None:
     """Return the zstd level in ``value``, the argument ``compression`` of `create`; None: no compression.
 
-    Raises ValueError if the argument is invalid, MissingExtra if zstandard is not installed.
+    Raises ValueError if the argument is invalid, and MissingExtra if zstandard is not installed.
     """
     if value is None:
         return None
@@ -63,5 +62,4 @@ def compression_level(value: Any) -> int | None:
 
 
 def as_int(value: Any) -> int | None:
-    """Return a whole number as a Python int; None stays None."""
     return None if value is None else int(value)

@@ -1,4 +1,4 @@
-"""A parser of JSON in files and saved states; it refuses a document that is nested too deeply before parsing it."""
+"""A parser of JSON that refuses a document with too many levels of nesting before it parses the document."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 MOST_DEPTH = 200
-"""The maximum nesting depth of objects and arrays. The parser is recursive: the stack of any thread has room for this
-depth."""
+"""The maximum number of levels of nested objects and arrays. The parser is recursive, and the stack of any thread has
+room for this number."""
 
 _TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _STEPS = np.zeros(256, np.int8)
@@ -17,7 +17,7 @@ _STEPS[[*b"]}"]] = -1
 
 
 def parse_json(data: str | bytes) -> Any:
-    """Return the value of a JSON document; ValueError if it is invalid or nested deeper than `MOST_DEPTH`."""
+    """Return the value of a JSON document. Raises ValueError if it is invalid or nested deeper than `MOST_DEPTH`."""
     if not isinstance(data, str | bytes):
         raise TypeError(f"JSON must be text or bytes, not {type(data).__name__}")
     text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")

@@ -1,4 +1,4 @@
-"""Closes the resources of an object: on request, when it is garbage collected, or when the interpreter ends."""
+"""Closing of the resources of an object: on request, when it is garbage collected, or when the interpreter ends."""
 
 import os
 import shutil
@@ -9,10 +9,7 @@ from diskreplay.errors import Closed
 
 
 class Closeable(Protocol):
-    """An object that can be closed, such as a store, a writer or a sampler."""
-
-    def close(self) -> None:
-        """Close this object."""
+    def close(self) -> None: ...
 
 
 Kept = list[Closeable]
@@ -20,18 +17,17 @@ Closing: TypeAlias = "weakref.finalize[Any, Any]"
 
 
 def closes(owner: object, kept: Kept, folder: str | None = None) -> Closing:
-    """Return a finalizer that closes ``kept``, last one first, when called, or after ``owner`` is garbage collected.
+    """Return a finalizer that closes ``kept``, last object first, when called or when ``owner`` is garbage collected.
 
-    Every object is closed even if closing another one fails; the first error is raised at the end. ``folder`` is a
-    temporary folder that contains the store; None: the store is not temporary. The folder is deleted before the objects
-    are closed, because the segments of a deleted store need not be sealed. If a ``folder`` is given, errors of closing
-    are ignored.
+    All objects are closed even if closing one of them fails; the first error is raised at the end. ``folder`` is a
+    temporary folder with the store; None: the store is not temporary. The folder is deleted before the objects are
+    closed, because the segments of a deleted store need not be sealed. If ``folder`` is given, errors of closing are
+    ignored.
     """
     return weakref.finalize(owner, _close, kept, folder, os.getpid())
 
 
 def check_open(owner: object, closing: Closing) -> None:
-    """Raise Closed, which names the owner's class, if the finalizer that `closes` returned has run."""
     if not closing.alive:
         raise Closed(f"this {type(owner).__name__} is closed; make another")
 

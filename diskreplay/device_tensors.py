@@ -6,21 +6,22 @@ from typing import Any
 
 import numpy as np
 
-# Torch keeps pinned memory for later copies, and never frees it. So larger tensors are copied to ordinary memory.
+# Torch keeps pinned memory for later copies, and never frees it. So tensors above this size are copied to ordinary
+# memory.
 MOST_PINNED_BYTES = 256 << 20
 
 _NEVER_ON_DEVICE = frozenset({np.ndarray, bool, int, float, NoneType})
 
 
 def fetched(*values: Any) -> tuple[Any, ...]:
-    """Return values, nested in dicts and tuples, with CPU tensors in place of tensors on CUDA devices.
+    """Return ``values``, nested in dicts and tuples, with CPU tensors in place of tensors on CUDA devices.
 
-    A copy starts after the earlier operations of its device's current stream. All copies are complete when the function
-    returns. If no tensor is on a CUDA device, the values are returned unchanged.
+    A copy starts after the earlier operations of the current stream of the tensor's device. All copies are complete
+    when the function returns. If no tensor is on a CUDA device, the values are returned unchanged.
     """
     if not _are_on_device(values):
         return values
-    import torch  # torch is already loaded if there are tensors; a process that writes only arrays never loads torch
+    import torch  # not earlier: a process that writes only arrays never loads torch
 
     devices = set()
 
@@ -43,7 +44,7 @@ def fetched(*values: Any) -> tuple[Any, ...]:
 
 
 def _are_on_device(values: Iterable[Any]) -> bool:
-    """Return whether any value is a tensor on a CUDA device; every append calls this, so it has to be fast."""
+    """Return whether any value is a tensor on a CUDA device. This must be fast, since every append calls it."""
     for value in values:
         if type(value) in _NEVER_ON_DEVICE:
             continue

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 
 from diskreplay.folders import shown
 
-# `warn_caller` skips frames of these modules: this package, and the modules that run decorators and imports.
+# `warn_caller` skips the frames of this package, and of the modules that run decorators and imports.
 _INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib", "importlib")
 
 
@@ -308,15 +308,15 @@ def _fails_to_import(error: Exception) -> str | None:
             library = module
         at = at.tb_next
     if isinstance(error, ModuleNotFoundError):
-        # A missing part of a namespace package, such as google.protobuf, is a missing library, not a broken one.
+        # If a part of a namespace package is missing, such as google.protobuf, a library is missing, and none is
+        # broken.
         whole = library == top or getattr(sys.modules.get(top), "__file__", None) is not None
         return top if inside and whole else None
     return library or (isinstance(error, ImportError) and top) or None
 
 
 def _version(library: str) -> str:
-    """Return the version of a library; a question mark if its distribution is unknown."""
-    from importlib import metadata  # slow, and only needed for this message
+    from importlib import metadata  # imported here: the import is slow, and only this message needs it
 
     for name in (library, *metadata.packages_distributions().get(library, ())):
         try:
@@ -339,7 +339,7 @@ class DamagedSegmentWarning(RuntimeWarning):
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning for the line of the user's code, outside of this package, that made the call."""
+    """Issue a warning that names the line of the user's code, outside of this package, that made the call."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and (name := frame.f_globals.get("__name__", "")).startswith(_INSIDE):
         level += not name.startswith("importlib._bootstrap")  # `warnings` does not count these frames

@@ -1,4 +1,4 @@
-"""Folders that are kept open by a descriptor: files below such a folder are found even if its path changes.
+"""Folders that a descriptor keeps open: the files in such a folder are found even if the folder's path changes.
 
 `/proc/self/fd/N` leads to the folder that descriptor N was opened on, even after that folder was renamed and another
 folder has taken its old path. Reads and writes below `/proc/self/fd/N` reach the folder of the descriptor, or fail.
@@ -55,12 +55,12 @@ class OpenFolder:
         _open[self.fd] = self
 
     def closed(self) -> "OpenFolder":
-        """Return an `OpenFolder` of the same name without a descriptor: no file is found below its `path`."""
+        """Return an `OpenFolder` of the same name without a descriptor. No file is found below its `path`."""
         return OpenFolder(self.name, closed=True)
 
     @classmethod
     def of(cls, place: "OpenFolder | os.PathLike[str] | str") -> "OpenFolder":
-        """Return ``place`` if it is an open `OpenFolder`; else open the folder at its `name`, or at the path."""
+        """Return ``place`` if it is an open `OpenFolder`. Otherwise open the folder at its `name`, or at the path."""
         if isinstance(place, OpenFolder):
             return place if place.fd >= 0 else cls(place.name)
         return cls(Path(place).absolute())
@@ -83,18 +83,13 @@ class OpenFolder:
 
 
 class Lookup:
-    """Finds files by their full paths."""
-
     def open(self, path: str, flags: int) -> int:
-        """Open a file, and return the descriptor."""
         return os.open(path, flags)
 
     def status(self, path: str) -> os.stat_result:
-        """Return the `os.stat` result of a file."""
         return os.stat(path)
 
     def is_link(self, path: str) -> bool:
-        """Return whether a path is a symbolic link."""
         return os.path.islink(path)
 
 
@@ -102,10 +97,10 @@ BY_PATH = Lookup()
 
 
 class LookupBelow(Lookup):
-    """Finds files below one folder by its descriptor: three times as fast as by full paths. Not thread-safe.
+    """Finds files below one folder by the folder's descriptor, three times as fast as by full paths. Not thread-safe.
 
     Files outside the folder are found by their full paths. A failed lookup is repeated with the full path, so that the
-    error contains this path.
+    error contains the full path.
 
     Raises
     ------
@@ -117,34 +112,29 @@ class LookupBelow(Lookup):
         self._folder = f"{folder}/"
 
     def __enter__(self) -> Self:
-        """Open the folder."""
         self._fd = os.open(self._folder[:-1], os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Close the folder."""
         os.close(self._fd)
 
     def open(self, path: str, flags: int) -> int:
-        """Open a file, and return the descriptor."""
         if path.startswith(self._folder):
             try:
                 return os.open(path[len(self._folder) :], flags, dir_fd=self._fd)
-            except OSError:  # the full path is tried below
+            except OSError:  # the full path is tried next
                 pass
         return super().open(path, flags)
 
     def status(self, path: str) -> os.stat_result:
-        """Return the `os.stat` result of a file."""
         if path.startswith(self._folder):
             try:
                 return os.stat(path[len(self._folder) :], dir_fd=self._fd)
-            except OSError:  # the full path is tried below, as in `open`
+            except OSError:  # the full path is tried next
                 pass
         return super().status(path)
 
     def is_link(self, path: str) -> bool:
-        """Return whether a path is a symbolic link."""
         if not path.startswith(self._folder):
             return super().is_link(path)
         try:
@@ -154,19 +144,19 @@ class LookupBelow(Lookup):
 
 
 def close_when_collected(owner: object, fd: int) -> None:
-    """Close a descriptor when the last reference to its owner is gone; the system closes it when the process ends."""
+    """Close a descriptor when its owner is garbage collected. At exit, the system closes it."""
     weakref.finalize(owner, _close, fd).atexit = False
 
 
 def _close(fd: int) -> None:
-    os.close(fd)  # `os.close` is looked up at each call: tests replace it to watch system calls
+    os.close(fd)  # `os.close` is looked up at each call, because tests replace it to watch system calls
 
 
 _open: weakref.WeakValueDictionary[int, OpenFolder] = weakref.WeakValueDictionary()
 
 
 def is_taken(path: Path) -> bool:
-    """Return whether there is anything at ``path``, except an empty folder."""
+    """Return whether anything is at ``path``. An empty folder counts as nothing."""
     return os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
 
 
@@ -187,7 +177,7 @@ def hidden_sibling(path: Path, suffix: str) -> Path:
 
 
 def is_folder(path: os.PathLike[str] | str) -> bool:
-    """Return whether a path is a folder, and not a link to one; ``/proc/self/fd/N`` does not count as a link."""
+    """Return whether a path is a folder, and not a link to one. ``/proc/self/fd/N`` does not count as a link."""
     if _BELOW.fullmatch(os.fspath(path)):
         return os.path.isdir(path)
     try:
@@ -199,8 +189,8 @@ def is_folder(path: os.PathLike[str] | str) -> bool:
 def is_deleted(fd: int) -> bool:
     """Return whether the file or folder of an open descriptor was deleted.
 
-    Some file systems do not keep a link count for folders. So the path in /proc is checked too: the kernel appends "
-    (deleted)" to the path of a deleted folder.
+    Some file systems keep no link count for folders. So the path in /proc is checked, too: to the path of a deleted
+    folder, the kernel appends the word "(deleted)".
     """
     try:
         status = os.fstat(fd)
@@ -211,7 +201,7 @@ def is_deleted(fd: int) -> bool:
         return True
     if not name.endswith(_DELETED):
         return False
-    try:  # the name of an existing folder may end in " (deleted)" too
+    try:  # an existing folder may have a name that ends in " (deleted)"
         there = os.lstat(name)
     except OSError:
         return True
@@ -219,7 +209,7 @@ def is_deleted(fd: int) -> bool:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder to a new path; raise the first OSError with its errno, which `shutil.copytree` would hide."""
+    """Copy a folder to a new path. Raise the first OSError with its errno, which `shutil.copytree` would hide."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -243,7 +233,7 @@ def _given(found: re.Match[str]) -> str:
 
 
 def show_paths(error: _Error) -> _Error:
-    """Apply `shown` to the file names of an error, and of the errors that led to it; return the error."""
+    """Apply `shown` to the file names in an error and in the errors that led to it. Return the error."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -261,12 +251,11 @@ def show_paths(error: _Error) -> _Error:
 
 
 class shown_paths(ContextDecorator):
-    """A context manager or decorator: errors raised in the block name paths as the user gave them."""
+    """A context manager or decorator: errors that are raised in the block name paths as the user gave them."""
 
     def __enter__(self) -> None:
-        """Do nothing."""
+        pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Replace the paths in the error."""
         if error is not None:
             show_paths(error)

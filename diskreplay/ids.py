@@ -26,16 +26,16 @@ END_MARKER = 32
 EPISODE_VALUES = 64
 DISCARDED = 128
 NO_STEP = OBSERVATION_ONLY | END_MARKER
-# Only two kinds of rows have the flag DISCARDED. DISCARD: the end marker of an episode that its writer discarded.
-# DISCARD_BEFORE: the only row of an episode without steps. Such an episode continues one that was cut for its length
-# (because its segment was full). The flag says that the cut episode, and the earlier ones which that one continues, are
-# discarded.
+# Only two kinds of rows have the flag DISCARDED. A row with the flags DISCARD is the end marker of an episode that its
+# writer discarded. A row with the flags DISCARD_BEFORE is the only row of an episode without steps, which continues an
+# episode that was cut for its length. The row says that the cut episode, and all earlier episodes that the cut episode
+# continues, are discarded.
 DISCARD = END_MARKER | DISCARDED
 DISCARD_BEFORE = FIRST | CUT | DISCARD
 
 # The bits of `EpisodeTable.end` are TERMINATED, TRUNCATED, OBSERVATION_ONLY (the episode has a final observation), CUT,
-# EPISODE_VALUES, DISCARDED, and these two. CONTINUES: the episode continues one that was cut for its length. OPEN: the
-# episode has not ended.
+# EPISODE_VALUES, DISCARDED, CONTINUES (the episode continues another one that was cut for its length), and OPEN (the
+# episode has not ended).
 CONTINUES = FIRST
 OPEN = 256
 
@@ -45,9 +45,9 @@ EPISODE_COLUMNS = 6
 
 
 def is_end_with_values(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return, for each row after the last step of an episode, whether it holds the values of the episode fields.
+    """Return, for each row after the last step of an episode, whether the row has the values of the episode fields.
 
-    ``flags`` are the flags of these rows, (n,). A row holds the values if it is the final observation or the end marker
+    ``flags``, (n,), are the flags of these rows. A row has the values if it is the final observation or the end marker
     of the episode, and was published with the values.
     """
     found: NDArray[np.bool_] = (flags & (EPISODE_VALUES | FIRST)) == EPISODE_VALUES
@@ -60,7 +60,7 @@ class EpisodeTable:
     ``first`` is the id of the first step, and ``stride`` the difference between the ids of successive steps. ``steps``
     and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has bits that tell how the episode
     ended; this module defines the bits. ``time`` is the publishing time of the first step, in nanoseconds since the
-    epoch; it is 0 in a store without limits. All six are views of the columns of ``lines``.
+    epoch; it is 0 in a store without limits. Each of the six is a view of a column of ``lines``.
     """
 
     __slots__ = ("lines",)
@@ -70,7 +70,7 @@ class EpisodeTable:
 
     @classmethod
     def of(cls, *columns: Any) -> "EpisodeTable":
-        """Return the table with these columns, in the order from FIRST_ID to TIME; missing columns are 0."""
+        """Return the table with these columns, in the order from FIRST_ID to TIME. Missing columns are 0."""
         lines = np.zeros((len(columns[FIRST_ID]), EPISODE_COLUMNS), np.int64)
         for number, column in enumerate(columns):
             lines[:, number] = column
@@ -78,56 +78,47 @@ class EpisodeTable:
 
     @classmethod
     def concatenate(cls, parts: "Sequence[EpisodeTable]") -> "EpisodeTable":
-        """Return one table with the episodes of all ``parts``."""
         return cls(np.concatenate([np.zeros((0, EPISODE_COLUMNS), np.int64), *(part.lines for part in parts)]))
 
     def __len__(self) -> int:
-        """Return the number of episodes."""
         return len(self.lines)
 
     def select(self, which: Any) -> "EpisodeTable":
-        """Return the episodes at ``which``: a slice, a mask or positions."""
+        """Return the table of the episodes at ``which``: a slice, a mask or positions."""
         return EpisodeTable(self.lines[which])
 
     def without_discarded(self) -> "EpisodeTable":
-        """Return the episodes that were not discarded by their writers."""
         discarded = self.end & DISCARDED != 0
         return self.select(~discarded) if discarded.any() else self
 
     def with_discarded(self, at: Any) -> "EpisodeTable":
-        """Return a copy of the table in which the episodes at the positions ``at`` are discarded."""
+        """Return a copy in which the episodes at the positions ``at`` are discarded."""
         lines = self.lines.copy()
         lines[at, END] |= DISCARDED
         return EpisodeTable(lines)
 
     @property
     def first(self) -> Ints:
-        """The id of the first step of each episode."""
         return self.lines[:, FIRST_ID]
 
     @property
     def stride(self) -> Ints:
-        """The difference between the ids of successive steps, for each episode."""
         return self.lines[:, STRIDE]
 
     @property
     def steps(self) -> Ints:
-        """The number of steps of each episode."""
         return self.lines[:, STEPS]
 
     @property
     def obs_rows(self) -> Ints:
-        """The number of existing observations of each episode."""
         return self.lines[:, OBS_ROWS]
 
     @property
     def end(self) -> Ints:
-        """The bits that tell how each episode ended."""
         return self.lines[:, END]
 
     @property
     def time(self) -> Ints:
-        """The publishing time of each episode's first step, in nanoseconds since the epoch, or 0."""
         return self.lines[:, TIME]
 
 
@@ -149,7 +140,7 @@ def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints
 
 
 def row_keys(ids: Ints, lanes: Ints, lane: Ints, row: Ints) -> Ints:
-    """Return a sort key for each id: keys order ids by segment, lane and row, and grow by one per row of a lane.
+    """Return a sort key for each id. Keys order ids by segment, lane and row, and grow by one per row of a lane.
 
     ``lanes`` has the number of lanes of each id's segment; ``lane`` and ``row`` have each id's lane and row.
     """

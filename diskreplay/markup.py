@@ -1,6 +1,6 @@
-"""Functions that make HTML: they escape all text, and the type `Html` distinguishes escaped text from other text.
+"""Functions that make HTML. They escape all text, and the type `Html` tells escaped text from other text.
 
-Only these functions make `Html` of text, so a type checker refuses text that was not escaped.
+Only these functions return `Html`, so a type checker refuses text that was not escaped.
 """
 
 from base64 import b64encode
@@ -15,7 +15,7 @@ NOTHING = Html("")
 
 
 def clean(text: object) -> str:
-    """Return a text with unprintable characters escaped: names in a store could hold a terminal's escape sequences."""
+    """Return a text with unprintable characters escaped: a name in a store may contain commands for a terminal."""
     said = str(text)
     if said.isprintable():
         return said
@@ -28,16 +28,15 @@ def text(value: object) -> Html:
 
 
 def element(tag: str, /, *content: Html, **attributes: object) -> Html:
-    """Return the HTML element ``tag`` with this content and these attributes."""
     said = "".join(f' {key}="{text(value)}"' for key, value in attributes.items())
     return Html(f"<{tag}{said}>{''.join(content)}</{tag}>")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0) -> Html:
-    """Return a table of rows of cells; a header that begins with ">" marks a column of numbers, aligned to the right.
+    """Return a table of rows of cells. A header that begins with ">" marks a column of numbers, aligned to the right.
 
-    ``total`` is the number of existing rows: if it is larger than the number of ``rows``, the caption says how many are
-    not shown.
+    ``total`` is the number of existing rows. If it is larger than the number of ``rows``, the caption says how many
+    rows are not shown.
     """
     names = [header.removeprefix(">") for header in headers]
     sides = [
@@ -59,7 +58,6 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0
 
 
 def facts(values: Mapping[str, Html]) -> Html:
-    """Return a table with one line for each name and its value."""
     rows = (
         element("tr", element("th", text(name), scope="row"), element("td", value)) for name, value in values.items()
     )

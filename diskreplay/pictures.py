@@ -1,4 +1,4 @@
-"""Finds the fields of a store that hold images, and converts their frames to pictures, as PNG, GIF or MP4."""
+"""Finding of the fields that hold images, and conversion of their frames to PNG, GIF or MP4."""
 
 import io
 from fractions import Fraction
@@ -11,11 +11,11 @@ from diskreplay.errors import MissingExtra, ReplayError
 from diskreplay.schema.spaces import Field
 
 ROW = 8  # the number of frames in a row of a strip
-_VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # the best one first
+_VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # the best codec first
 
 
 def is_image(leaf: Field) -> bool:
-    """Return whether a field may hold images: it has two or three axes, and at least two are longer than 1."""
+    """Return whether a field may hold images: it has two or three axes, of which two or more are longer than 1."""
     return len(leaf.shape) in (2, 3) and sorted(leaf.shape)[-2] > 1
 
 
@@ -23,8 +23,8 @@ def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
     """Return n frames as pictures: (n, height, width) in grey, or (n, height, width, 3) in colour.
 
     If frames have another number of channels than three, such as a stack of grey images, only the last channel is
-    shown. Values of other dtypes than uint8 are scaled so that the smallest becomes 0 and the largest 255; NaN and
-    infinity become 0.
+    shown. If the dtype is not uint8, the values are scaled so that the smallest value becomes 0 and the largest 255;
+    NaN and infinity become 0.
     """
     if rows.ndim == 4:
         if rows.shape[1] < min(rows.shape[2:]):  # the axis of channels, or of stacked frames, is the first
@@ -41,13 +41,12 @@ def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return the indexes of at most ``most`` of ``count`` frames, at equal distances from the first to the last one."""
+    """Return the indexes of at most ``most`` of ``count`` frames, equally spaced, the first and the last included."""
     found: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int)).tolist()
     return found
 
 
 def strip(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return one picture of all frames, at most `ROW` in a row, with a white line of one pixel between them."""
     count, height, width = images.shape[:3]
     columns = min(count, ROW)
     lines = -(-count // columns)
@@ -59,7 +58,7 @@ def strip(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def smaller(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """Return the pictures reduced to at most ``most`` pixels per side: each pixel is the mean of a square block.
+    """Return the pictures reduced to at most ``most`` pixels per side. Each pixel is the mean of a square block.
 
     Pictures that are narrower than such a block are returned unchanged.
     """
@@ -74,7 +73,6 @@ def smaller(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
 
 
 def png(image: NDArray[np.uint8]) -> bytes:
-    """Return a picture as the bytes of a PNG file."""
     with MissingExtra.raised_for("a picture of frames", "plot"):
         from PIL import Image
 
@@ -84,7 +82,6 @@ def png(image: NDArray[np.uint8]) -> bytes:
 
 
 def gif(images: NDArray[np.uint8], fps: float) -> bytes:
-    """Return the bytes of a GIF that shows ``fps`` pictures a second and loops forever."""
     with MissingExtra.raised_for("a picture of frames", "plot"):
         from PIL import Image
 
@@ -97,7 +94,7 @@ def gif(images: NDArray[np.uint8], fps: float) -> bytes:
 def mp4(images: NDArray[np.uint8], fps: float) -> bytes:
     """Return the bytes of an MP4 with ``fps`` pictures a second: H.264, or MPEG-4 if PyAV cannot encode H.264.
 
-    The last row or column is repeated if the number of rows or columns is odd: the codecs need even sizes.
+    An odd number of rows or columns is made even by repeating the last one, since the codecs need even sizes.
     """
     with MissingExtra.raised_for("a film of frames", "video"):
         import av
@@ -116,7 +113,7 @@ def mp4(images: NDArray[np.uint8], fps: float) -> bytes:
     with av.open(file, "w", format="mp4") as container:
         options = {"crf": "18"} if codec == "libx264" else {}  # visually lossless
         stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1000), options=options)
-        stream.height, stream.width, stream.pix_fmt = *padded.shape[1:3], "yuv420p"  # every player supports it
+        stream.height, stream.width, stream.pix_fmt = *padded.shape[1:3], "yuv420p"  # every player supports this format
         for image in padded:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         container.mux(stream.encode())

@@ -41,7 +41,7 @@ def each_of(alive: weakref.WeakSet[Any]) -> list[Any]:
 
 
 def fork_listeners(notify: Callable[[Any], object]) -> weakref.WeakSet[Any]:
-    """Return a new, empty set; in every forked child, ``notify(item)`` is called for each item that was added to it."""
+    """Return a new, empty set. In every forked child, ``notify(item)`` is called for each item of the set."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def notify_all() -> None:
@@ -57,7 +57,7 @@ class computed_once(Generic[T]):
 
     In Python 3.11, `functools.cached_property` has one lock for all objects of a class. A child that is forked while
     another thread of its parent holds that lock would wait forever. Without a lock, two threads may compute the value
-    of an object at the same time; both get a correct value.
+    of an object at the same time; each gets a correct value.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -79,7 +79,7 @@ class computed_once(Generic[T]):
 
 
 class Job(Generic[T]):
-    """A call that a thread makes after `Workers.begin` has queued the job. Any thread may wait for its result."""
+    """A call that a thread makes after `Workers.begin` has queued the job. Any thread may wait for the result."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call: Callable[[], T] | None = call
@@ -90,7 +90,7 @@ class Job(Generic[T]):
         self._over.acquire()
 
     def result(self) -> T:
-        """Return the result of the call, or raise its error; if no thread of `Workers` makes the call, make it here."""
+        """Return the result of the call, or raise its error. If no thread of `Workers` makes the call, make it here."""
         if self._is_queued and not self._is_withdrawn:
             with self._over:
                 pass
@@ -104,21 +104,21 @@ class Job(Generic[T]):
         return self._found
 
     def withdraw(self) -> None:
-        """Withdraw the job, and wait until no thread is making the call; may be repeated after an interrupt."""
+        """Withdraw the job, and wait until no thread is making the call. An interrupted caller may call this again."""
         self._is_withdrawn = True
         if self._is_begun:  # a thread sets this flag before it checks whether the job is withdrawn
             with self._over:
                 pass
 
     def _make(self, is_wanted: bool) -> None:
-        """In a thread of `Workers`, make the call unless the job was withdrawn or ``is_wanted`` is False."""
+        """Make the call in a thread of `Workers`, unless the job was withdrawn or ``is_wanted`` is False."""
         self._is_begun = True
         try:
             if not is_wanted:
                 self._is_withdrawn = True
             if not self._is_withdrawn and self._call is not None:
                 self._found = self._call()
-                self._call = None  # this releases the memory to which the call refers
+                self._call = None  # this releases the memory that the call refers to
         except BaseException as error:
             self._error, self._call = error, None
         finally:
@@ -126,9 +126,10 @@ class Job(Generic[T]):
 
 
 class _Line:
-    """The queue of the jobs of a `Workers` object; a thread ends when it takes None from the queue.
+    """The queue of the jobs of a `Workers` object. A thread ends when it takes None from the queue.
 
-    The threads refer to the queue, and not to the `Workers` object, so that this object can be garbage collected.
+    The threads refer to the queue, and not to the `Workers` object, so that the `Workers` object can be garbage
+    collected.
     """
 
     def __init__(self) -> None:
@@ -138,11 +139,11 @@ class _Line:
 
 
 class Workers:
-    """Threads that take jobs from one queue, first in first out, and make their calls. They start with the first job.
+    """Threads that take jobs from one queue, first in first out, and make the calls. They start with the first job.
 
     The threads end after `close`, soon after the last reference to this object is gone, or when the interpreter ends. A
     forked child gets threads of its own. If no thread can make a call, because the system has no room for a thread or
-    all have ended, the caller of `Job.result` makes it.
+    all threads have ended, the caller of `Job.result` makes the call.
 
     Concurrency: any thread may begin jobs; only one thread may call `close`.
     """
@@ -160,14 +161,13 @@ class Workers:
         weakref.finalize(self, _dismiss, line, self._count).atexit = False
 
     def begin(self, job: Job[T]) -> Job[T]:
-        """Queue a job for a thread, and return the job."""
         if self._start():
             self._line.jobs.put(job)
             job._is_queued = True
         return job
 
     def _start(self) -> bool:
-        """Start the threads if they were not started; return whether they take jobs."""
+        """Start the threads if they were not started. Return whether they take jobs."""
         if not self._is_started and not self._line.is_closed:
             with suppress(RuntimeError):  # the system has no room for a thread, or the interpreter is ending
                 start_new_thread(_start_all, (self._threads, self._line))
@@ -175,7 +175,7 @@ class Workers:
         return self._is_started and not self._line.is_closed
 
     def close(self) -> None:
-        """Wait for the calls that the threads have begun, and end the threads; may be repeated."""
+        """Wait for the calls that the threads have begun, and end the threads. Closing twice is fine."""
         _dismiss(self._line, self._count)
         with self._line.starting:
             for thread in self._threads:
@@ -184,21 +184,20 @@ class Workers:
 
 
 def _start_all(threads: list[threading.Thread], line: _Line) -> None:
-    """Start the threads that have not started yet; runs in a helper thread, or in two if a caller was interrupted."""
+    """Start the threads that have not started yet. Two helper threads run this if a caller was interrupted."""
     with line.starting:
         for thread in threads:
             with suppress(RuntimeError):  # the thread was already started, or the system has no room for it
                 if not line.is_closed:
                     thread.start()
         if all(thread.ident is None for thread in threads):
-            _work(line)  # no other thread could start: this one makes the calls
+            _work(line)  # if no thread could start, this thread makes the calls
 
 
 def _work(line: _Line) -> None:
-    """Make the calls of jobs until the queue yields None."""
     while (job := line.jobs.get()) is not None:
         job._make(is_wanted=not line.is_closed)
-        del job  # else the thread would keep the result in memory until its next job
+        del job  # without this line, the result would stay in memory until the next job
 
 
 def _dismiss(line: _Line, count: int) -> None:
@@ -212,6 +211,6 @@ _alive = fork_listeners(lambda workers: workers._renew())
 
 @atexit.register
 def _close_all() -> None:
-    """End all threads before the interpreter ends: the interpreter would stop them anywhere, even inside a library."""
+    """End all threads before the interpreter ends, which would stop them at any point, even inside a library."""
     for workers in list(_alive):
         workers.close()

@@ -179,11 +179,11 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             super().close()
 
     def _cut(self, writer: "Writer") -> None:
-        """End the open episode and store its episode fields. Fields that were set for the next episode are kept."""
+        """End the open episode and store its episode fields. Fields that were set for the next episode stay set."""
         running = self._values.running.copy()
         for _, episode in self._values.of_episodes(running):
             writer.end_episode(episode=episode or None)
-        writer.end_episode()  # ends an episode that an error has left open
+        writer.end_episode()  # an error may have left an episode open that is not in `running`
         self._values.forget(running)
 
     def _record(
@@ -192,7 +192,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = result
         ended = bool(terminated or truncated)
         values, next_obs = self._values, self._values.own("obs", obs)
-        values.running[:] = True  # this step may begin an episode: by autoreset, or after a discarded one
+        values.running[:] = True  # after an autoreset or a discarded episode, this step begins an episode
         if not self._idle:
             assert self._obs is not None
             infos, episode = values.from_info(info, ended)
@@ -297,8 +297,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._idle = np.zeros(env.num_envs, bool)  # lanes without an episode, of which the next step is not recorded
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
-        # Initialise the wrapper last: if a line above raised after it, gymnasium before 1.3 would close the
-        # environments when the wrapper is discarded.
+        # Initialise the wrapper last. Otherwise, after an error in a line above, gymnasium before 1.3 would close the
+        # environments when the wrapper is deleted.
         super().__init__(env)
 
     def set_extra(self, **fields: Any) -> None:
@@ -399,11 +399,11 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             super().close(**kwargs)
 
     def _cut(self, writer: "VectorWriter", lanes: np.ndarray) -> None:
-        """End the open episodes of lanes and store their episode fields. Fields set for the next episodes are kept."""
+        """End the open episodes of lanes and store their episode fields. Fields set for the next episodes stay set."""
         running = self._values.running & lanes
         for some, episode in self._values.of_episodes(running):
             writer.end_episode(mask=some, episode=episode or None)
-        writer.end_episode(mask=lanes)  # ends episodes that an error has left open
+        writer.end_episode(mask=lanes)  # an error may have left episodes open that are not in `running`
         self._values.forget(running)
 
     def _begin(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
@@ -426,7 +426,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         ended = terminated.astype(bool) | truncated.astype(bool)  # the writer refuses values that are not flags
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
-        # With NEXT_STEP the call resets the idle lanes. A live lane whose last episode was discarded begins an episode.
+        # With NEXT_STEP, this call has reset the idle lanes. In a live lane, the first step after a discarded episode
+        # begins a new episode.
         values.running |= live | (self._mode is AutoresetMode.NEXT_STEP)
         if live.any():
             next_obs, unknown, infos, episode = self._ends(after, info, live, ended & live)
@@ -463,7 +464,10 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     def _ends(
         self, after: dict[str, np.ndarray], info: dict[str, Any], live: np.ndarray, ended: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, Any], dict[str, Any] | None]:
-        """Return next observations, a mask of lanes where these are unknown, and extra and episode fields from info."""
+        """Return the next observations, a mask of the lanes whose next observation is unknown, and fields from info.
+
+        The fields are the extra fields of the step, and the episode fields of the ending episodes or None.
+        """
         lanes, ends = np.flatnonzero(live), np.flatnonzero(ended)
         if self._mode is not AutoresetMode.SAME_STEP or not ends.size:
             return after, np.zeros_like(live), *self._values.from_infos([(info, lanes)], [(info, ends)])
@@ -499,7 +503,7 @@ def _has_autoreset(env: gym.Env[Any, Any]) -> bool:
 
 
 def _check_recorded_once(env: object, store: "Store") -> None:
-    """Raise ValueError if an inner wrapper already records into the store: each step would be stored twice."""
+    """Raise ValueError if an inner wrapper already records into the store, since each step would be stored twice."""
     while isinstance(env, gym.Wrapper | VectorWrapper):
         if isinstance(env, RecordEpisodes | RecordVectorEpisodes) and env._store.path == store.path:
             raise ValueError(f"this environment is recorded into {store.path} already: wrap env.env, or another one")

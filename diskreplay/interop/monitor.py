@@ -26,8 +26,8 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 # Upper bounds of histogram buckets: 0, 1, 2, 5, 10, ... for steps and versions, 0.0001, 0.0002, ... for priorities.
 COUNTS = (0.0, *(float(digit * 10**power) for power in range(10) for digit in (1, 2, 5)))
 PRIORITIES = tuple(float(f"{digit}e{power}") for power in range(-4, 4) for digit in (1, 2, 5))
-# All states in `Store.info`. A state that no segment or writer has is reported as 0. If the state were left out, its
-# chart would keep the last number.
+# All states in `Store.info`. A state that no segment or writer has is reported as 0: without a report, the chart of the
+# state would keep the last number.
 STATES = {
     "segments": ("sealed", "writing", "dead", "foreign", "unknown", "damaged"),
     "writers": ("alive", "dead", "closed", "unknown"),
@@ -37,9 +37,9 @@ STATES = {
 class Measure(NamedTuple):
     """The description of a number, or of a histogram of numbers, in `Store.info` or `Sampler.stats`.
 
-    ``key`` is the path in the nested dicts. ``name`` and ``unit`` are parts of the name for Prometheus. If the path
-    leads to a dict, ``label`` is the Prometheus label whose values are the keys of this dict. ``bounds`` are the upper
-    bounds of the buckets of a histogram.
+    ``key`` is the path in the nested dicts. ``name`` and ``unit`` are parts of the metric's name in Prometheus. If the
+    path leads to a dict, ``label`` is the Prometheus label whose values are the keys of this dict. ``bounds`` are the
+    upper bounds of the buckets of a histogram.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Measure(NamedTuple):
     bounds: Sequence[float] = ()
 
     def metric(self, group: str) -> str:
-        """Return the name for Prometheus, with the group ("store" or "sampler"), the unit, and "total" for counters."""
+        """Return the name in Prometheus. ``group`` is "store" or "sampler"."""
         parts = ("diskreplay", group, self.name, self.unit, "total" if self.kind == COUNTER else "")
         return "_".join(filter(None, parts))
 
@@ -120,25 +120,20 @@ SAMPLER = (
 class TensorBoardWriter(Protocol):
     """A `SummaryWriter` of `torch.utils.tensorboard` or tensorboardX, with the methods that this module calls."""
 
-    def add_scalar(self, tag: str, value: Any, step: int, /) -> object:
-        """Write a number."""
-
-    def add_histogram(self, tag: str, values: Any, step: int, /) -> object:
-        """Write a histogram of numbers."""
+    def add_scalar(self, tag: str, value: Any, step: int, /) -> object: ...
+    def add_histogram(self, tag: str, values: Any, step: int, /) -> object: ...
 
 
 class WandbRun(Protocol):
     """A run of Weights & Biases, with the method that this module calls."""
 
-    def log(self, data: dict[str, Any], step: int | None = None) -> object:
-        """Log numbers and histograms by name."""
+    def log(self, data: dict[str, Any], step: int | None = None) -> object: ...
 
 
 class TextFile(Protocol):
     """A file that is open for text."""
 
-    def write(self, text: str, /) -> object:
-        """Write text."""
+    def write(self, text: str, /) -> object: ...
 
 
 class Observed(NamedTuple):
@@ -246,7 +241,7 @@ def to_wandb(
 
 def _wandb_histogram(values: NDArray[Any]) -> Any:
     with dr.MissingExtra.raised_for("a histogram of Weights & Biases", "wandb"):
-        import wandb  # the caller who made the run has loaded wandb already
+        import wandb  # it is loaded already: the caller has made a run
     return wandb.Histogram(values)
 
 
@@ -288,7 +283,6 @@ def to_prometheus(
 
 
 def observe(source: Any, staleness: str | Sequence[str] = ()) -> Observed:
-    """Return the current numbers of a store or a sampler; for `staleness` see `to_tensorboard`."""
     names = (staleness,) if isinstance(staleness, str) else tuple(staleness)
     path, histograms = None, dict[str, Any]()
     table: Sequence[Measure]
@@ -310,7 +304,7 @@ def observe(source: Any, staleness: str | Sequence[str] = ()) -> Observed:
 
 
 def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `Store.info` with segments and writers counted by state, and without sums that the other numbers imply."""
+    """Return `Store.info` with segments and writers counted by state, and without redundant sums."""
     counted = {
         name: {**dict.fromkeys(states, 0), **Counter(entry["state"] for entry in info[name])}
         for name, states in STATES.items()
@@ -323,7 +317,7 @@ def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `Sampler.stats`, or `ShardedSampler.stats` in the form that the table `SAMPLER` describes.
+    """Return the numbers of `Sampler.stats` or `ShardedSampler.stats`, nested as the table `SAMPLER` describes them.
 
     For a `ShardedSampler`, ``missing`` is the number of missing shards, and ``shards`` has, for each measure, a dict of
     numbers by shard.
@@ -335,7 +329,7 @@ def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each number or array in nested dicts, except NaN."""
+    """Yield the path and the value of each number or array in nested dicts, without NaN."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{key}/")
@@ -344,7 +338,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _places(measure: Measure, flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield, for each number of a measure, its label's value ("" without a label) and the number's key in ``flat``."""
+    """Yield, for each number of a measure, the value of the label ("" without a label) and the key in ``flat``."""
     if not measure.label:
         if measure.key in flat:
             yield "", measure.key
@@ -356,14 +350,14 @@ def _places(measure: Measure, flat: Mapping[str, Any]) -> Iterator[tuple[str, st
 
 
 def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> dict[str, Any]:
-    """Return an array for each histogram, with a number for each item of the sampler's last batch."""
+    """Return the array for each histogram: a number for each item of the sampler's last batch."""
     extra = sampler.store.schema.extra
     for name in names:
         field = extra.get(name)
         if not isinstance(field, dr.Field) or field.shape or field.dtype.kind not in "biuf":
             known = [key for key, one in extra.items() if isinstance(one, dr.Field) and not one.shape]
             raise ValueError(f"staleness must name an extra field with one number a step, of {known}, not {name!r}")
-    # If an extra field has one of these names, the batch has the values of that field, so the histogram is left out.
+    # An extra field of one of these names has its own values in the batch, so the histogram is left out.
     wanted = [("age",), ("probability", "priority_sum")][: 1 + weighted]
     requested = [name for group in wanted if extra.keys().isdisjoint(group) for name in group]
     try:
@@ -379,11 +373,11 @@ def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> 
 
 def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> NDArray[np.float64]:
     values: NDArray[np.float64] = batch[name].astype(np.float64)
-    if values.ndim > batch["index"].ndim:  # of a window, only the first step counts
+    if values.ndim > batch["index"].ndim:  # a window counts with its first step
         values = values[:, 0]
     snapshot = sampler.store.snapshot  # other threads may refresh the store
     first, steps = snapshot.episodes.first, snapshot.episodes.steps
-    # Ids do not order episodes of different writers, so the episode with the largest ids may be an old episode.
+    # Ids of different writers are not in the order of time, so the episode with the largest ids may be old.
     youngest = int(np.argmax(snapshot.times(first)))
     newest = float(snapshot.rows(f"extra/{name}", int(first[youngest]), int(steps[youngest]))[-1])
     return float(np.max(values, initial=newest)) - values.ravel()
@@ -399,7 +393,6 @@ def _check_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _exposition(observed: Observed, common: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of Prometheus' text format; each number has the labels in ``common``."""
     described = ""
     for measure, label, value in observed.values:
         metric = measure.metric(observed.group)
@@ -432,7 +425,7 @@ def _number(value: Any) -> str:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    """Replace the file at ``path`` by one rename. A collector that reads ``*.prom`` does not see the temporary file."""
+    """Replace a file by one rename. A collector that reads ``*.prom`` does not see the temporary file."""
     other = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         other.write_text(text, encoding="utf-8")

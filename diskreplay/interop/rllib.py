@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 
 class Chunk(NamedTuple):
-    """The part of an episode to append: arrays of T steps and T + 1 observations, nested as in the schema."""
+    """The part of an episode to append: T steps and T + 1 observations, nested as in the schema."""
 
     obs: Any
     action: Any
@@ -41,12 +41,11 @@ class NamedInConfigs(ABCMeta):
     """The metaclass of classes that can be the "type" of a ``replay_buffer_config``: RLlib tests ``text in type``."""
 
     def __contains__(cls, text: object) -> bool:
-        """Return whether a text is in the name of the class."""
         return str(text) in cls.__name__
 
 
 class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[misc]
-    """The base class that keeps a buffer's steps in a store. In a list of bases, it must come before RLlib's class."""
+    """A base class that keeps a buffer's steps in a store. In a list of bases, it must come before RLlib's class."""
 
     def __init__(
         self,
@@ -67,14 +66,14 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         self._close = closes(self, self._kept)
         self._writers = TrajectoryWriters(self._kept, durability)
         with suppress(dr.StoreNotFound):
-            dr.open(self._path).close()  # checks an existing store; a new store is made with the first step
+            dr.open(self._path).close()  # checks an existing store; the first step makes a new store
             self._open(dr.open(self._path, "a"))
             self._restore()
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def _open(self, store: dr.Store) -> None:
-        """Use ``store``, and close it with the buffer; StoreExists if its capacity or its fields do not suffice."""
+        """Use ``store``, and close it with the buffer. Raises StoreExists if its capacity or fields do not suffice."""
         self._kept.append(store)
         if store.capacity is not None and store.capacity < self.capacity:
             self.close()
@@ -92,7 +91,6 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         self._store, self._reader = store, StepReader(store, self._info_fields, self._kept)
 
     def _restore(self) -> None:
-        """Fill the buffer with the newest episodes of the store."""
         assert self._store is not None
         chosen: list[dr.Episode] = []
         steps = 0
@@ -124,11 +122,11 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
 
     @property
     def store(self) -> dr.Store | None:
-        """The store that holds the steps, or None before the first step. It is closed with the buffer."""
+        """The store with the steps, or None before the first step. It is closed with the buffer."""
         return self._store
 
     def close(self) -> None:
-        """Close the store; sampled episodes stay valid. Closing twice is fine."""
+        """Close the store. Sampled episodes stay valid. Closing twice is fine."""
         self._close()
 
     def __repr__(self) -> str:
@@ -150,7 +148,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             The disk is full; the buffer did not change.
         """
         check_open(self, self._close)
-        # Before the first step there is no schema, and no store, so episodes without steps are left out.
+        # Without a step there is no schema for a new store, so episodes without steps are left out.
         given = [] if episodes is None else episodes
         given = given if isinstance(given, list | tuple | set | deque) else [given]
         episodes = [each for each in given if self._store is not None or len(each)]
@@ -178,7 +176,6 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             last[name] = episode.t, episode.is_done
 
     def _chunk(self, episode: Any) -> Chunk | None:
-        """Return the steps of ``episode`` as a `Chunk` to append, or None if it has no steps."""
         count = len(episode)
         if not count:
             return None
@@ -197,18 +194,17 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         return Chunk(cast("obs", obs, count + 1), cast("action", action, count), rewards, cast("extra", named, count))
 
     def _opened(self, obs: Any, action: Any, extra: dict[str, Any]) -> dr.Store:
-        """Return the store. The first step makes the store, with a schema of the fields of this step."""
+        """Return the store. The first step makes the store, and defines its schema."""
         if self._store is None:
             step = dr.Schema.from_example(row_of(obs, 0), row_of(action, 0), extra=row_of(extra, 0))
             schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"), extra=step.extra)
-            # The store must keep more steps than the buffer, since the store evicts the oldest steps, but the buffer
-            # drops the episodes that began first.
+            # The store needs more capacity than the buffer: the store evicts the oldest steps, but the buffer drops the
+            # episodes that began first, whose newest steps may be younger.
             self._open(dr.create(self._path, schema, capacity=2 * self.capacity))
         assert self._store is not None
         return self._store
 
     def _append(self, episode: Any, chunk: Chunk | None) -> StoredEpisode:
-        """Append a chunk of ``episode`` to the store, and return the chunk as a `StoredEpisode`."""
         assert self._store is not None
         ids: list[int] = []
         if chunk is not None:
@@ -258,7 +254,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Make the steps durable; return RLlib's own state with the ids of the steps, and the uuid of the store."""
+        """Make the steps durable. Return RLlib's own state with the ids of the steps, and the uuid of the store."""
         check_open(self, self._close)
         self._writers.flush()
         return {**super().get_state(), "store": None if self._store is None else self._store.uuid}
@@ -294,7 +290,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
                     "without a state, with the newest steps"
                 )
             episodes.extend(StoredEpisode(self._reader, **each) for each in state["episodes"])
-        self.episodes = episodes  # set first, since RLlib replaces a missing attribute by a default
+        self.episodes = episodes  # set first, because RLlib gives a missing attribute a default value
         super().set_state(state)
 
 
@@ -310,7 +306,6 @@ def _arrays(values: Any) -> Any:
 
 
 def _info_field(episode: Any, name: str) -> Array:
-    """Return the value of ``name`` in the info of each step, ``(T, ...)``."""
     infos = episode.get_infos()[1:]
     lacking = [i for i, info in enumerate(infos) if name not in info]
     if lacking:

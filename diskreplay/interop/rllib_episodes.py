@@ -36,7 +36,7 @@ class StepReader:
         trees = {"obs": self.schema.obs, "next_obs": self.schema.obs, "action": self.schema.action, **self.schema.extra}
         self._paths = [path for name, tree in trees.items() for path in _paths(tree, (name,))]
         self._store = store
-        # The sampler does not refresh the store: `read` and `ids` do, if steps were added.
+        # The sampler does not refresh the store, because `read` and `ids` refresh it if steps were added.
         self._sampler = dr.Sampler(store, dr.Transitions(n_step=1), fields=tuple(trees), seed=0, refresh=False)
         kept.append(self._sampler)
         self._windows: deque[tuple[bytes, dict[Path, Array]]] = deque(maxlen=2)
@@ -45,7 +45,7 @@ class StepReader:
 
     @contextmanager
     def at_most(self, steps: int | None) -> Iterator[None]:
-        """Limit slices of a `Column` to their first `steps` steps in the ``with`` block; None: no limit.
+        """In the ``with`` block, limit slices of a `Column` to `steps` steps; None: no limit.
 
         Without a limit, RLlib would read an episode to its end, although it uses only the first steps of a slice.
         """
@@ -56,30 +56,27 @@ class StepReader:
             self.longest = None
 
     def refresh(self) -> None:
-        """Refresh the store if steps were added since the last refresh."""
         if self.outdated:
             self._store.refresh()
             self.outdated = False
 
     def ids(self) -> NDArray[np.int64]:
-        """Return the ids of all steps that can be read, oldest first."""
         self.refresh()
         return self._sampler.ids()
 
     def has_read(self, ids: "Ids[int]") -> bool:
-        """Return whether one of the last two windows has exactly the steps with these ids."""
+        """Return whether one of the last two windows has exactly these steps."""
         return any(known == ids.tobytes() for known, _ in self._windows)
 
     def read(self, path: Path, ids: "Ids[int]") -> Array:
-        """Return the field at ``path`` of the steps with these ids, ``(len(ids), *shape)``."""
+        """Return the values of the field at ``path`` in these steps, ``(len(ids), *shape)``."""
         key = ids.tobytes()
         for known, window in self._windows:
             if known == key:
                 return window[path]
         self.refresh()
         batch = self._sampler.gather(np.asarray(ids, np.int64))
-        # The values are copied, since RLlib keeps samples for long, and the memory of a batch is reused for later
-        # batches.
+        # The values are copied, since RLlib keeps samples for long, and later batches reuse the memory of this batch.
         window = {each: _below(batch, each).numpy().copy() for each in self._paths}
         self._windows.append((key, window))
         return window[path]
@@ -113,20 +110,18 @@ class Steps:
 
 
 class Column:
-    """A field of an episode's steps. RLlib uses it like an array; indexing reads the rows."""
+    """A field of an episode's steps. RLlib uses it like an array. Indexing reads the rows."""
 
     __slots__ = ("_field", "_path", "_steps")
-    more = 0  # the number of rows, minus the number of steps
+    more = 0  # the number of rows beyond the number of steps
 
     def __init__(self, steps: Steps, field: dr.Field | None = None, path: Path = ()) -> None:
         self._steps, self._field, self._path = steps, field, path
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self._steps.ids) + self.more
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Return a row, or the rows of a slice, ``(n, *shape)``."""
         if isinstance(index, slice):
             positions = range(len(self))[index]
             longest = self._steps.reader.longest
@@ -145,7 +140,7 @@ class Column:
 
 
 class Observations(Column):
-    """The observations of an episode, which are one more than its steps."""
+    """The observations of an episode, one more than its steps."""
 
     __slots__ = ()
     more = 1
@@ -153,8 +148,7 @@ class Observations(Column):
     def _rows(self, start: int, stop: int) -> Any:
         ids, reader = self._steps.ids, self._steps.reader
         if stop - start == 1:
-            # The observation of a step is also the next observation of the step before. A kept window may have the step
-            # before.
+            # The observation of a step is also the next observation of the step before, which a kept window may have.
             before = ids[start - 1 : start]
             if start < len(ids) and not (start and reader.has_read(before)):
                 return super()._rows(start, stop)
@@ -175,7 +169,7 @@ class Rewards(Column):
 
 
 class Infos(Column):
-    """Infos with the stored fields: one dict per observation. The dict of the first observation is empty."""
+    """Infos with the stored fields, one dict for each observation. The dict of the first observation is empty."""
 
     __slots__ = ()
     more = 1
@@ -191,7 +185,6 @@ class Infos(Column):
 
 
 def _columns(kind: Callable[..., Column], steps: Steps, tree: Any, path: Path) -> Any:
-    """Return a column of class ``kind`` for each field in ``tree``, nested like ``tree``."""
     if isinstance(tree, dr.Field):
         return kind(steps, tree, path)
     parts = {name: _columns(kind, steps, part, (*path, name)) for name, part in _parts(tree)}
@@ -199,16 +192,10 @@ def _columns(kind: Callable[..., Column], steps: Steps, tree: Any, path: Path) -
 
 
 class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
-    """A `SingleAgentEpisode`, or a chunk of an episode, with ids and rewards in memory and all other data in a store.
+    """A `SingleAgentEpisode`, or a chunk of one, with ids and rewards in memory and all other data in a store.
 
-    Parameters
-    ----------
-    reader : StepReader
-        Reads the steps.
-    ids, rewards : sequence
-        Ids and rewards of the steps, ``(T,)``.
-    **kwargs
-        Other arguments of `SingleAgentEpisode`, without the data of steps.
+    `ids` and `rewards` are those of the steps, ``(T,)``. The keyword arguments are other arguments of
+    `SingleAgentEpisode`, without the data of steps.
     """
 
     t: int
@@ -232,22 +219,20 @@ class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The ids of the episode's steps, ``(T,)`` int64."""
         return np.array(self._steps.ids, np.int64)
 
     def concat_episode(self, other: Self) -> None:
-        """Append the steps of ``other``, the next chunk of the same episode."""
         self._steps.ids.extend(other._steps.ids)
         self._steps.rewards.extend(other._steps.rewards)
         self.t, self.is_terminated, self.is_truncated = other.t, other.is_terminated, other.is_truncated
         self.custom_data.update(other.custom_data)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the episode itself: RLlib's buffer copies each added episode, but nothing else uses the added one."""
+        """Return the episode itself. RLlib's buffer copies each added episode, but nothing else uses the episode."""
         return self
 
     def get_state(self) -> dict[str, Any]:
-        """Return the ids and rewards of the steps, and RLlib's attributes; other values of steps are in the store."""
+        """Return the ids and rewards of the steps, and RLlib's attributes. Other values of steps are in the store."""
         return {
             "id_": self.id_,
             "ids": self.ids,

@@ -211,8 +211,6 @@ def _taken(path: str) -> bool:
 
 
 class _Array(NamedTuple):
-    """An array of a demonstration, before it is read."""
-
     name: str
     item: h5py.h5d.DatasetID
     shape: Shape
@@ -237,7 +235,7 @@ class _Demos:
     not_kept : dict of str to None
         Data that neither a leaf nor a note keeps.
     has_states_alone : bool
-        Whether states become the observations because there are no other observations.
+        Whether states become the observations because the file has no observations.
     """
 
     def __init__(self, file: Path, opened: h5py.File, choice: Choice) -> None:
@@ -274,7 +272,6 @@ class _Demos:
         self.leaves = leaves_of({**own, **{path: np.asarray(v)[None] for path, v in fields.items()}}, file)
 
     def _find_keys(self, data: Any) -> list[str]:
-        """Return the names of the groups with demonstrations, in the order of the numbers in these names."""
         keys = [key for key in data if _DEMO.fullmatch(key)] if isinstance(data, h5py.Group) else []
         if not keys:
             raise FormatError(f"{self._file} has no demonstrations: there is no group data/demo_0")
@@ -283,9 +280,9 @@ class _Demos:
     def _find_states(self, names: Sequence[str]) -> list[str]:
         """Return the names of the states that become observations.
 
-        These are all states if the file has no observations. Otherwise, in a file of Isaac Lab, they are the states in
-        the option ``obs``, and in any other file there are none. A row of Isaac Lab's states is the state after a step,
-        so the initial state becomes the first observation.
+        If the file has no observations, these are all states. Otherwise, in a file of Isaac Lab, these are the states
+        that the option ``obs`` names; in any other file there are none. A row of Isaac Lab's states is the state after
+        a step, so the initial state becomes the first observation.
         """
         states = [name for name in names if is_part(name, _STATES)]
         has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None
@@ -295,7 +292,7 @@ class _Demos:
         return states if self.has_states_alone else wanted if self._is_isaac else []
 
     def _names_or_none(self, data: h5py.Group, key: str) -> list[str] | None:
-        """Return the names of a demonstration's arrays, and count its steps; None if the demonstration is skipped."""
+        """Return the names of a demonstration's arrays, and count its steps. None: the demonstration is skipped."""
         try:
             shapes = self._arrays.get(key)
             if shapes is None:
@@ -312,7 +309,7 @@ class _Demos:
             return None
 
     def _read_metadata(self, data: h5py.Group) -> dict[str, Json]:
-        """Return the attributes of the group ``data`` that notes can hold; add the others to ``not_kept``."""
+        """Return the attributes of the group ``data`` that notes can hold. Add all others to ``not_kept``."""
         found = dict[str, Json]()
         for name, value in data.attrs.items():
             try:
@@ -334,7 +331,6 @@ class _Demos:
         return shape[0]
 
     def _read_masks(self, opened: h5py.File) -> dict[str, set[str]]:
-        """Return the names of the demonstrations in each list of ``mask``."""
         group = opened.get(_MASK)
         found = dict[str, set[str]]()
         for key in group if isinstance(group, h5py.Group) else ():
@@ -368,7 +364,7 @@ class _Demos:
         return found
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the demonstrations as episodes, from position ``first`` on, with the leaves at the ``wanted`` paths."""
+        """Yield the demonstrations from position ``first`` on, with the leaves at the ``wanted`` paths."""
         names = {path: name for path, name in self.names.items() if path in wanted}
         for key in self.keys[first:]:
             yield self._episode(key, member(self._data.id, key), names)
@@ -412,7 +408,7 @@ class _Demos:
     def _add_final(self, key: str, following: "_Array", obs: NDArray[Any]) -> None:
         """Copy the last row of ``following``, an array of next observations, to the last row of ``obs``.
 
-        FormatError is raised if any other row of ``following`` is not the observation of the next step.
+        Raises FormatError if any other row of ``following`` is not the observation of the next step.
         """
         rows = self._rows(key, following)
         pair = rows[:-1], obs[1:-1]
@@ -426,8 +422,7 @@ class _Demos:
     def _checked(self, key: str, name: str, item: Any) -> "_Array":
         """Return ``item``, a member of a demonstration, as an `_Array`.
 
-        FormatError is raised if ``item`` is None, because the demonstration lacks ``name``, or is not an array of
-        numbers.
+        Raises FormatError if ``item`` is None, because the demonstration lacks ``name``, or is not an array of numbers.
         """
         if not isinstance(item, h5py.h5d.DatasetID):
             raise FormatError(f"{self._file}: {_DATA}/{key} has no {name}, which {self.keys[0]} has")
@@ -437,7 +432,7 @@ class _Demos:
         return _Array(name, item, item.shape or (), dtype)
 
     def _rows(self, key: str, array: "_Array", has_final: bool = False) -> NDArray[Any]:
-        """Return the rows of an array, with one empty row after them if ``has_final``."""
+        """Return the rows of an array, followed by one empty row if ``has_final``."""
         count, shape = self._counts[key], array.shape
         if shape[:1] != (count,):
             raise FormatError(f"{self._file}: {_DATA}/{key}/{array.name} has the shape {shape} and {count} actions")
@@ -446,7 +441,6 @@ class _Demos:
         return rows
 
     def _fields(self, key: str, demo: h5py.h5g.GroupID, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the episode fields of a demonstration: numeric attributes, masks, and the initial state."""
         found: dict[str, Any] = {f"{FIELDS}/{_MASK}_{name}": key in listed for name, listed in self._masks.items()}
         for name, value in attrs.items():
             if name not in _COUNTS and np.asarray(value).dtype.kind in NUMBERS:
@@ -460,7 +454,7 @@ class _Demos:
 
 
 def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
-    """Return the member of a demonstration with this name; None if it is missing or a broken link."""
+    """Return the member of a demonstration with this name. None: the member is missing or a broken link."""
     try:
         return member(demo, name)
     except KeyError:
@@ -470,8 +464,7 @@ def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
 def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, Shape]]:
     """Return ``{demonstration: {array: shape}}``, with sorted names of arrays.
 
-    A demonstration with links is left out, since ``shapes`` may have its arrays under other names. `_datasets` follows
-    the links.
+    A demonstration with links is left out, since ``shapes`` may have its arrays under other names.
     """
     found, linked = dict[str, dict[str, Shape]](), set[str]()
     for name, shape in sorted(shapes.items()):
@@ -484,7 +477,7 @@ def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, 
 
 
 def _datasets(group: h5py.h5g.GroupID) -> dict[str, Shape]:
-    """Return the shapes of the arrays in a group and its inner groups by name; links are followed."""
+    """Return the shapes of the arrays in a group and its inner groups by name. Links are followed."""
     found, waiting, seen = dict[str, Shape](), [("", group)], set[Any]()
     while waiting:
         above, inner = waiting.pop()
@@ -503,7 +496,7 @@ def _datasets(group: h5py.h5g.GroupID) -> dict[str, Shape]:
 
 
 def _json(value: Any) -> Json:
-    """Return an attribute, or an item of a list in ``mask``, as JSON if possible; bytes become text."""
+    """Return an attribute, or an item of a list in ``mask``, as JSON if possible. Bytes become text."""
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return value if isinstance(value, str) else np.asarray(value).tolist()

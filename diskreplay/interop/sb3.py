@@ -50,7 +50,7 @@ _LEFT_OUT = {
 }
 
 
-# Attributes that are copied to an `NStepReplayBuffer`, which then draws steps of this buffer.
+# Attributes that are copied to an `NStepReplayBuffer`, so that it draws steps of this buffer.
 _SHARED = (
     *("buffer_size", "pos", "full"),
     *("observations", "next_observations", "actions", "rewards", "dones", "timeouts"),
@@ -60,7 +60,7 @@ _SHARED = (
 class Column:
     """A field of a buffer's steps, read from the store by position and environment: ``column[positions, envs]``.
 
-    The result is an array. A position without a step raises InvalidIndex.
+    A position without a step raises InvalidIndex.
     """
 
     def __init__(self, buffer: "DiskReplayBuffer", field: str, shape: tuple[int, ...]) -> None:
@@ -75,8 +75,7 @@ class Column:
 class Columns:
     """A descriptor whose value is a `Column` of a buffer, or a dict of columns for the fields of a Dict space.
 
-    If the buffer has an instance attribute of the same name, this attribute is used instead of the descriptor.
-    `ReplayBuffer.__init__` sets such attributes.
+    An instance attribute of the same name replaces the descriptor. `ReplayBuffer.__init__` sets such attributes.
     """
 
     def __init__(self, field: str) -> None:
@@ -171,8 +170,8 @@ class DiskReplayBuffer(ReplayBuffer):
             )
         kwargs |= {"device": device, "n_envs": n_envs, "handle_timeout_termination": handle_timeout_termination}
         super().__init__(n_envs, observation_space, action_space, **kwargs)
-        # `ReplayBuffer` has set these attributes to arrays of one position. Without these arrays, the names stand for
-        # the columns of the class, which read the store.
+        # `ReplayBuffer` has set these attributes to arrays of one position. Without them, the names are the columns of
+        # the class, which read the store.
         del self.observations, self.next_observations, self.actions
         self._capacity = max(buffer_size, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -181,7 +180,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._path = None if path is None else Path(path.path if isinstance(path, dr.Store) else path).absolute()
         self._durability: Any = "none" if path is None else durability
         self._uuid: str | None = None
-        # The shapes of actions and observations in one step of all environments.
+        # The shapes in one step of all environments.
         self._action_shape = (n_envs, *(action_space.shape or ()))
         self._obs_shape = (
             {key: (n_envs, *(part.shape or ())) for key, part in observation_space.items()}
@@ -195,7 +194,7 @@ class DiskReplayBuffer(ReplayBuffer):
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Start without steps, and open the store at the path if it exists."""
+        """Set the state of a buffer without steps, and open the store at the path if it exists."""
         self._store: dr.Store | None = None
         self._writer: dr.Writer | dr.VectorWriter | None = None
         self._kept: Kept = []
@@ -203,11 +202,10 @@ class DiskReplayBuffer(ReplayBuffer):
         self._forget()
         if self._path is not None:
             with suppress(dr.StoreNotFound):
-                dr.open(self._path).close()  # checks an existing store; a new one is made with the first step
+                dr.open(self._path).close()  # checks an existing store; the first step makes a new store
                 self._open(self._path, found=True)
 
     def _forget(self) -> None:
-        """Remove all steps from the buffer."""
         shape = self.buffer_size, self.n_envs
         self.pos, self.full = 0, False
         self._ids: Ints = np.full(shape, -1, np.int64)
@@ -218,7 +216,7 @@ class DiskReplayBuffer(ReplayBuffer):
     def _open(self, path: Path, found: bool, folder: str | None = None) -> None:
         """Open the store at ``path`` if ``found`` is true, otherwise make a store there.
 
-        ``folder`` is a temporary folder that is removed when the buffer is closed.
+        ``folder`` is a temporary folder to remove when the buffer is closed.
         """
         space, action = self.observation_space, self.action_space
         obs = {key: _field(part) for key, part in space.items()} if isinstance(space, spaces.Dict) else _field(space)
@@ -241,8 +239,8 @@ class DiskReplayBuffer(ReplayBuffer):
 
     def _sampler_of(self, view: dr.Transitions, seed: int = 0) -> dr.Sampler:
         assert self._store is not None
-        # The buffer refreshes the store itself, and only if a batch has steps that were added after the last refresh. A
-        # sampler with relabelling draws ids itself, so it refreshes the store for each batch.
+        # The buffer itself refreshes the store when a batch needs newer steps. Only a sampler with relabelling, which
+        # draws ids itself, refreshes the store for each batch.
         sampler = dr.Sampler(self._store, view, fields=_FIELDS, seed=seed, refresh=view.relabel is not None)
         self._kept.append(sampler)
         return sampler
@@ -264,7 +262,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return writer
 
     def __repr__(self) -> str:
-        # The repr of the store is not used: the counts in it are of the last refresh.
+        # Not the repr of the store, whose counts are those of the last refresh.
         path = None if self._path is None else str(self._path)
         return f"{type(self).__name__}({path!r}, size={self.size()}, n_envs={self.n_envs})"
 
@@ -290,7 +288,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._forget()
 
     def _restore(self) -> None:
-        """Fill the buffer with the newest steps of the store, the oldest of them at position 0."""
+        """Fill the buffer with the newest steps of the store, the oldest of these at position 0."""
         store = self._store
         if store is None:
             return
@@ -298,7 +296,7 @@ class DiskReplayBuffer(ReplayBuffer):
         lanes = 1 + max((episode.lane for episode in episodes), default=-1)
         if lanes > 1 and (lanes != self.n_envs or len(ids) % lanes) and store.capacity is not None:
             # Steps that were added together are evicted together. If the store has more lanes than the buffer has
-            # environments, these steps take more than one position, and the store needs more capacity.
+            # environments, such steps take more than one position, so the store needs more capacity.
             store.resize(capacity=max(store.capacity, self._capacity + lanes))
         ids, number = self._by_position(ids, episodes)
         count = len(ids)
@@ -307,7 +305,7 @@ class DiskReplayBuffer(ReplayBuffer):
         with dr.Sampler(store, dr.Transitions(n_step=1), fields=("reward", "terminated")) as sampler:
             batch = sampler.gather(ids.reshape(-1))
             reward, terminated = (batch[name].numpy().reshape(ids.shape) for name in ("reward", "terminated"))
-        last = np.ones(ids.shape, np.bool_)  # whether the next position has another episode; True at the last position
+        last = np.ones(ids.shape, np.bool_)  # whether the episode ends here; True at the last position
         last[:-1] = number[1:] != number[:-1]
         self._ids[:count], self.rewards[:count] = ids, reward
         self.dones[:count], self.timeouts[:count] = last, last & ~terminated
@@ -333,7 +331,7 @@ class DiskReplayBuffer(ReplayBuffer):
     # --- pickles -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Make the steps durable, and return the state without the steps; ValueError for a temporary folder."""
+        """Make the steps durable, and return the state without the steps. Raises ValueError for a temporary folder."""
         if self._path is None:
             raise ValueError(
                 "this buffer is in a temporary folder, which is removed with it: to save it, make it with a path, "
@@ -345,7 +343,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return {**state, "_newest": self._ids[self.pos - 1].copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the store, and fill the buffer with its newest steps, which may have been added after pickling."""
+        """Open the store, and fill the buffer with its newest steps, also those that were added after pickling."""
         newest, pos, uuid = state.pop("_newest"), state["pos"], state["_uuid"]
         self.__dict__.update(state)
         self._begin()
@@ -380,7 +378,7 @@ class DiskReplayBuffer(ReplayBuffer):
             if isinstance(writer, dr.VectorWriter):
                 self._add_to_lanes(writer, obs, next_obs, action, reward, done, infos)
             else:
-                # The writer of a single environment takes a tenth of a VectorWriter's time.
+                # A Writer takes a tenth of the time of a VectorWriter.
                 ends, now, then = bool(as_flags(done, "done")[0]), self._first(obs), self._first(next_obs)
                 cuts = self.handle_timeout_termination and bool(infos[0].get("TimeLimit.truncated", False))
                 writer.append(now, action[0], reward[0], ends and not cuts, ends and cuts, then)
@@ -415,21 +413,20 @@ class DiskReplayBuffer(ReplayBuffer):
         self.dones[pos], self.timeouts[pos] = ended, timeouts
 
     def _by_lane(self, obs: Any) -> Any:
-        """Return observations with a leading axis of the environments, in the shape of the space."""
+        """Return observations with a leading axis of environments, in the shape of the space."""
         shape = self._obs_shape
         if isinstance(shape, dict):
             return {key: _with_lanes(obs[key], each) for key, each in shape.items()}
         return _with_lanes(obs, shape)
 
     def _first(self, obs: Any) -> Any:
-        """Return the observation of the only environment."""
         if type(obs) is np.ndarray and obs.shape == self._obs_shape:
             return obs[0]
         obs = self._by_lane(obs)
         return {key: leaf[0] for key, leaf in obs.items()} if isinstance(obs, dict) else obs[0]
 
     def _note_cut(self, lane: int) -> None:
-        """Mark the newest step of an environment as the last of a truncated episode."""
+        """Mark the newest step of an environment as the last step of a truncated episode."""
         self.dones[self.pos - 1, lane] = self.timeouts[self.pos - 1, lane] = True
 
     # --- sampling ----------------------------------------------------------------------------------------------------
@@ -450,7 +447,7 @@ class DiskReplayBuffer(ReplayBuffer):
             raise
 
     def _n_step_buffer(self) -> NStepReplayBuffer:
-        """Return a buffer of Stable-Baselines3 for returns over several steps, which reads this buffer's columns."""
+        """Return a buffer of Stable-Baselines3 that computes returns over several steps from this buffer's columns."""
         spaces_of_steps = self.observation_space, self.action_space
         buffer = NStepReplayBuffer(
             self.n_envs, *spaces_of_steps, self.device, self.n_envs, n_steps=self.n_steps, gamma=self.gamma
@@ -460,14 +457,13 @@ class DiskReplayBuffer(ReplayBuffer):
         return buffer
 
     def _some_unseen(self, positions: Ints) -> bool:
-        """Return whether any of these positions was added since the sampler's last refresh."""
         oldest = self.pos - self._unseen
         if not self.full:
             return bool(positions.max() >= oldest)
         return bool(((positions - oldest) % self.buffer_size < self._unseen).any())
 
     def _see(self) -> None:
-        """Refresh the store, so that the added steps can be read."""
+        """Refresh the store, so that the samplers can read the added steps."""
         assert self._store is not None
         self._store.refresh()
         self._unseen = 0
@@ -475,7 +471,7 @@ class DiskReplayBuffer(ReplayBuffer):
     def _shown(self, batch: dr.Batch, env: VecNormalize | None) -> Any:
         """Return a batch of `_Steps` in the form of Stable-Baselines3, normalized by `env`."""
         obs, next_obs, action, reward = batch["obs"], batch["next_obs"], batch["action"], batch["reward"]
-        # NumPy's conversion takes half of the time of torch's.
+        # NumPy converts in half of the time that torch needs.
         done = torch.from_numpy(batch["terminated"].numpy().astype(np.float32))
         if env is not None:
             obs, next_obs = [
@@ -491,7 +487,7 @@ class DiskReplayBuffer(ReplayBuffer):
     def _gathered(self, ids: Ints) -> dr.Batch:
         """Return the steps with these ids.
 
-        The last batch is kept, since columns are read one after the other, with the same ids.
+        The last batch is kept, since several columns are read one after the other with the same ids.
         """
         if self._last is None or not np.array_equal(self._last[0], ids):
             check_open(self, self._close)
@@ -505,7 +501,6 @@ class _Steps(dr.Transitions):
     """Transitions of one step in the shapes of Stable-Baselines3: scalars are ``(1,)``, and actions are flat."""
 
     def reader(self, schema: dr.Schema, fields: Sequence[str] | None = None) -> Any:
-        """Return the view's reader for a schema, with the shapes of Stable-Baselines3."""
         reader = super().reader(schema, fields)
         reader.leaves = [
             replace(leaf, shape=(prod(leaf.shape),) if leaf.path[0] == "action" else leaf.shape or (1,))
@@ -653,7 +648,6 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
 
 
 def _reward(env: VecEnv, achieved: Array, desired: Array) -> Any:
-    """Return the environment's rewards, by the same call as `HerReplayBuffer`."""
     return env.env_method("compute_reward", achieved, desired, [{} for _ in achieved], indices=[0])[0]
 
 
@@ -666,7 +660,7 @@ def _field(space: spaces.Space[Any]) -> dr.Field:
 
 
 def _with_lanes(value: Any, shape: tuple[int, ...]) -> Array:
-    """Return values with a leading axis of environments, which the value of a single environment may lack."""
+    """Return values with a leading axis of environments. The value of a single environment may lack this axis."""
     array = np.asarray(value)
     if len(shape) == 1 or (1, *array.shape) == shape:
         return array.reshape(shape)

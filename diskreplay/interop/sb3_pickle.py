@@ -83,7 +83,7 @@ _CLASSES = {
     *_SPACES,
     "stable_baselines3.her.goal_selection_strategy.GoalSelectionStrategy",
     "torch.device",
-    # The classes of a path, which a buffer of this package has, and of random number generators, which spaces have.
+    # A buffer of this package has a path, and spaces have random number generators.
     *("pathlib.PosixPath", "pathlib._local.PosixPath"),
     *("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor"),
     *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),
@@ -218,8 +218,6 @@ class _Buffer:
 
     Attributes
     ----------
-    schema : Schema
-        The schema of the steps.
     ended : array of bool
         Whether an episode ends after each step, ``(T, n_envs)``.
     settings : dict
@@ -292,12 +290,11 @@ class _Buffer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The name of each array by the path of its leaf; an array in a dict is called "observations/KEY"."""
+        """The name of each array by the path of its leaf. An array in a dict has a name such as "observations/KEY"."""
         obs = {path: f"observations{path.removeprefix(OBS)}" for path in self.schema.leaves if is_obs(path)}
         return {**obs, ACTION: "actions", REWARD: "rewards"}
 
     def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
-        """Return the steps of ``piece`` as an episode, with the leaves at the paths in ``wanted``."""
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         newest = self._order[last : piece.stop]
         obs = {path: leaf[rows, lane] for path, leaf in self._obs.items() if path in wanted}
@@ -332,7 +329,6 @@ def _schema(observation_space: Any, action_space: Any, kept: np.dtype[Any]) -> S
 
 
 def _space(record: Any) -> Any:
-    """Return the space of gymnasium that ``record``, an object of the pickle, describes."""
     with MissingExtra.raised_for("spaces of Stable-Baselines3", "gym"):
         from gymnasium import spaces
 
@@ -359,7 +355,7 @@ def _space(record: Any) -> Any:
 
 
 def _not_held(schema: Schema) -> dict[str, str]:
-    """Return the data that a buffer cannot hold, with reasons; SchemaError if no buffer can hold the steps."""
+    """Return the data that a buffer cannot hold, with reasons. Raises SchemaError if no buffer can hold the steps."""
     if any(path.count("/") > 1 for path in schema.step_leaves if is_obs(path)) or isinstance(schema.obs, tuple):
         raise SchemaError("Stable-Baselines3 has no buffer for tuples and nested dicts of observations")
     if not isinstance(schema.action, Field):
@@ -399,8 +395,8 @@ def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
             after[at] = leaf[1:].reshape(after[at].shape)
     buffer.actions[at] = episode.steps[ACTION].reshape(buffer.actions[at].shape)
     buffer.rewards[at] = episode.steps[REWARD]
-    # A cut episode at the end of a lane stays open, as in a buffer that was saved in the middle of an episode. A buffer
-    # for hindsight samples only whole episodes, and has no public way to mark an episode as open.
+    # A cut episode at the end of a lane stays open, as in a buffer that was saved in the middle of an episode. But a
+    # `HerReplayBuffer` samples only whole episodes, and has no public way to mark an episode as open.
     is_hindsight = type(buffer).__name__ == _HER
     is_done = not episode.cut or piece.stop < len(buffer.rewards) or is_hindsight
     buffer.dones[piece.stop - 1, piece.lane] = is_done
@@ -410,7 +406,7 @@ def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
 
 
 class _Maker(NamedTuple):
-    """How to make the exported buffer: the name of its class, arguments, and the number of environments, `lanes`."""
+    """The buffer to make: the name of the class, its arguments, and `lanes`, the number of environments."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -437,7 +433,7 @@ def _maker(
                 f"{n_envs} environments would have {min(filler.lengths)} to {max(filler.lengths)} steps, and a buffer "
                 "has the same number of steps for each; give n_envs=1"
             )
-        lanes = 1  # the number of the imported buffer does not fit, since episodes were added or left out
+        lanes = 1  # episodes were added or left out, so the number in the imported buffer does not fit
     default = "DictReplayBuffer" if isinstance(schema.obs, Mapping) else "ReplayBuffer"
     name = buffer_class or str(settings.get("class", default))
     if name.startswith(("Dict", "Her")) is not isinstance(schema.obs, Mapping):
@@ -448,7 +444,7 @@ def _maker(
 
 
 def _empty(maker: _Maker, schema: Schema, steps: int) -> Any:
-    """Return a new buffer for ``steps`` steps. The buffer is marked as full, although its steps are not written yet."""
+    """Return a new buffer for ``steps`` steps, marked as full although the steps are not written yet."""
     with MissingExtra.raised_for("a replay buffer of Stable-Baselines3", "sb3"):
         from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
         from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer

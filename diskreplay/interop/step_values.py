@@ -1,4 +1,4 @@
-"""Values of recorded steps for the Gymnasium wrappers, conversion of flags to bools, and leaves of nested fields."""
+"""Values of steps that the Gymnasium wrappers record, conversion of flags to bools, and leaves of nested fields."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -14,12 +14,12 @@ Source = tuple[Any, np.ndarray]  # a vector environment's info, and the lanes to
 class StepValues:
     """The values that a Gymnasium wrapper records: extra fields of steps, episode fields, and values from info.
 
+    Concurrency: one thread at a time, as for the environment itself.
+
     Attributes
     ----------
     running : (lanes,) bool
         Lanes whose episode began by a reset and has not ended. A single environment is one lane.
-
-    Concurrency: one thread at a time, as the environment itself.
 
     Parameters
     ----------
@@ -34,9 +34,9 @@ class StepValues:
     Raises
     ------
     SchemaError
-        If the schema has no extra or episode field with a name in ``info_fields``.
+        The schema has no extra or episode field with a name in ``info_fields``.
     ValueError
-        If ``store`` is not a Store, for example a path.
+        ``store`` is not a Store, for example a path.
     """
 
     def __init__(self, store: Store, info_fields: Iterable[str], leading: tuple[int, ...] = ()) -> None:
@@ -59,10 +59,7 @@ class StepValues:
     def set(self, fields: Mapping[str, Any]) -> None:
         """Keep extra fields for the next step.
 
-        Raises
-        ------
-        SchemaError
-            If a name is unknown, or copied from info; none of the fields is kept.
+        Raises SchemaError if a name is unknown, or the field is copied from info. Then none of the fields is kept.
         """
         for name in fields:
             if name not in self._settable:
@@ -73,10 +70,7 @@ class StepValues:
     def take(self) -> dict[str, Any]:
         """Return the fields that were set, and clear them.
 
-        Raises
-        ------
-        SchemaError
-            If a field is missing; the set fields are kept.
+        Raises SchemaError if a field is missing. Then the fields stay set.
         """
         if len(self._given) < len(self._settable):
             missing = next(name for name in self._settable if name not in self._given)
@@ -87,16 +81,13 @@ class StepValues:
         return given
 
     def clear(self) -> None:
-        """Forget the extra fields that were set."""
         self._given = {}
 
     def set_episode(self, fields: Mapping[str, Any]) -> None:
-        """Keep episode fields for each lane's running episode, or for the lane's next episode if none is running.
+        """Keep episode fields for each lane's running episode, or for the lane's next episode if no episode is running.
 
-        Raises
-        ------
-        SchemaError
-            If a name is unknown or copied from info, or a value does not fit; none of the values is kept.
+        Raises SchemaError if a name is unknown, the field is copied from info, or a value does not fit. Then none of
+        the values is kept.
         """
         known = [name for name in self._schema.episode if name not in self._episode_infos]
         for name in fields:
@@ -112,13 +103,10 @@ class StepValues:
     ) -> list[dict[str, np.ndarray]]:
         """Return the episode fields "seed" and "options" from the arguments of `reset`: for each lane, a dict by path.
 
-        An integer seed of a vector gives lane i ``seed + i``, as in Gymnasium. None and an empty dict give no value.
-        The dicts of lanes outside of the mask ``lanes`` are empty.
+        With an integer seed, lane i of a vector has the seed ``seed + i``, as in Gymnasium. None and an empty dict give
+        no value. Lanes that have False in ``lanes`` get an empty dict.
 
-        Raises
-        ------
-        SchemaError
-            If a value does not fit its field.
+        Raises SchemaError if a value does not fit its field.
         """
         count = len(self._episodes)
         seeds: list[Any] = [seed] * count  # other kinds of seeds are passed as they are
@@ -149,7 +137,7 @@ class StepValues:
     def begin(self, given: list[dict[str, np.ndarray]], lanes: np.ndarray) -> None:
         """Add the lanes of a mask to `running`, with the episode fields ``given``, which `reset_values` returned.
 
-        Call `forget` for the old episodes of these lanes first.
+        Before this, the caller must call `forget` for the old episodes of these lanes.
         """
         for lane in np.flatnonzero(lanes).tolist():
             self._episodes[lane].update(given[lane])
@@ -158,8 +146,8 @@ class StepValues:
     def of_episodes(self, lanes: np.ndarray) -> list[tuple[np.ndarray, dict[str, Any]]]:
         """Return the episode fields of these lanes, as pairs ``(mask of lanes, values)``.
 
-        Each pair is for the lanes whose episodes have values of the same fields. Values are nested like the schema,
-        with a leading axis of lanes for a vector environment.
+        The lanes of one pair have values of the same fields. Values are nested like the schema, with a leading axis of
+        lanes for a vector environment.
         """
         groups: dict[tuple[str, ...], np.ndarray] = {}
         for lane in np.flatnonzero(lanes).tolist():
@@ -175,21 +163,21 @@ class StepValues:
         return found
 
     def forget(self, lanes: np.ndarray) -> None:
-        """Remove the lanes of a mask from `running`, and forget the values of their episodes, which have ended."""
+        """Remove the lanes of a mask from `running`, and forget the episode fields of these lanes."""
         for lane in np.flatnonzero(lanes).tolist():
             self._episodes[lane] = {}
         self.running &= ~lanes
 
     def own(self, part: str, value: Any) -> dict[str, np.ndarray]:
-        """Return a copy of an observation or action as arrays by the paths of the schema's leaves."""
+        """Return a copy of an observation or action, as arrays by the paths of the schema's leaves."""
         return {path: leaf.copy() for path, leaf in self._schema.cast(part, value, self._leading).items()}
 
     def nest(self, part: str, values: Mapping[str, np.ndarray]) -> Any:
-        """Return arrays by path, such as `own` returns, nested as in the schema."""
+        """Return arrays by path, as `own` returns them, nested as in the schema."""
         return self._schema.unflatten(part, values)
 
     def from_info(self, info: Mapping[str, Any], ended: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the extra fields in info, and the episode fields in info or, if the step ended no episode, None."""
+        """Return the extra fields in info, and the episode fields in info, or None if the step ended no episode."""
         schema = self._schema
         extra = {name: _value(schema.extra[name], info, name, name) for name in self._extra_infos}
         if not ended:
@@ -199,8 +187,8 @@ class StepValues:
     def from_infos(self, steps: list[Source], ends: list[Source]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return the extra fields of stepped lanes, and the episode fields of ended lanes, or None if no lane ended.
 
-        Each item of ``steps`` and ``ends`` is an info, and the lanes to read in it. The fields have a row for each lane
-        of the environment, which is zeros for a lane that is not read.
+        Each item of ``steps`` and ``ends`` is an info, and the lanes to read in it. Each field has a row for every lane
+        of the environment. The row of a lane that is not read is zeros.
         """
         steps, ends = [[source for source in sources if source[1].size] for sources in (steps, ends)]
         extra = {name: self._lanes(self._schema.extra[name], name, name, steps) for name in self._extra_infos}
@@ -211,7 +199,7 @@ class StepValues:
     def with_final(
         self, obs: Mapping[str, np.ndarray], info: Mapping[str, Any], ended: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return a copy of ``obs`` in which lanes that ended have the final observation from info, for SAME_STEP mode.
+        """Return a copy of ``obs`` in which ended lanes have their final observations, from info of SAME_STEP mode.
 
         The second value is a mask of the lanes whose final observation has the same bytes as the first observation of
         the next episode.
@@ -250,14 +238,13 @@ class StepValues:
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """Return an array or tensor of a vector environment as a NumPy array."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 def as_flags(value: Any, name: str, refused: type[ReplayError] = SchemaError) -> np.ndarray:
     """Return flags as an array of bools.
 
-    Integers and floats, as in files and buffers of other libraries, must be 0 or 1. Other values raise the error
+    Integers and floats must be 0 or 1, as files and buffers of other libraries have them. Other values raise the error
     ``refused``.
     """
     flags = as_numpy(value)
@@ -278,7 +265,7 @@ def _value(tree: Any, info: Any, key: str, path: str) -> Any:
 
 
 def _mask(info: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
-    """Return the mask of lanes that have the value ``key`` in info; all lanes if the environment gives no mask."""
+    """Return the mask of lanes that have the value ``key`` in info. Without a mask in info, these are all lanes."""
     mask = info.get(f"_{key}")
     return np.ones(num_envs, bool) if mask is None else as_numpy(mask).astype(bool)
 
@@ -300,7 +287,6 @@ def _column(value: Any, lanes: np.ndarray, path: str) -> np.ndarray:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the tree with ``function(leaf)`` in the place of each leaf."""
     if isinstance(tree, dict):
         return {name: map_leaves(function, below) for name, below in tree.items()}
     if isinstance(tree, tuple):
@@ -309,12 +295,10 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def row_of(tree: Any, i: int) -> Any:
-    """Return the tree with each leaf, an array or a sequence, replaced by its item ``i``."""
     return map_leaves(itemgetter(i), tree)
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """Return the leaves of a tree as a list, in the order of the tree's keys and items."""
     found: list[Any] = []
     map_leaves(found.append, tree)
     return found

@@ -34,7 +34,7 @@ KEYS = ("obs", "act", "rew", "terminated", "truncated", "done", "info", "policy"
 class InStore(ReplayBufferManager):  # type: ignore[misc]
     """A base class that keeps a buffer's steps in a store. In a list of bases, it must come before Tianshou's class."""
 
-    _set_keys: frozenset[str] = frozenset()  # keys set by the user, unknown to Tianshou's `add`
+    _set_keys: frozenset[str] = frozenset()  # keys that the user set, which Tianshou's `add` does not know
 
     def __init__(
         self,
@@ -63,7 +63,6 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             self._restore(self._store)
 
     def _begin(self) -> None:
-        """Set the initial state, without an open store."""
         self._writer: dr.VectorWriter | None = None
         self._samplers: dict[str, dr.Sampler] = {}
         self._kept: Kept = []
@@ -74,7 +73,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._close()
 
     def _restore(self, store: dr.Store) -> None:
-        """Fill the ring of each environment with its newest steps."""
+        """Fill the ring of each environment with the environment's newest steps."""
         lanes: list[list[dr.Episode]] = [[] for _ in self.buffers]
         for episode in store.episodes:
             lanes[episode.lane % self.buffer_num].append(episode)
@@ -82,7 +81,8 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             there = sampler.ids()
         for lane, (episodes, buffer) in enumerate(zip(lanes, self.buffers, strict=True)):
             chosen: list[dr.Episode] = []
-            # `chosen` has this number of sampleable steps or more. The last step of an episode may not be sampleable.
+            # A lower bound of the sampleable steps in `chosen`, since the last step of an episode may not be
+            # sampleable.
             at_least = 0
             while episodes and at_least < buffer.maxsize:
                 chosen.insert(0, episodes.pop())
@@ -165,7 +165,6 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         return Column(super().get, self.maxsize, self._samplers[key], FIELDS[key])
 
     def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
-        """Return the values of a key at indices, with frames stacked as in Tianshou."""
         if key not in FIELDS:
             return super().get(index, key, default_value, stack_num)
         column, depth = self.__getattr__(key), self.stack_num if stack_num is None else stack_num
@@ -182,13 +181,12 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
     def hasnull(self) -> bool:
         """Return whether the buffer has a NaN.
 
-        The store is not read, since `add` has checked observations and actions.
+        The store is not read, since `add` has looked for NaN in observations and actions.
         """
         held = self.sample_indices(0)
         return bool(self._null[held].any()) or bool(len(held) and Batch(self._held(held)).hasnull())
 
     def _held(self, index: Any) -> dict[str, Any]:
-        """Return the values at an index of the arrays that Tianshou keeps in memory, by key."""
         get, nothing = super().get, object()
         found = {key: get(index, key, nothing, stack_num=1) for key in (*KEYS, *self._set_keys)}
         return {key: value for key, value in found.items() if value is not nothing}
@@ -196,24 +194,22 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
     # --- methods that would change steps -----------------------------------------------------------------------------
 
     def set_array_at_key(self, seq: Array, key: str, index: Any = None, default_value: float | None = None) -> None:
-        """Set the values of a key that is in memory; ReadOnlyError for a key that is in the store."""
+        """Set the values of a key that is in memory. Raises ReadOnlyError for a key that is in the store."""
         if key in FIELDS:
             raise dr.ReadOnlyError(f"{key} cannot be set: the steps of a store never change")
         self._set_keys |= {key} - set(KEYS)
         super().set_array_at_key(seq, key, index, default_value)
 
     def set_batch(self, batch: Any) -> None:
-        """Raise ReadOnlyError: the steps cannot be replaced."""
         raise dr.ReadOnlyError("steps of a store cannot be replaced; add new ones")
 
     def dropnull(self) -> None:
-        """Raise ReadOnlyError: steps cannot be dropped."""
         raise dr.ReadOnlyError("steps of a store cannot be dropped; store.evict evicts episodes")
 
     # --- pickles -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Make the steps durable in the store, and return the state without them."""
+        """Make the steps durable in the store, and return the state without the steps."""
         if self._writer is not None:
             self._writer.flush()
         opened = ("_writer", "_samplers", "_kept", "_close")
@@ -224,15 +220,15 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._begin()
         if self._store is not None:
             self._kept.append(self._store)
-        # The pickle has separate arrays for the buffer and for the ring of each environment. Let the rings be views of
-        # the buffer's arrays again.
+        # After unpickling, the rings of environments have arrays of their own. Make them views of the buffer's arrays
+        # again.
         held = self._held(slice(None))
         super().set_batch(Batch({key: held.pop(key) for key in KEYS if key in held}))
         for key, values in held.items():
             super().set_array_at_key(values, key)
 
     def save_hdf5(self, path: str, compression: str | None = None) -> None:
-        """Save the same state as a pickle, without the steps, to an HDF5 file."""
+        """Save the state that a pickle has, without the steps, to an HDF5 file."""
         plain: Any = SimpleNamespace(**self.__getstate__())
         ReplayBufferManager.save_hdf5(plain, path, compression)
 
@@ -292,11 +288,10 @@ class Column:
         self._get, self._count, self._sampler, self._field = get, count, sampler, field
 
     def __len__(self) -> int:
-        """Return the number of indices."""
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        """Return an array, or a Batch of arrays for a Dict space; InvalidIndex for an index without a step."""
+        """Return an array, or a Batch of arrays for a Dict space. Raises InvalidIndex for an index without a step."""
         ids = np.asarray(self._get(index, "obs", stack_num=1))
         return _shown(self._sampler.gather(ids.reshape(-1))[self._field], ids.shape)
 
@@ -308,7 +303,6 @@ def _shown(tree: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _tree(value: Any) -> Any:
-    """Return a value of a batch as an array, or as nested dicts of arrays."""
     return {key: _tree(value[key]) for key in value.get_keys()} if isinstance(value, Batch) else np.asarray(value)
 
 
@@ -321,14 +315,13 @@ def _newest_frame(leaf: Array) -> Array:
 
 
 def _spread(values: Array, lanes: Array, count: int) -> Array:
-    """Return an array with a row per environment: `values` in `lanes`, zeros elsewhere."""
+    """Return an array with a row per environment: `values` in the rows `lanes`, zeros in all other rows."""
     rows = np.zeros((count, *values.shape[1:]), values.dtype)
     rows[lanes] = values
     return rows
 
 
 def _nulls(leaf: Array) -> Array:
-    """Return a mask of the rows that have a NaN."""
     if leaf.dtype.kind != "f":
         return np.zeros(len(leaf), np.bool_)
     return np.asarray(np.isnan(leaf).reshape(len(leaf), -1).any(1))

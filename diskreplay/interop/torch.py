@@ -82,7 +82,7 @@ class StoreDataset(IterableDataset[dr.Batch]):
 
     def _sampler(self, rank: int, world_size: int) -> dr.Sampler:
         seed = None if self._seed is None else int(np.random.SeedSequence([self._seed, rank]).generate_state(1)[0])
-        # Objects with state belong to one sampler: each sampler gets a copy.
+        # These objects may have state, so each sampler gets a copy.
         distribution, transform = copy.deepcopy((self._distribution, self._transform))
         own: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "transform": transform}
         return dr.Sampler(self._path, self._view, distribution, **own, **self._arguments)
@@ -145,15 +145,13 @@ class MapDataset(Dataset[Any]):
         return f"MapDataset({self._path!r}, {self._view}, {len(self)} items)"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, which opens the store itself."""
         return {**self.__dict__, "_sampler": None, "_pid": -1}
 
     def __len__(self) -> int:
-        """Return the number of items."""
         return len(self.ids)
 
     def __getitem__(self, number: Any) -> Any:
-        """Return the item with a number, or the batch of several items; IndexError for a number out of range."""
+        """Return the item of a number, or the batch of several numbers. Raises IndexError for a number out of range."""
         if isinstance(number, int | np.integer):
             if not -len(self) <= number < len(self):
                 raise IndexError(f"item {number} of {len(self)} does not exist")
@@ -161,7 +159,7 @@ class MapDataset(Dataset[Any]):
         return self._gather(self.ids[number if isinstance(number, slice) else np.asarray(number)])
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Return the items with these numbers as a list for a loader to collate; all are gathered at once."""
+        """Return the items with these numbers, for a loader to collate. Gathering all at once is faster."""
         return _items(self._gather(self.ids[numbers]))
 
     def _gather(self, ids: NDArray[np.int64]) -> dr.Batch:
@@ -172,7 +170,6 @@ class MapDataset(Dataset[Any]):
 
 
 def _items(batch: dr.Batch) -> list[dict[str, Any]]:
-    """Return the items of a batch as dicts of tensors, nested as the batch is."""
     fields = {name: batch[name] for name in batch if name != "weight"}
     return [row_of(fields, i) for i in range(batch.batch_size)]
 
@@ -182,7 +179,6 @@ def _path_of(store: dr.Store | PathLike) -> str:
 
 
 def _place() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1

@@ -34,15 +34,13 @@ UNBOUNDED = (1 << 31) - 1
 
 
 class ByReference(StorageCheckpointerBase):  # type: ignore[misc]
-    """Saves the uuid of a storage's store and the id at each position, but no steps, since steps are in the store."""
+    """Saves the uuid of the store and the id at each position, but no steps, since steps are in the store."""
 
     def dumps(self, storage: "StoreStorage", path: PathLike) -> None:
-        """Save the state."""
         Path(path).mkdir(parents=True, exist_ok=True)
         torch.save(storage.state_dict(), Path(path) / "store.pt")
 
     def loads(self, storage: "StoreStorage", path: PathLike) -> None:
-        """Load a saved state."""
         storage.load_state_dict(torch.load(Path(path) / "store.pt"))
 
 
@@ -84,7 +82,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     """
 
     supports_conditional_update = False
-    shared_init = True  # another process gets the path, and opens the store
+    shared_init = True  # another process opens the store by the path
     _store: dr.Store | None
 
     def __init__(
@@ -109,16 +107,16 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         super().__init__(None, self._capacity or UNBOUNDED)
 
     def _begin(self) -> None:
-        """Set the initial state, without a store and steps."""
+        """Set the state of a storage without a store and steps."""
         self._store = None
         self._kept: Kept = []
         self._close = closes(self, self._kept)
         self._writers = TrajectoryWriters(self._kept, self._durability)
-        self._ids: Ints = np.zeros(0, np.int64)  # the id at each position; items from `_size` on have no meaning
+        self._ids: Ints = np.zeros(0, np.int64)  # the id at each position; the ids from `_size` on have no meaning
         self._size = self._next = 0
         self._buffers: list[ReplayBuffer] = []
-        # Positions of the steps that must still be announced to the buffers' samplers. None: all steps were announced,
-        # and the buffers' cursors are set.
+        # The positions of steps that the buffers' samplers do not know yet. None: the samplers know all steps, and the
+        # buffers' cursors are set.
         self._untold: Ints | None = None
 
     def _attach_sampler(self, store: dr.Store) -> None:
@@ -132,18 +130,17 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
     # --- private names of TorchRL ------------------------------------------------------------------------------------
 
-    # A plain subclass of `Storage` needs a `collate_fn` for each buffer. TorchRL has defaults only for its own
-    # storages, so this is a `TensorStorage`. TorchRL has no public method that announces added steps to samplers, or
-    # that empties a storage, so this class uses the private methods of TorchRL's own storages.
+    # This class is a `TensorStorage`, because a buffer with a plain subclass of `Storage` needs a `collate_fn`. TorchRL
+    # has no public method that announces added steps to samplers or empties a storage, so this class calls private
+    # methods of TorchRL.
 
     def _tell_samplers(self, newest: int | None = None) -> None:
-        """Announce changed steps to samplers; `newest` is the position of an added step."""
+        """Announce changed steps to samplers. `newest` is the position of an added step."""
         if newest is not None:
             self._set_last_cursor(newest)
         self._bump_mutation_revision()
 
     def _empty(self) -> None:
-        """Forget all steps, and evict them from the store."""
         if self._store is not None:
             self._writers.close()
             self._store.refresh()
@@ -166,12 +163,12 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         wanted = min(self._size + len(ids), limit)
         if wanted > len(self._ids):
             self._ids = np.resize(self._ids, min(max(wanted, 2 * len(self._ids), 1024), limit))
-        self._ids[positions] = ids  # a position that is repeated gets the newest id
+        self._ids[positions] = ids  # if a position is repeated, the newest id stays
         self._size, self._next = wanted, int(self._next + len(ids)) % limit
         return positions
 
     def _set_cursors(self) -> None:
-        """Set the buffers' cursors to the position after the newest step, and announce new steps to their samplers."""
+        """Set the buffers' cursors to the position after the newest step, and announce new steps to samplers."""
         untold, self._untold = self._untold, None
         for buffer in self._buffers:
             state = buffer.writer.state_dict()
@@ -193,7 +190,6 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         self._set_cursors()
 
     def __len__(self) -> int:
-        """Return the number of steps."""
         if self._untold is not None:
             self._set_cursors()
         return self._size
@@ -240,13 +236,13 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         finally:
             placed = self._place(np.array(ids, np.int64))
             self._tell_samplers(int(placed[-1]) if len(placed) else None)
-            if self._untold is not None or not whole:  # in all other cases the buffer moves its cursor itself
+            if self._untold is not None or not whole:  # otherwise the buffer moves its own cursor
                 self._untold = placed if self._untold is None else np.concatenate([self._untold, placed])
         if self._untold is not None:
             self._set_cursors()
 
     def _append(self, items: TensorDictBase) -> Iterator[int]:
-        """Append each item to its episode, and yield its id. If an item does not fit, nothing is appended."""
+        """Append each item to its episode, and yield the item's id. If an item does not fit, append nothing."""
         store, count = self._opened(items), len(items)
         schema = store.schema
         extra = {name: _values(tree, items, (name,)) for name, tree in schema.extra.items()}
@@ -296,7 +292,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         ids = np.asarray(self._ids[: len(self)][_as_numpy(index)])
         found = self._sampler.gather(ids.reshape(-1)).to_tensordict()
         found = found.exclude("index", "priority_weight")  # TorchRL's samplers add keys of these names
-        # At the root these flags tell whether the episode had ended before the step, which is never true.
+        # At the root, these flags say that the episode had ended before the step, which is never true.
         found.update(dict(zip(FLAGS, torch.zeros(3, *found["next", "done"].shape, dtype=torch.bool), strict=True)))
         return found if ids.ndim == 1 else found.reshape(ids.shape)
 
@@ -329,8 +325,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             there = self._sampler.ids()
             newest = np.flatnonzero(there == (ids[int(state_dict["next"]) - 1] if len(ids) else -1))
             since = there[int(newest[0]) + 1 :] if len(newest) else there
-            # Steps that were added since the save take the positions of evicted steps. If more steps were evicted than
-            # added, all steps get new positions.
+            # Steps that were added since the save take the positions of evicted steps. If fewer steps were added than
+            # evicted, all steps get new positions.
             if len(newest) and np.isin(ids, there).sum() >= len(ids) - len(since):
                 self._place(ids)
                 self._next = int(state_dict["next"])
@@ -354,7 +350,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
 
 def _schema_of(item: TensorDictBase) -> dr.Schema:
-    """Return the schema for items with the keys of ``item``; SchemaError if it has no observation or action."""
+    """Return the schema for items with the keys of ``item``. Raises SchemaError without an observation or action."""
     values: dict[Key, Any] = {}
     for key, value in item.items(include_nested=True, leaves_only=True):
         values[key if isinstance(key, tuple) else (key,)] = value
@@ -383,7 +379,7 @@ def _nested(values: Mapping[Key, Any]) -> dict[str, Any]:
 
 
 def _stacked(data: Any) -> TensorDictBase:
-    """Return the items in ``data`` as one tensordict with one leading axis; SchemaError if they are not steps."""
+    """Return the items in ``data`` as one tensordict with one axis. Raises SchemaError if they are not steps."""
     if isinstance(data, list) and data and is_tensor_collection(data[0]):
         data = lazy_stack(data)
     if not is_tensor_collection(data):
@@ -397,7 +393,6 @@ def _stacked(data: Any) -> TensorDictBase:
 
 
 def _as_numpy(index: Any) -> Any:
-    """Return the numpy index that equals a torch index."""
     if isinstance(index, torch.Tensor):
         return index.cpu().numpy()
     return np.asarray(index) if isinstance(index, range | list) else index
@@ -411,7 +406,6 @@ def _value(items: TensorDictBase, key: Key) -> torch.Tensor:
 
 
 def _values(tree: Any, items: TensorDictBase, key: Key) -> Any:
-    """Return the tensors of ``items`` for the fields in ``tree``, a part of the schema, as nested dicts."""
     if isinstance(tree, dr.Field):
         return _value(items, key)
     parts = tree.items() if isinstance(tree, Mapping) else ((str(i), part) for i, part in enumerate(tree))
@@ -423,7 +417,7 @@ def _observations(tree: Any, items: TensorDictBase, above: Key) -> Any:
 
 
 def _column(items: TensorDictBase, key: Key) -> NDArray[Any]:
-    """Return the values of a key with one number per item, ``(n,)``; TorchRL keeps them as ``(n, 1)``."""
+    """Return the values of a key with one number per item, ``(n,)``. TorchRL keeps such values as ``(n, 1)``."""
     value = _value(items, key)
     if value.numel() != len(items):
         raise dr.SchemaError(f"{key} has the shape {tuple(value.shape)}, and needs one number an item")
@@ -431,7 +425,10 @@ def _column(items: TensorDictBase, key: Key) -> NDArray[Any]:
 
 
 def _ends(items: TensorDictBase) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return masks of the items that terminate and that truncate their episodes; "done" alone means terminated."""
+    """Return two masks: the items that terminate, and the items that truncate their episodes.
+
+    Without the key "terminated", an item that is done and not truncated terminates its episode.
+    """
     keys = {name: ("next", name) for name in FLAGS if ("next", name) in items.keys(True)}
     flags = {name: as_flags(_column(items, key), name) for name, key in keys.items()}
     if not flags:

@@ -71,7 +71,7 @@ _DTYPES = {
 }
 _TYPE = "<class 'tensordict._td.TensorDict'>"
 
-Leaves = dict[str, NDArray[Any]]  # each key has the tensordict keys from the root, joined by slashes
+Leaves = dict[str, NDArray[Any]]  # by the keys of tensordicts from the root on, joined by slashes
 
 
 def import_dataset(
@@ -193,7 +193,7 @@ class _Transitions:
     pieces : list of Piece
         The episodes in the order of their start.
     names : dict of str to str
-        The key of each leaf in the folder, by its path in the store without options.
+        The key of each leaf in the folder, by the leaf's path in the store without options.
     left_out : list of str
         The keys that the caller skips.
     cut : int
@@ -208,7 +208,7 @@ class _Transitions:
         if not shape:
             raise FormatError(f"{folder} has a tensordict without rows")
         rows, lanes = shape[0], math.prod(shape[1:])
-        # Flags and the order of rows are computed for all rows before an episode is read.
+        # The order and the flags of all rows are in memory at once.
         check_memory(32 * rows * lanes, f"{folder}: the order and flags of {rows} rows of {lanes} lanes")
         self._order = _order(folder, root, rows, lanes)
         self._leaves = {key: _by_lane(key, leaf, shape, lanes) for key, leaf in leaves.items()}
@@ -237,7 +237,7 @@ class _Transitions:
         return {_TERMINATED: flags.get(_TERMINATED, done & ~truncated), _TRUNCATED: truncated}
 
     def _find_names(self, obs: Sequence[str] | None) -> dict[str, str]:
-        """Return the key of each leaf in the folder by its path in the store, such as ``{"reward": "next/reward"}``."""
+        """Return the key of each leaf by the leaf's path in the store, such as ``{"reward": "next/reward"}``."""
         left_out = {*_FLAGS, *_BOOKKEEPING}
         keys = [key for key in self._leaves if key.split("/")[0] not in (_NEXT, "collector") and key not in left_out]
         chosen = self._choose_obs(keys, obs)
@@ -259,7 +259,7 @@ class _Transitions:
         return chosen
 
     def _split(self, lanes: int) -> None:
-        """Set ``pieces`` and ``cut`` from the rows. Rows with trajectory ids become one lane, ordered by these ids."""
+        """Set ``pieces`` and ``cut``. Rows with trajectory ids become one lane, ordered by these ids."""
         trajectories = self._leaves.get(_TRAJECTORY)
         if trajectories is not None and trajectories.ndim == 2:
             flat = (self._order[:, None] * lanes + np.arange(lanes)).reshape(-1)
@@ -284,13 +284,11 @@ class _Transitions:
         self.pieces = sorted(pieces(ended), key=lambda piece: int(by_trajectory[piece.start]))
 
     def leaves(self) -> dict[str, Field]:
-        """Return the field of each leaf of the steps, by its path in the store."""
         values = {path: self._leaves[key][:0, 0] for path, key in self.names.items()}
         values[REWARD] = values[REWARD].reshape(0)
         return leaves_of(values, self._folder, "; skip leaves keys out")
 
     def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
-        """Return the steps of ``piece`` as an episode, with the leaves at the paths in ``wanted``."""
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         steps: Leaves = {}
         for path, key in self.names.items():
@@ -334,7 +332,7 @@ def _by_lane(key: str, leaf: NDArray[Any], shape: tuple[int, ...], lanes: int) -
 def _tensordict(
     folder: Path, shown: Path, choice: Choice, left_out: list[str], above: str = ""
 ) -> tuple[tuple[int, ...], Leaves]:
-    """Map the tensors of a folder; return the shape of the tensordict, and the tensors by key.
+    """Map the tensors of a folder into memory. Return the shape of the tensordict, and the tensors by key.
 
     Keys that the caller skips are added to ``left_out``.
     """
@@ -388,7 +386,7 @@ def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, A
 
 
 def _keys(schema: Schema) -> dict[str, str]:
-    """Return the key of each leaf by path; SchemaError for a key that TorchRL or another leaf uses."""
+    """Return the key of each leaf by path. Raises SchemaError for a key that TorchRL or another leaf uses."""
     found: dict[str, str] = {}
     for path in schema.step_leaves:
         part, _, name = path.partition("/")
@@ -427,8 +425,6 @@ def _write(capacity: int, batch_size: int, plan: Plan, episodes: Iterable[Episod
 
 
 class _Folder:
-    """Writes episodes to the folder of an export."""
-
     def __init__(self, plan: Plan, capacity: int, batch_size: int) -> None:
         self._plan, self._capacity, self._batch_size = plan, capacity, batch_size
         self._folder, self._keys = plan.path / _STORAGE, _keys(plan.schema)
@@ -438,7 +434,7 @@ class _Folder:
     def add(self, episode: EpisodeData) -> None:
         count = len(episode)
         last = np.arange(count) == count - 1
-        # A cut episode at the end stays open, as in a buffer that was saved in the middle of an episode.
+        # If the last episode was cut, it stays open, as in a buffer that was saved in the middle of an episode.
         is_open = episode.cut and self._rows + count == self._plan.steps
         truncated = last & ((episode.truncated or episode.cut) and not is_open)
         terminated = last & episode.terminated

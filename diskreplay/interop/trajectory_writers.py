@@ -8,20 +8,15 @@ from diskreplay.closing import Kept
 
 __all__ = ["TrajectoryWriters"]
 
-# The maximum number of open trajectories. Beyond this number, the trajectory whose last step is oldest is cut, since
-# its collector has probably stopped.
+# The maximum number of open trajectories. Before another one begins, the trajectory with the oldest last step is cut,
+# since its collector has probably stopped.
 MAX_TRAJECTORIES = 256
 
 
 class TrajectoryWriters:
-    """One writer for each open trajectory. The writer of an ended trajectory is reused for a later one.
+    """One writer for each open trajectory. The writer of an ended trajectory is reused for a later trajectory.
 
-    Parameters
-    ----------
-    kept : list
-        The list that was passed to `closes`. New writers are added to this list, and the owner of the list closes them.
-    durability : float or str
-        As for `Store.writer`.
+    New writers are added to ``kept``, a list that was passed to `closes`. The owner of the list closes the writers.
     """
 
     def __init__(self, kept: Kept, durability: float | str) -> None:
@@ -29,10 +24,10 @@ class TrajectoryWriters:
         self._durability: Any = durability
         self._writers: list[dr.Writer] = []
         self._free: list[dr.Writer] = []
-        self._open: dict[Hashable, dr.Writer] = {}  # by trajectory, that with the oldest last step first
+        self._open: dict[Hashable, dr.Writer] = {}  # by trajectory; the trajectory with the oldest last step is first
 
     def of(self, store: dr.Store, trajectory: Hashable) -> dr.Writer:
-        """Return the writer of a trajectory; at the trajectory's first step, this is a free or new writer."""
+        """Return the writer of a trajectory. At the first step of a trajectory, this is a free or new writer."""
         writer = self._open.pop(trajectory, None)
         if writer is None and self._free:
             writer = self._free.pop()
@@ -48,11 +43,9 @@ class TrajectoryWriters:
         return writer
 
     def ended(self, trajectory: Hashable) -> None:
-        """Free the writer of a trajectory whose last step was appended."""
         self._free.append(self._open.pop(trajectory))
 
     def flush(self) -> None:
-        """Make the appended steps of all trajectories durable."""
         for writer in self._writers:
             writer.flush()
 

@@ -57,7 +57,7 @@ _HAS_FINAL, _HAS_FIELDS, _FINAL = "has_final_obs", "has_fields", "final_"
 _CHUNK_BYTES, _BLOCK_BYTES = 2 << 20, 32 << 20
 _PRIORITIES = Field((), "float64")
 _DOCUMENTS = (".zarray", ".zattrs", ".zgroup", "zarr.json")
-# An array of any size on disk may claim this number of bytes, since chunks of zeros may be omitted.
+# An array may claim this number of bytes even if its files are small, since chunks of zeros may be omitted.
 _MOST_CONSTANT = 64 << 30
 
 Rows = Mapping[str, NDArray[Any]]
@@ -184,8 +184,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
             else:
                 documents, store = Documents(file, None, stored), LocalStore(file, read_only=True)
             chunks = _BoundedStore(file, store)
-            # Consolidated metadata are not used. They may differ from the metadata files of the arrays, and only these
-            # files are checked.
+            # Consolidated metadata may differ from the metadata files of the arrays, which alone are checked.
             root = zarr.open_group(chunks, mode="r", use_consolidated=False)
         except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):
@@ -197,10 +196,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
 class _BoundedStore(WrapperStore[Any]):
     """A store of zarr that refuses chunks which would unpack to more than their declared size.
 
-    Attributes
-    ----------
-    layouts : dict of str to Layout
-        The layouts of checked arrays, by their names.
+    `layouts` has the layouts of checked arrays by name.
     """
 
     def __init__(self, file: Path, store: Any) -> None:
@@ -208,7 +204,6 @@ class _BoundedStore(WrapperStore[Any]):
         self._file, self.layouts = file, dict[str, ArrayLayout]()
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        """Return the bytes of a key; FormatError for a chunk that would unpack to more than its declared size."""
         found = await super().get(key, prototype, byte_range)
         layout = self.layouts.get("/".join(key.split("/")[:2]))
         is_chunk = layout is not None and byte_range is None and not key.endswith(_DOCUMENTS)
@@ -220,7 +215,6 @@ class _BoundedStore(WrapperStore[Any]):
 
 
 def _bytes_of(buffer: Any) -> memoryview:
-    """Return the bytes of a buffer of zarr without a copy."""
     data: memoryview = buffer.as_numpy_array().view(np.uint8).data
     return data
 
@@ -233,11 +227,10 @@ class _Group:
         self.attributes = root.attrs.asdict()
 
     def names(self) -> list[str]:
-        """Return the names of the members of the group ``data``."""
         return self._documents.members("data")
 
     def array(self, name: str) -> "zarr.Array[Any]":
-        """Open an array; FormatError if it is missing or of an unsupported kind."""
+        """Open an array. Raises FormatError if the array is missing or of an unsupported kind."""
         layout = self._documents.check(name)
         try:
             found = self._root[name]
@@ -251,7 +244,7 @@ class _Group:
 
 
 class _Layout(NamedTuple):
-    """The root group's attribute ``diskreplay``: the schema, the name of the array for each leaf, and metadata."""
+    """The root group's attribute ``diskreplay``. ``names`` has the name of the array for each leaf."""
 
     schema: Schema
     names: Mapping[str, str]
@@ -280,9 +273,9 @@ class _DataSet:
     schema : Schema or None
         The schema that an export of this module keeps; None for other data sets.
     leaves : dict of str to Field
-        The field of each leaf. The keys are default paths: paths in the store without options.
+        The field of each leaf, by the leaf's path in the store without options.
     names : dict of str to str
-        The name of the array or field in the data set for each leaf, by default path.
+        The name of the array or field in the data set for each leaf, by the same paths.
     left_out : list of str
         The arrays that the caller skips.
     not_kept : list of str
@@ -315,7 +308,7 @@ class _DataSet:
         self._meta = {name: self._column(f"meta/{name}", f"meta/{name}", len(stops)) for name in names}
 
     def _read_stops(self) -> list[int]:
-        """Return, for each episode, the number of the row after its last row."""
+        """Return, for each episode, the number of the row after the episode's last row."""
         counts = self._root.array("meta/episode_ends")
         check_claim(counts.size * counts.dtype.itemsize, self._root.stored, f"{self._file}: meta/episode_ends")
         ends = np.asarray(counts[...])
@@ -326,14 +319,13 @@ class _DataSet:
         return [int(stop) for stop in ends]
 
     def _column(self, name: str, what: str, rows: int) -> "_Column":
-        """Return an array of the data set, which must have this number of rows or more."""
         column = _Column(self._root.array(name))
         if len(column) < rows:
             raise FormatError(f"{self._file}: {what} has {len(column)} rows, and {rows} are needed")
         return column
 
     def _found(self) -> dict[str, str]:
-        """Return the name of each array by its leaf's path in the store, such as ``{"obs/img": "img"}``."""
+        """Return the name of each array by the leaf's path in the store, such as ``{"obs/img": "img"}``."""
         there = self._root.names()
         if self._layout:
             return dict(self._layout.names) | ({PRIORITY: PRIORITY} if PRIORITY in there else {})
@@ -357,7 +349,7 @@ class _DataSet:
         return [_TERMINATED, _TRUNCATED, _HAS_FINAL, _HAS_FIELDS, *map(_meta_name, fields), *finals]
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the episodes in order, from position ``first`` on, with the leaves at the paths in ``wanted``."""
+        """Yield the episodes from position ``first`` on, with the leaves at the paths in ``wanted``."""
         row_bytes = sum(column.row_bytes for column in self._columns.values())
         columns = {path: each for path, each in self._columns.items() if path in {*wanted, PRIORITY}}
         lacking = {_meta_name(path) for path in self.leaves if is_part(path, FIELDS) and path not in wanted}
@@ -408,14 +400,14 @@ class _Column:
         """Return the rows from ``start`` to before ``stop``.
 
         A larger block of rows is read, and kept for later calls. The block ends at one of ``stops``, the ends of
-        episodes, so that a later call needs rows of only one block.
+        episodes. So all rows of a later call are in one block.
         """
         if start < self._start or stop > self._start + len(self._rows):
             first = start - start % self._chunk
             whole = int(np.searchsorted(stops, first + self._block_rows, "right")) - 1
             try:
                 rows = self._array[first : max(stop, int(stops[max(0, whole)]))]
-            except Exception:  # a codec may raise any error, and only later rows of the block may be damaged
+            except Exception:  # of any class; the damage may be only in later rows of the block
                 rows = self._array[first:stop]
             self._start, self._rows = first, np.asarray(rows)
         return self._rows[start - self._start : stop - self._start]
@@ -425,7 +417,7 @@ class _Column:
 
 
 def _names(schema: Schema) -> dict[str, str]:
-    """Return the name of each leaf's array, by path; SchemaError if two names are equal, or one is ``priority``."""
+    """Return the name of each leaf's array. Raises SchemaError if two names are equal, or one name is ``priority``."""
     found = {path: path.partition("/")[2].replace("/", ".") or path for path in schema.step_leaves}
     for path, name in found.items():
         if list(found.values()).count(name) > 1 or name == PRIORITY:
@@ -450,8 +442,6 @@ def _write(zarr_format: Literal[2, 3], names: Mapping[str, str], plan: Plan, epi
 
 
 class _Arrays:
-    """Writes the arrays of a data set."""
-
     def __init__(self, root: zarr.Group, plan: Plan, names: Mapping[str, str]) -> None:
         self._root, self._plan, self._names, self._rows = root, plan, names, 0
         leaves, flag = plan.schema.leaves, Field((), "bool")
@@ -495,7 +485,7 @@ class _Arrays:
 
 
 def _column(root: zarr.Group, name: str, rows: int, field: Field, fill: float = 0, begin: int = 0) -> ColumnWriter:
-    """Create an array of ``rows`` rows, and return a writer from row ``begin`` on; earlier rows have the fill value."""
+    """Create an array of ``rows`` rows. Return a writer from row ``begin`` on; earlier rows have the fill value."""
     if root.metadata.zarr_format == 2:
         compressor: Any = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}  # as in diffusion_policy
     else:

@@ -89,7 +89,7 @@ def _in_classes(counts: Mapping[str, Any]) -> int:
 
 
 def check_times(episodes: Iterable[Any]) -> None:
-    """Check that times never decrease within a lane, also between its episodes, and that no time is in the future."""
+    """Check that times never decrease within a lane, also between episodes, and that no time is in the future."""
     last: dict[tuple[int, int], float] = {}
     for episode in sorted(episodes, key=lambda episode: int(episode.ids[0])):
         times, lane = episode.times, (episode.segment, episode.lane)
@@ -97,13 +97,12 @@ def check_times(episodes: Iterable[Any]) -> None:
         if np.any(np.diff(times, prepend=last.get(lane, 0.0)) < 0):
             raise AssertionError(f"times of lane {lane} fall in {episode}")
         last[lane] = times[-1]
-    # The slack is for a wall clock that was set back a little after the steps were written.
+    # The slack allows for a wall clock that was set back a little after the steps were written.
     if last and max(last.values()) > time.time() + _CLOCK_SLACK_S:
         raise AssertionError(f"a step was published at {max(last.values())}, which is in the future")
 
 
 def check_episode(real: Any, expected: ModelEpisode) -> None:
-    """Compare every attribute of one episode of a store with the model's episode."""
     steps, frames = expected.steps, [expected.frame(t) for t in range(expected.num_frames)]
     _equal("len", (len(real), real.length, real.hidden_steps), (len(steps), len(steps), expected.hidden))
     _equal("ends", (real.terminated, real.truncated, real.cut), (expected.terminated, expected.truncated, expected.cut))
@@ -126,7 +125,7 @@ def check_episode(real: Any, expected: ModelEpisode) -> None:
 def check_transitions(
     batch: Any, starts: Iterable[tuple[ModelEpisode, int]], n_step: int | None, gamma: float, frame_stack: int = 1
 ) -> int:
-    """Compare a batch of `Transitions` with `transition` at each (episode, step) in `starts`; return the batch size."""
+    """Compare a batch of `Transitions` with `transition` at each pair of `starts`. Return the batch size."""
     rows = [transition(episode, t, n_step, gamma, frame_stack) for episode, t in starts]
     got = {leaf: x for name, value in batch.numpy().items() for leaf, x in flat(value, name).items()}
     for leaf in rows[0]:
@@ -143,7 +142,7 @@ def check_transitions(
 
 
 def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """Split each episode of the model where the store's writer cut the real episode to begin a new segment."""
+    """Split each episode of the model where the store's writer cut the episode to begin a new segment."""
     starts = {int(np.asarray(episode[key])[0]): episode for episode in real.values()}
     for lane in model.lanes():
         followed: list[ModelEpisode] = []
@@ -161,7 +160,7 @@ def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) ->
 
 
 def _follow_idle_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """End each open episode of the model if the store's writer cut it for a new segment and did not continue it."""
+    """End each open episode of the model that the store's writer cut for a new segment and did not continue."""
     newest: dict[int, int] = {}
     waiting: list[tuple[ModelEpisode, Any]] = []
     for lane in model.lanes():
@@ -219,8 +218,7 @@ def _same(what: str, got: Flat, expected: Flat) -> None:
 
 def _close(leaf: str, got: np.ndarray, expected: np.ndarray) -> None:
     _equal(f"{leaf}: dtype and shape", (got.dtype, got.shape), (np.dtype(np.float32), expected.shape))
-    # Sums of float64 in another order may round to the neighbouring float32, or to a tiny number if the terms cancel to
-    # 0.
+    # float64 terms added in another order may give the neighbouring float32, or a tiny number instead of 0.
     wrong = ~np.isclose(got, expected, rtol=1.3e-7, atol=1e-11)
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])

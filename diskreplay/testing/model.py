@@ -1,8 +1,8 @@
 """A model of a store in plain lists: after the same calls as a store, it has the episodes that the store must have.
 
 The model is slow, and shares no code with the store that it is compared with. Lanes hold episodes, episodes hold steps,
-steps hold arrays. Make the same calls on a `ModelWriter` and on a writer of a store, then compare the two
-with the functions of `checks`.
+steps hold arrays. Make the same calls on a `ModelWriter` and on a writer of a store, then compare the two with the
+functions of `checks`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from diskreplay.testing.nested import Flat, flat, pick, same_values
 
 @dataclass
 class ModelStep:
-    """One step as it was appended."""
-
     obs: Flat
     action: Flat
     reward: float
@@ -33,10 +31,10 @@ class ModelEpisode:
 
     `final` is the observation after the last step, if it is known; an open episode may have it, too. `derived` is true
     if no row marks the end: readers see the end when another episode follows in the lane, or when the segment is
-    sealed. `hidden` is the number of its oldest steps that the store's capacity hides. An `evicted` or `discarded`
-    episode has no visible step. If the episode continues another one that was cut because its segment was full,
-    `before` is that earlier part. `shows_before` is true while the rows of `before` can be read. `left_behind` is true
-    if the episode was cut because its segment was full, and no step continues it yet.
+    sealed. `hidden` is the number of the episode's oldest steps that the store's capacity hides. An `evicted` or
+    `discarded` episode has no visible step. If the episode continues another one that was cut because its segment was
+    full, `before` is that earlier episode. `shows_before` is true while the rows of `before` can be read. `left_behind`
+    is true if the episode was cut because its segment was full, and no step continues it yet.
     """
 
     writer: int = 0
@@ -57,12 +55,10 @@ class ModelEpisode:
     left_behind: bool = False
 
     def __len__(self) -> int:
-        """Return the number of visible steps."""
         return 0 if self.evicted or self.discarded else len(self.steps) - self.hidden
 
     @property
     def num_frames(self) -> int:
-        """The number of observations, including the final observation if it is known."""
         return len(self.steps) + (self.final is not None)
 
     def frame(self, t: int) -> Flat:
@@ -79,7 +75,10 @@ class ModelEpisode:
 
     @property
     def window_end(self) -> int:
-        """How many steps windows may contain: all, or all but the last if there is no observation to bootstrap from."""
+        """The number of steps that windows may contain.
+
+        The last step is excluded if there is no observation to bootstrap from.
+        """
         return len(self.steps) if self.terminated or self.final is not None else len(self.steps) - 1
 
     def sampleable(self, n_step: int | None) -> list[int]:
@@ -89,13 +88,13 @@ class ModelEpisode:
         return [] if n_step is None else list(range(self.hidden, self.num_frames - n_step))
 
     def end(self, *, terminated: bool = False, truncated: bool = False, cut: bool = False) -> None:
-        """End the episode; a cut episode is also truncated."""
+        """End the episode. A cut episode is also truncated."""
         self.ended, self.terminated, self.truncated, self.cut = True, terminated, truncated or cut, cut
 
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:
-        """Cut the episode before step `at`, as a writer does if its segment is full; return a new one with the rest.
+        """Cut the episode before step `at`, as a writer does if its segment is full. Return the rest as a new episode.
 
-        `final`: the observation of step `at` becomes the final observation of this episode.
+        `final`: the observation of step `at` becomes the final observation of the cut episode.
         """
         rest = ModelEpisode(**{**self.__dict__, "steps": self.steps[at:], "before": self})
         self.final = self.steps[at].obs if final else None
@@ -104,13 +103,13 @@ class ModelEpisode:
         return rest
 
     def show_end(self, seen: bool) -> None:
-        """Make a derived end visible to readers if `seen` is true, else hide it; do nothing if a row marks the end."""
+        """Make a derived end visible to readers if `seen` is true, or hide it. If a row marks the end, do nothing."""
         if self.derived:
             self.ended = self.cut = self.truncated = seen
 
 
 class ModelLane:
-    """One environment's stream of steps; its methods follow the rules for continuing, ending and cutting episodes."""
+    """One environment's stream of steps, with the rules for continuing, ending and cutting episodes."""
 
     def __init__(self, writer: int = 0, lane: int = 0) -> None:
         self.writer, self.lane = writer, lane
@@ -120,12 +119,11 @@ class ModelLane:
 
     @property
     def open(self) -> ModelEpisode | None:
-        """The episode that the next step belongs to, if there is one."""
         last = self.episodes[-1] if self.episodes else None
         return None if last is None or last.ended or last.derived else last
 
     def show_ends(self) -> None:
-        """Make derived ends visible if the lane is closed or another episode follows; hide the others."""
+        """Make derived ends visible if the lane is closed or another episode follows, and hide other derived ends."""
         for i, episode in enumerate(self.episodes):
             episode.show_end(self.closed or i < len(self.episodes) - 1)
 
@@ -141,7 +139,7 @@ class ModelLane:
         priority: float | None = None,
         **extra: Any,
     ) -> ModelStep:
-        """Append a step and return it; if `obs` differs from the previous `next_obs`, cut the open episode first."""
+        """Append a step and return it. If `obs` differs from the previous `next_obs`, cut the open episode first."""
         seen = flat(obs, "obs")
         current = self.open
         if current is not None and current.final is not None:
@@ -179,7 +177,7 @@ class ModelLane:
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Cut the open episode, and append a complete one, which counts as cut if neither flag is set."""
+        """Cut the open episode, and append a complete episode, which counts as cut if neither flag is set."""
         self.end_episode()
         length = len(reward)
         frames = len(next(iter(flat(obs, "obs").values())))
@@ -199,7 +197,7 @@ class ModelLane:
         self.end_episode(episode=episode)
 
     def end_episode(self, final_obs: Any = None, episode: Mapping[str, Any] | None = None) -> None:
-        """Cut the open episode, if there is one; `final_obs` is ignored if it has a final observation."""
+        """Cut the open episode, if there is one. If the episode already has a final observation, ignore `final_obs`."""
         current = self.open
         if current is not None:
             if current.final is None and final_obs is not None:
@@ -210,7 +208,7 @@ class ModelLane:
         self._forget_left_behind()
 
     def discard_episode(self) -> None:
-        """Discard the open episode, and the earlier parts that it continues."""
+        """Discard the open episode, and the earlier episodes that it continues."""
         current = self.open
         if current is None and self.episodes and self.episodes[-1].left_behind:
             current = self.episodes[-1]
@@ -223,14 +221,13 @@ class ModelLane:
             episode.left_behind = False
 
     def close(self) -> None:
-        """Cut the open episode, and make all ends visible."""
         self.end_episode()
         self.closed = True
         self.show_ends()
 
 
 class ModelWriter:
-    """The model of a writer of `num_envs` lanes; None: one lane, and arguments without a leading axis of lanes."""
+    """The model of a writer of `num_envs` lanes. None: one lane, and arguments without a leading axis of lanes."""
 
     def __init__(self, number: int = 0, num_envs: int | None = None) -> None:
         self.number, self.num_envs = number, num_envs
@@ -238,7 +235,6 @@ class ModelWriter:
 
     @property
     def episodes(self) -> list[ModelEpisode]:
-        """The episodes of all lanes, lane by lane."""
         return [episode for lane in self.lanes for episode in lane.episodes]
 
     def append(
@@ -254,7 +250,7 @@ class ModelWriter:
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Append one step of every lane that `mask` does not skip."""
+        """Append one step to every lane that has True in `mask`; None: to all lanes."""
         if self.num_envs is None:
             self.lanes[0].append(obs, action, reward, terminated, truncated, next_obs, episode, priority, **extra)
             return
@@ -270,12 +266,11 @@ class ModelWriter:
                 )
 
     def append_episode(self, *args: Any, **kwargs: Any) -> None:
-        """Append a whole episode; if the writer has `num_envs`, the first argument is the number of a lane."""
+        """Append a whole episode. If the writer has `num_envs`, the first argument is the number of a lane."""
         lane, args = (0, args) if self.num_envs is None else (args[0], args[1:])
         self.lanes[lane].append_episode(*args, **kwargs)
 
     def end_episode(self, final_obs: Any = None, mask: Any = None, episode: Mapping[str, Any] | None = None) -> None:
-        """Cut the open episodes of all lanes that `mask` does not skip."""
         if self.num_envs is None:
             self.lanes[0].end_episode(final_obs, episode)
             return
@@ -285,7 +280,6 @@ class ModelWriter:
                 lane.end_episode(final, values)
 
     def discard_episode(self, mask: Any = None) -> None:
-        """Discard the open episodes of all lanes that `mask` does not skip."""
         for i, lane in enumerate(self.lanes):
             if mask is None or mask[i]:
                 lane.discard_episode()
@@ -294,25 +288,20 @@ class ModelWriter:
         """Do nothing: the model has no disk, so every step counts as durable."""
 
     def close(self) -> None:
-        """Cut the open episodes of all lanes, and make all ends visible."""
         for lane in self.lanes:
             lane.close()
 
 
 class ModelStore:
-    """The model of a store: its writers, oldest first."""
-
     def __init__(self) -> None:
         self.writers: list[ModelWriter] = []
         self._frontier = -1
 
     def writer(self, num_envs: int | None = None) -> ModelWriter:
-        """Add a writer, and return it."""
         self.writers.append(ModelWriter(len(self.writers), num_envs))
         return self.writers[-1]
 
     def lanes(self) -> Iterator[ModelLane]:
-        """Yield the lanes of all writers."""
         for writer in self.writers:
             yield from writer.lanes
 
@@ -322,12 +311,10 @@ class ModelStore:
         return [episode for writer in self.writers for episode in writer.episodes if len(episode)]
 
     def __len__(self) -> int:
-        """Return the number of visible steps."""
         return sum(len(episode) for episode in self.episodes)
 
     @property
     def inserted(self) -> int:
-        """The number of steps that were ever appended."""
         return sum(len(episode.steps) for lane in self.lanes() for episode in lane.episodes)
 
     def trim(self, capacity: int, order: Mapping[int, int], key: str = "serial") -> None:
@@ -344,7 +331,7 @@ class ModelStore:
             episode.hidden = sum(order[int(step.extra[key])] < self._frontier for step in episode.steps)
 
     def evict(self, chosen: Callable[[ModelEpisode], bool]) -> int:
-        """Evict the episodes for which `chosen` returns true; return how many steps they had, hidden steps included."""
+        """Evict the episodes for which `chosen` returns true. Return how many steps they had, hidden steps included."""
         leaving = [episode for episode in self.episodes if chosen(episode)]
         for episode in leaving:
             episode.evicted = True

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 Flat = dict[str, np.ndarray]
-"""Leaves of a nested value by path: {"obs": array}, or {"obs/image": array, "obs/state": array}."""
+"""The leaves of a nested value by path: {"obs": array}, or {"obs/image": array, "obs/state": array}."""
 
 
 def flat(value: Any, path: str) -> Flat:
-    """Return copies of the leaves of nested dicts and tuples, by path; every path begins with `path`."""
+    """Return copies of the leaves of nested dicts and tuples, by path. Every path begins with `path`."""
     if isinstance(value, tuple):
         value = {str(index): child for index, child in enumerate(value)}
     if isinstance(value, Mapping):

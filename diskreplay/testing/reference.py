@@ -1,4 +1,4 @@
-"""Reference implementations, in plain Python loops, of n-step transitions and of windows."""
+"""Reference implementations of n-step transitions and of windows, in plain Python loops."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def transition(
 ) -> dict[str, Any]:
     """Compute the transition that starts at step `t`; leaves are keyed by path ("obs/image", "next_obs/image").
 
-    `t` must be one of `episode.sampleable(n_step)`. `discount` names the extra field with the environment's discounts.
-    Sums are float64; a batch has them rounded to float32.
+    `t` must be one of `episode.sampleable(n_step)`. `discount` is the name of the extra field with the environment's
+    discounts. Sums are float64; a batch has them rounded to float32.
     """
     steps = episode.steps
     k = episode.window_end - t if n_step is None else min(n_step, episode.window_end - t)
@@ -92,8 +92,8 @@ def window(
 ) -> dict[str, Any]:
     """Compute the window of `length` steps that starts at one of `window_starts`; leaves are keyed by path.
 
-    `continues`: the episode continues an earlier one that was cut because its segment was full. With the length of the
-    whole episode and no burn-in, the result is an item of `Episodes`.
+    `continues`: the episode continues an earlier one that was cut because its segment was full. If `length` is the
+    length of the whole episode and `burn_in` is 0, the result is an item of `Episodes`.
     """
     total = episode.window_end if episode.ended else episode.num_frames - 1
     real = min(length, total - start)
@@ -121,9 +121,9 @@ def window(
 
 
 def crossing_starts(lane: Sequence[ModelEpisode], length: int, stride: int) -> list[tuple[int, int]]:
-    """Return the starts of the windows of `Sequences` with `cross_episodes`: (index in `lane`, step of that episode).
+    """Return the starts of the windows of `Sequences` with `cross_episodes`, as pairs (episode, step).
 
-    `lane` lists consecutive episodes of one lane.
+    `lane` lists consecutive episodes of one lane. The episode is given by its index in `lane`.
     """
     steps = []
     for i, episode in enumerate(lane):
@@ -144,7 +144,8 @@ def crossing_window(
 ) -> dict[str, Any]:
     """Compute the window that starts at one of `crossing_starts`; leaves are keyed by path.
 
-    `continuing` has the indexes in `lane` of episodes that continue an earlier one, cut because its segment was full.
+    `continuing` has the index in `lane` of each episode that continues an earlier one, cut because its segment was
+    full.
     """
     found: dict[str, list[Any]] = {}
 

@@ -20,7 +20,7 @@ class EpisodePlan:
 
     `end` is "terminated", "truncated", "both", "cut" or "open". `final`: the final observation is given. `breaks`: one
     `next_obs` in the middle differs from the next observation. `whole`: one call of `append_episode` appends all steps.
-    `values`: the end has values of the episode fields.
+    `values`: the episode fields have values.
     """
 
     steps: int
@@ -51,7 +51,7 @@ class WriterPlan:
 def random_values(tree: Any, rng: np.random.Generator, leading: tuple[int, ...] = ()) -> Any:
     """Return random arrays for a tree of fields; some floats are NaN, infinite or the largest number.
 
-    `leading` is the shape of further axes in front of the shape of each field.
+    The axes in `leading` precede the shape of each field.
     """
     if isinstance(tree, tuple):
         return tuple(random_values(child, rng, leading) for child in tree)
@@ -76,7 +76,7 @@ def random_rewards(field: Field, rng: np.random.Generator, count: int) -> np.nda
 
 @dataclass
 class Script:
-    """One planned episode with its arrays; `obs` has one row more than the episode has steps."""
+    """One planned episode with its arrays. `obs` has one row more than the episode has steps."""
 
     plan: EpisodePlan
     obs: Any
@@ -86,12 +86,11 @@ class Script:
     values: dict[str, Any]
 
     def flags(self, t: int) -> tuple[bool, bool]:
-        """Return the flags (terminated, truncated) of step `t`."""
         last = t == self.plan.steps - 1
         return last and self.plan.end in ("terminated", "both"), last and self.plan.end in ("truncated", "both")
 
     def row(self, t: int) -> dict[str, Any]:
-        """Return the values of step `t` by name; before a planned break, `next_obs` is not the next observation."""
+        """Return the values of step `t` by name. At a planned break, `next_obs` is not the next observation."""
         broken = self.plan.breaks and t == self.plan.steps // 2 - 1
         return {
             "obs": pick(self.obs, t),
@@ -104,7 +103,7 @@ class Script:
 
 
 def script(schema: Schema, plan: EpisodePlan, rng: np.random.Generator, first_serial: int) -> Script:
-    """Return a planned episode with random arrays; the field "serial" numbers its steps from `first_serial` on."""
+    """Return a planned episode with random arrays. The field "serial" numbers the steps from `first_serial` on."""
     extra = random_values(schema.extra, rng, (plan.steps,))
     if "serial" in extra:
         extra["serial"] = np.arange(first_serial, first_serial + plan.steps)
@@ -116,7 +115,7 @@ def script(schema: Schema, plan: EpisodePlan, rng: np.random.Generator, first_se
 def play(plan: WriterPlan, schema: Schema, writers: Sequence[Any], first_serial: int = 0) -> int:
     """Make the planned calls on each of ``writers``, for example on a `ModelWriter` and a real writer.
 
-    Returns the first unused serial number.
+    Return the first unused serial number.
     """
     rng = np.random.default_rng(plan.seed)
     lanes: list[list[Script]] = []
@@ -169,7 +168,7 @@ def _calls(plan: WriterPlan, scripts: list[Script], rng: np.random.Generator) ->
 
 
 def random_priorities(rng: np.random.Generator, count: int | None = None) -> Any:
-    """Return `count` random initial priorities of either sign, some of them zero; one number if `count` is None."""
+    """Return `count` random initial priorities, some of them negative or zero; one number if `count` is None."""
     return rng.normal(0, 8, count) * (rng.random(count) < 0.8)
 
 
@@ -187,7 +186,7 @@ def _whole(script: Script, lane: tuple[int, ...], priorities: dict[str, Any]) ->
 def _vector_calls(
     plan: WriterPlan, schema: Schema, lanes: list[list[Script]], rng: np.random.Generator
 ) -> Iterator[Call]:
-    """Yield the calls of a writer of several lanes: one `append` has the next step of each lane that is not skipped."""
+    """Yield the calls of a writer of several lanes. One `append` has the next step of each lane that is not skipped."""
     width, at = len(lanes), [0] * len(lanes)
     while any(lanes):
         for i, scripts in enumerate(lanes):
@@ -221,7 +220,7 @@ def _vector_calls(
             },
         )
         if cut.any():
-            # If next_obs was given, it is the final observation already.
+            # If next_obs was given, the episode has a final observation already.
             final = row["next_obs"] if given or rng.random() < 0.5 else None
             yield "end_episode", (), {"final_obs": final, "mask": cut, **values}
         if rng.random() < 0.05:
@@ -229,7 +228,6 @@ def _vector_calls(
 
 
 def _random_row(schema: Schema, width: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Return random arguments of one `append` for all lanes; the values for a skipped lane must have no effect."""
     trees = {"obs": schema.obs, "next_obs": schema.obs, "action": schema.action, "extra": schema.extra}
     row: dict[str, Any] = {name: random_values(tree, rng, (width,)) for name, tree in trees.items()}
     row["reward"] = random_rewards(schema.reward, rng, width)
@@ -238,7 +236,6 @@ def _random_row(schema: Schema, width: int, rng: np.random.Generator) -> dict[st
 
 
 def _put(rows: Any, index: int, row: Any) -> None:
-    """Set row `index` of every leaf of `rows` to the values in `row`."""
     items = rows.items() if isinstance(rows, dict) else enumerate(rows)
     for key, below in items:
         if isinstance(below, np.ndarray):

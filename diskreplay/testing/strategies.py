@@ -23,13 +23,11 @@ ENDS = ("terminated", "truncated", "both", "cut", "open")
 
 
 def fields(dtypes: Sequence[str] = DTYPES, max_dims: int = 2, max_side: int = 4) -> st.SearchStrategy[Field]:
-    """Draw fields of any dtype and small shapes."""
     shapes = st.lists(st.integers(1, max_side), max_size=max_dims).map(tuple)
     return st.builds(Field, shapes, st.sampled_from(dtypes))
 
 
 def trees(max_leaves: int = 4) -> st.SearchStrategy[Any]:
-    """Draw a field, or nested dicts and tuples of fields."""
     return st.recursive(
         fields(),
         lambda below: (
@@ -41,7 +39,7 @@ def trees(max_leaves: int = 4) -> st.SearchStrategy[Any]:
 
 
 def schemas() -> st.SearchStrategy[Schema]:
-    """Draw schemas; each has the int64 extra field "serial", for a number that identifies a step."""
+    """Draw schemas. Each has the int64 extra field "serial", for a number that identifies a step."""
     extra = st.dictionaries(st.sampled_from(("log_prob", "hidden state")), trees(2), max_size=2)
     episode = st.dictionaries(st.sampled_from(("seed", "task")), fields(max_dims=1), max_size=2)
     rewards = st.sampled_from(REWARD_DTYPES).map(lambda dtype: Field((), dtype))
@@ -52,14 +50,14 @@ def schemas() -> st.SearchStrategy[Schema]:
 
 
 def episode_plans(max_steps: int = 40) -> st.SearchStrategy[EpisodePlan]:
-    """Draw episodes of 1 to `max_steps` steps; short ones are as likely as long ones."""
+    """Draw episodes of 1 to `max_steps` steps. Short episodes are as likely as long ones."""
     steps = st.integers(1, 6) | st.integers(1, max_steps)
     flags = [st.booleans() for _ in range(4)]
     return st.builds(EpisodePlan, steps, st.sampled_from(ENDS), *flags)
 
 
 def writer_plans(max_lanes: int = 16, max_steps: int = 40, max_episodes: int = 4) -> st.SearchStrategy[WriterPlan]:
-    """Draw plans of writers; `num_envs` is None, for a writer without an axis of lanes, or 1 to `max_lanes`."""
+    """Draw plans of writers. `num_envs` is 1 to `max_lanes`, or None for a writer without an axis of lanes."""
     lane = st.lists(episode_plans(max_steps), max_size=max_episodes).map(tuple)
 
     def of_width(num_envs: int | None) -> st.SearchStrategy[WriterPlan]:
