@@ -17,7 +17,7 @@ _STEPS[[*b"]}"]] = -1
 
 
 def parse_json(data: str | bytes) -> Any:
-    """Return the value of a JSON document. Raises ValueError if it is invalid or nested deeper than `MOST_DEPTH`."""
+    """Return the value of a JSON document. Raises ValueError if the text is invalid or nested too deeply."""
     if not isinstance(data, str | bytes):
         raise TypeError(f"JSON must be text or bytes, not {type(data).__name__}")
     text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")

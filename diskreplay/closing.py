@@ -34,7 +34,7 @@ def check_open(owner: object, closing: Closing) -> None:
 
 def _close(kept: Kept, folder: str | None, pid: int) -> None:
     if os.getpid() != pid:
-        return  # in a forked child: the objects belong to the parent
+        return  # in a forked child, the objects belong to the parent
     errors = []
     try:
         if folder is not None:

@@ -21,7 +21,7 @@ def fetched(*values: Any) -> tuple[Any, ...]:
     """
     if not _are_on_device(values):
         return values
-    import torch  # not earlier: a process that writes only arrays never loads torch
+    import torch  # here, so that a process that writes only arrays never loads torch
 
     devices = set()
 

@@ -27,7 +27,7 @@ class OpenFolder:
     Code that keeps a path below `path` must also keep this object: the number of a closed descriptor is reused for the
     next opened file.
 
-    Thread-safe. A forked child inherits the descriptor, which stays open there if the parent closes its own.
+    Thread-safe. In a forked child, the descriptor stays open even if the parent closes its own.
 
     Attributes
     ----------

@@ -92,7 +92,6 @@ class EpisodeTable:
         return self.select(~discarded) if discarded.any() else self
 
     def with_discarded(self, at: Any) -> "EpisodeTable":
-        """Return a copy in which the episodes at the positions ``at`` are discarded."""
         lines = self.lines.copy()
         lines[at, END] |= DISCARDED
         return EpisodeTable(lines)

@@ -23,7 +23,6 @@ def clean(text: object) -> str:
 
 
 def text(value: object) -> Html:
-    """Return a value as escaped text, for the content or an attribute of an element."""
     return Html(escape(clean(value)))
 
 
@@ -65,5 +64,4 @@ def facts(values: Mapping[str, Html]) -> Html:
 
 
 def image(png: bytes, alt: str) -> Html:
-    """Return an image element that contains the PNG picture itself; ``alt`` is its alternative text."""
     return Html(f'<img src="data:image/png;base64,{b64encode(png).decode()}" alt="{text(alt)}">')

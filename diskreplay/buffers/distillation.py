@@ -159,7 +159,6 @@ class DistillationBuffer(Backed):
             return self._fields.unflatten("obs", drawn), self._fields.unflatten("action", drawn)
 
     def __len__(self) -> int:
-        """Return the number of pairs."""
         if self._path is None:
             self._check_open()
             return min(self._added, self._capacity)

@@ -28,7 +28,8 @@ class Recorder:
     """Appends steps to a store in their order, in a thread. If the thread fails, the next call raises its error.
 
     When a step fails, the steps that wait behind it are dropped, because their episodes would lack the failed step.
-    Later steps go to a new writer. Steps that wait when the interpreter ends are written.
+    Steps that come after the error was raised go to a new writer. Steps that wait when the interpreter ends are
+    written.
 
     Concurrency: only one thread may call the methods.
     """
@@ -51,7 +52,7 @@ class Recorder:
         `new_writer` makes a writer for the first step, and for the first step after a failure.
         """
         self._forget_parents()
-        if self._host_copy is None:  # not earlier: only a tensor has the full device, such as "cuda:0"
+        if self._host_copy is None:  # not in `__init__`: only a tensor tells the number of the device
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()
@@ -110,7 +111,6 @@ class Recorder:
 
 
 def _write(writer: VectorWriter, schema: Schema, rows: Columns, next_rows: tuple[torch.Tensor, Columns] | None) -> None:
-    """Append a step of all environments, and the next observations of the lanes in `next_rows`."""
     arrays = {path: row.cpu().numpy() for path, row in rows.items()}
     values = {part: schema.unflatten(part, arrays) for part in ("obs", "action", "reward")}
     values |= schema.unflatten("extra", arrays)

@@ -167,7 +167,9 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._mark = 0  # steps with lower ids were cleared
         self._sampler: Sampler | None = None
         self._saved_at = monotonic()
-        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # the key (snapshot, view), and its sampleable ids
+        self._ids: tuple[Any, NDArray[np.int64]] | None = (
+            None  # (snapshot, view), and the ids that can be sampled with these
+        )
         super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:
@@ -179,7 +181,6 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._steps = Sampler(store, Transitions(n_step=1), device=self._device, refresh=False)
 
     def _load(self, sampler: Sampler, store: Store) -> None:
-        """Load the saved state of the sampler, with the priorities, if the store has such a state."""
         try:
             state = store.load_sampler_state(STATE)
         except StoreNotFound:
@@ -278,7 +279,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             `next_obs` is None, but a step is not done.
         """
         self._check_open()
-        if self._num_envs > 1:  # one environment's values are small, and each is copied from the device alone
+        if self._num_envs > 1:  # the small values of one environment are copied from a device one by one
             obs, action, reward, next_obs, done, truncated, mask = fetched(
                 obs, action, reward, next_obs, done, truncated, mask
             )
@@ -413,7 +414,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             self._writer.close()
             self._writer = None
         elif self._writer is not None:
-            self._writer.end_episode()  # so that the next step causes no warning if it does not continue the episode
+            self._writer.end_episode()  # without this, a next step of another episode would cause a warning
         episodes = store.snapshot.episodes
         self._mark = int((episodes.first + (episodes.steps - 1) * episodes.stride).max()) + 1
         self._sampler.view = Since(**_arguments(self._view), mark=self._mark)

@@ -277,7 +277,7 @@ class RolloutBuffer(Backed):
         if self._expected is not None:
             self._cut_unless_continued(self._expected)
         if self._recorder is not None:
-            self._record(self._recorder, schema, next_rows)  # before the changes below, because it may raise an error
+            self._record(self._recorder, schema, next_rows)  # may raise an error, so it comes before the changes below
         self._expected = (
             next_rows.rows if next_obs is not None and next_rows is not None and not bool(ended[0]) else None
         )
@@ -419,7 +419,6 @@ class RolloutBuffer(Backed):
         return advantages(batch["reward"], batch["value"], last, done, gamma, gae_lambda, *ends)
 
     def _warn(self, kind: str, message: str) -> None:
-        """Issue a warning, but only the first one of its `kind` in this buffer."""
         if kind not in self._warned:
             self._warned.add(kind)
             warn_caller(message)

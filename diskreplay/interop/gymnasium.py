@@ -87,7 +87,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._store, self._durability = store, durability
         self._resets_itself = _has_autoreset(env)
         self._obs: dict[str, np.ndarray] | None = None  # the last observation; None: unknown, and step() raises
-        self._idle = False  # whether the next step only resets
+        self._idle = False  # whether the next step only resets the environment
         self._writer: Writer | None = None
         self._open_writer()
 
@@ -135,7 +135,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             self._values.begin(given, _ONE_LANE)
             self._obs, self._idle = self._values.own("obs", obs), False
         except BaseException:
-            self._obs = None  # how far the environment got is unknown
+            self._obs = None  # the state of the environment is unknown
             raise
         self._values.clear()
         return obs, info
@@ -160,7 +160,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             result = self.env.step(action)
             self._record(writer, own_action, result, extra)
         except BaseException:
-            self._obs = None  # how far the environment got is unknown
+            self._obs = None  # the state of the environment is unknown
             raise
         return result
 
@@ -294,7 +294,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # the last observations; None: unknown, and step() raises
-        self._idle = np.zeros(env.num_envs, bool)  # lanes without an episode, of which the next step is not recorded
+        self._idle = np.zeros(env.num_envs, bool)  # lanes without an episode, whose next step is not recorded
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
         # Initialise the wrapper last. Otherwise, after an error in a line above, gymnasium before 1.3 would close the
@@ -354,7 +354,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             self._values.begin(given, lanes)
             self._begin(self._values.own("obs", obs), mask)
         except BaseException:
-            self._obs = None  # how far each environment got is unknown
+            self._obs = None  # the states of the environments are unknown
             raise
         self._values.clear()
         return obs, info
@@ -379,7 +379,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             result = self.env.step(actions)
             self._record(writer, own_actions, result, extra)
         except BaseException:
-            self._obs = None  # how far each environment got is unknown
+            self._obs = None  # the states of the environments are unknown
             raise
         return result
 

@@ -100,7 +100,7 @@ SAMPLER = (
     Measure("population", "population", "ids", GAUGE, "Ids that can be drawn"),
     Measure("priority_sum", "priority_sum", "", GAUGE, "Sum of the priorities"),
     Measure("steps_not_finite", "not_finite", "steps", GAUGE, "Steps that Normalize leaves out: NaN or infinite"),
-    # Only in `ShardedSampler.stats`:
+    # The following numbers are only in `ShardedSampler.stats`.
     Measure("bytes", "exchanged", "bytes", COUNTER, "Bytes between shards and this trainer"),
     Measure("messages", "exchanged", "messages", COUNTER, "Messages between shards and this trainer"),
     Measure("redrawn", "redrawn", "ids", COUNTER, "Items redrawn from other shards for a shard that did not answer"),
@@ -131,8 +131,6 @@ class WandbRun(Protocol):
 
 
 class TextFile(Protocol):
-    """A file that is open for text."""
-
     def write(self, text: str, /) -> object: ...
 
 
@@ -241,7 +239,7 @@ def to_wandb(
 
 def _wandb_histogram(values: NDArray[Any]) -> Any:
     with dr.MissingExtra.raised_for("a histogram of Weights & Biases", "wandb"):
-        import wandb  # it is loaded already: the caller has made a run
+        import wandb  # already loaded, since the caller has made a run
     return wandb.Histogram(values)
 
 
@@ -329,7 +327,6 @@ def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each number or array in nested dicts, without NaN."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{key}/")
@@ -357,7 +354,7 @@ def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> 
         if not isinstance(field, dr.Field) or field.shape or field.dtype.kind not in "biuf":
             known = [key for key, one in extra.items() if isinstance(one, dr.Field) and not one.shape]
             raise ValueError(f"staleness must name an extra field with one number a step, of {known}, not {name!r}")
-    # An extra field of one of these names has its own values in the batch, so the histogram is left out.
+    # If an extra field has one of these names, the batch has that field instead, so the histogram is left out.
     wanted = [("age",), ("probability", "priority_sum")][: 1 + weighted]
     requested = [name for group in wanted if extra.keys().isdisjoint(group) for name in group]
     try:
@@ -373,7 +370,7 @@ def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> 
 
 def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> NDArray[np.float64]:
     values: NDArray[np.float64] = batch[name].astype(np.float64)
-    if values.ndim > batch["index"].ndim:  # a window counts with its first step
+    if values.ndim > batch["index"].ndim:  # of a window, only the first step counts
         values = values[:, 0]
     snapshot = sampler.store.snapshot  # other threads may refresh the store
     first, steps = snapshot.episodes.first, snapshot.episodes.steps

@@ -323,7 +323,7 @@ class DiskEpisodeReplayBuffer(InStore):
 
     An existing store is continued: the buffer begins with its newest episodes. A step in the store has its observation,
     action and reward, and the other outputs of the module, such as ``action_logp``, under their names. Up to 256
-    episodes may be open at the same time. If there are more, the episode that was continued least recently is cut.
+    episodes may be open at the same time. If there are more, the open episode with the oldest last step is cut.
 
     Concurrency: one thread of one process, as in RLlib. Other processes may read the store.
 

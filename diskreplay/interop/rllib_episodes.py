@@ -101,8 +101,6 @@ def _below(tree: Any, path: Path) -> Any:
 
 
 class Steps:
-    """The ids and rewards of an episode's steps."""
-
     __slots__ = ("ids", "reader", "rewards")
 
     def __init__(self, reader: StepReader, ids: Any, rewards: Any) -> None:

@@ -123,8 +123,8 @@ def import_dataset(
     StoreNotFound
         The file does not exist.
     FormatError
-        The file is damaged or has no demonstrations. Or a demonstration has an array whose length is not the number of
-        its actions.
+        The file is damaged or has no demonstrations. Or a demonstration has an array whose length is not the
+        number of the demonstration's actions.
     SchemaError
         A value cannot be stored, or an option does not fit.
     StoreExists

@@ -211,7 +211,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._ids: Ints = np.full(shape, -1, np.int64)
         self.rewards, self.dones, self.timeouts = np.zeros((3, *shape), np.float32)
         self._last: tuple[Ints, dr.Batch] | None = None
-        self._unseen = 0  # positions added since the sampler's last refresh
+        self._unseen = 0  # the number of positions that were added since the last refresh of the store
 
     def _open(self, path: Path, found: bool, folder: str | None = None) -> None:
         """Open the store at ``path`` if ``found`` is true, otherwise make a store there.

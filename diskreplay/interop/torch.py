@@ -74,7 +74,7 @@ class StoreDataset(IterableDataset[dr.Batch]):
             "where": where,
             "max_times_sampled": max_times_sampled,
         }
-        # Invalid arguments raise here, not in a worker.
+        # An invalid argument must raise an error here, not in a worker.
         self._sampler(rank, world_size).close()
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class MapDataset(Dataset[Any]):
 
     ``dataset[i]`` is one item, a dict of tensors without a leading axis. So a loader batches and shuffles as usual:
     ``DataLoader(dataset, batch_size=256, shuffle=True)``. ``dataset[numbers]``, with a slice, a list or an array, is a
-    `Batch`. The batch is gathered at once, which is many times faster:
+    `Batch`. All its items are gathered together, which is many times faster:
     ``DataLoader(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), 256, drop_last=False))``.
 
     Steps that are added later are not in the data set. Reading an item that the store has evicted raises InvalidIndex.

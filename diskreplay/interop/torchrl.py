@@ -107,7 +107,6 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         super().__init__(None, self._capacity or UNBOUNDED)
 
     def _begin(self) -> None:
-        """Set the state of a storage without a store and steps."""
         self._store = None
         self._kept: Kept = []
         self._close = closes(self, self._kept)

@@ -10,8 +10,8 @@ An import follows these rules:
   only the files of the storage without such metadata, all rows are steps, even rows that were never written.
 - The keys "index", "priority", "_weight" and "priority_weight" are left out. ``skip`` leaves out further keys, such as
   a key that a store cannot hold.
-- If only one of the keys "terminated" and "truncated" exists, the other is true for steps that are done and do not have
-  this flag.
+- If only one of the keys "terminated" and "truncated" exists, the missing flag is true for steps that are done and do
+  not have the existing flag.
 
 An export writes a storage of one axis with trajectory ids. Episodes that were cut become truncated, except the last
 episode. In an episode without a final observation, the last observation is repeated.

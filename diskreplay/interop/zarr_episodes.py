@@ -1,9 +1,9 @@
 """Data sets in the layout of diffusion_policy's ReplayBuffer: zarr arrays of all steps, and the ends of episodes.
 
 ``data/NAME`` are arrays ``(steps, ...)``. ``meta/episode_ends`` has the number of steps up to the end of each episode.
-The format has no place for rewards, for how episodes ended, and for an observation after the last action. An export
-writes these data to further arrays, which other readers of the format ignore: ``data/reward``, and arrays in ``meta``
-with one row for each episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
+The format has no place for rewards, for the kind of an episode's end, or for an observation after the last action. An
+export writes these data to further arrays, which other readers of the format ignore: ``data/reward``, and arrays in
+``meta`` with one row for each episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
 
 An export also writes extra fields and initial priorities to ``data``. An export writes ``terminated``, ``truncated``,
 final observations and episode fields to ``meta``, and the schema to the attribute ``diskreplay``. The arrays are
@@ -407,7 +407,7 @@ class _Column:
             whole = int(np.searchsorted(stops, first + self._block_rows, "right")) - 1
             try:
                 rows = self._array[first : max(stop, int(stops[max(0, whole)]))]
-            except Exception:  # of any class; the damage may be only in later rows of the block
+            except Exception:  # a codec may raise any error; the rows of this call may be intact
                 rows = self._array[first:stop]
             self._start, self._rows = first, np.asarray(rows)
         return self._rows[start - self._start : stop - self._start]

@@ -88,7 +88,6 @@ class ModelEpisode:
         return [] if n_step is None else list(range(self.hidden, self.num_frames - n_step))
 
     def end(self, *, terminated: bool = False, truncated: bool = False, cut: bool = False) -> None:
-        """End the episode. A cut episode is also truncated."""
         self.ended, self.terminated, self.truncated, self.cut = True, terminated, truncated or cut, cut
 
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:

@@ -69,7 +69,6 @@ def random_values(tree: Any, rng: np.random.Generator, leading: tuple[int, ...] 
 
 
 def random_rewards(field: Field, rng: np.random.Generator, count: int) -> np.ndarray:
-    """Return `count` random rewards that are finite and of moderate size; many are zero."""
     values = rng.normal(0, 8, count) * (rng.random(count) < 0.7)
     return (np.abs(values) if field.dtype.kind == "u" else values).astype(field.dtype)
 
@@ -168,7 +167,6 @@ def _calls(plan: WriterPlan, scripts: list[Script], rng: np.random.Generator) ->
 
 
 def random_priorities(rng: np.random.Generator, count: int | None = None) -> Any:
-    """Return `count` random initial priorities, some of them negative or zero; one number if `count` is None."""
     return rng.normal(0, 8, count) * (rng.random(count) < 0.8)
 
 

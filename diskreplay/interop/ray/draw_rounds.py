@@ -198,7 +198,7 @@ class DrawRounds:
         found.asked.clear()
 
     def next(self, found: Round) -> Drawn:
-        """Return the next batch of a round. If it cannot be completed without a lost shard, return a new batch."""
+        """Return the next batch of a round, or a new batch if other shards cannot draw the part of a lost shard."""
         at = found.next
         found.next += 1
         self._collect(found)

@@ -152,7 +152,6 @@ class Shard:
         return Reply(part, mass, population, skipped)
 
     def gather(self, name: str, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
-        """Return the fields of exactly these ids. Raises InvalidIndex in the same cases as `Sampler.gather`."""
         return self._of(name).gather(ids)
 
     def set_target(self, name: str, target: Target) -> int:
@@ -167,7 +166,6 @@ class Shard:
         return function(self._of(name).sampler)
 
     def with_store(self, function: Callable[[dr.Store], _Found]) -> _Found:
-        """Return ``function(store)`` after a refresh of the store."""
         store = self._opened()
         store.refresh()
         return function(store)

@@ -187,7 +187,7 @@ class ShardLink:
         return bool(self._pings)
 
     def take(self, asked: Asked) -> Reply | None:
-        """Return the answer to a request, and record the mass in it. Return None if the shard does not answer."""
+        """Return the answer to a request, and record the reported mass. Return None if the shard does not answer."""
         try:
             reply: Reply = self._calls.answer(asked.ref, _FETCH_S)
         except Lost as error:

@@ -410,7 +410,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
                 link.with_sampler(load)
             for round_ahead in self._queue:
                 self._rounds.drop(round_ahead)
-            self._rounds.refresh()  # the next batch is divided by these masses
+            self._rounds.refresh()  # to divide the next batch by the loaded masses
             self._rounds.rng, self._batches, self._queue = np.random.Generator(rng), batches, deque()
         except BaseException:
             self._rounds.rng, self._batches, self._queue = before

@@ -70,7 +70,7 @@ class SharedSampler:
         return self.version
 
     def load(self, saved: str) -> None:
-        """Load the priorities that were saved under a name. Raises StoreNotFound if there are none."""
+        """Load the priorities that were saved under a name. Raises StoreNotFound if nothing was saved."""
         if self.prioritized is None:
             return
         self.prioritized.load(saved)

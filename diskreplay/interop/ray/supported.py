@@ -54,6 +54,5 @@ def _check_distribution(distribution: Any) -> None:
 
 
 def check_schema(schema: dr.Schema) -> None:
-    """Raise ValueError if a field of the store has the name of a field in `TOLD`."""
     if taken := sorted(set(TOLD).intersection(schema.extra)):
         raise ValueError(f"the store has a field {taken[0]!r}, which shards use for their draws: rename it")
