@@ -1,4 +1,4 @@
-"""Closing of the resources of an object: on request, when it is garbage collected, or when the interpreter ends."""
+"""Functions that close the resources of an object: on request, when the object is garbage collected, or at exit."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Finding of the fields that hold images, and conversion of their frames to PNG, GIF or MP4."""
+"""Functions that find the fields with images, and convert frames to PNG, GIF or MP4."""
 
 import io
 from fractions import Fraction

@@ -16,11 +16,12 @@ from diskreplay.views.base import Leaf
 
 Columns = dict[str, torch.Tensor]  # by the path of a field
 
-# The number of rollouts whose memory is kept for reuse after they were released: a training loop still uses one rollout
-# while it collects the next.
+# The number of released rollouts whose memory is kept for reuse. A training loop still uses one rollout while it
+# collects the next rollout.
 SPARE = 1
 
-# Dtypes that torch and numpy have. torch can cast the dtypes in CAST to most dtypes, and those in SELDOM_CAST to few.
+# Dtypes that torch and numpy have. torch can cast the dtypes in CAST to most dtypes, and the dtypes in SELDOM_CAST to
+# few dtypes.
 CAST = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),

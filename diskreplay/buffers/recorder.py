@@ -131,8 +131,8 @@ def _write(writer: VectorWriter, schema: Schema, rows: Columns, next_rows: tuple
 _alive: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
-# Exit handlers run in reverse order of registration: this one runs before those of the writers and threads, which the
-# imports above have registered.
+# Exit handlers run in reverse order of registration. The imports above have registered the handlers of writers and
+# threads, so this handler runs before them.
 @atexit.register
 def _wait_for_all() -> None:
     for recorder in list(_alive):

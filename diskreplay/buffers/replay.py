@@ -36,7 +36,7 @@ A crash loses the updates after the last save.
 
 BETA = Linear(0.4, 1.0, 1_000_000)
 
-# Names in batches for fields of `Transitions`. Batches have `discounts` in place of `truncated`.
+# The names that the fields of `Transitions` have in batches. Batches have `discounts` in place of `truncated`.
 NAMES = {
     "obs": "states",
     "action": "actions",

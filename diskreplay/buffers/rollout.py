@@ -35,8 +35,8 @@ LEAST_SEGMENT_STEPS = 1024
 SCALARS = ("value", "log_prob")
 PRIVILEGED = "privileged_obs"
 
-# The names that the store's fields have in batches: in ADDED those of the arguments of `add`, and in PUSHED, for steps
-# that `push` added, those of the fields of `Experience`.
+# The names that the store's fields have in batches. ADDED has the names of the arguments of `add`. PUSHED has the names
+# of the fields of `Experience`, for steps that `push` added.
 ADDED = {
     "obs": "observations",
     PRIVILEGED: "privileged_observations",
@@ -384,7 +384,7 @@ class RolloutBuffer(Backed):
         ValueError
             An argument is invalid.
         """
-        # Not a decorator: a warning would name the decorator's line as its place instead of the caller's.
+        # Not a decorator, since warnings would then name the decorator's line instead of the caller's line.
         with torch.inference_mode(False):
             self._estimates = self._estimated(last_values, gamma, gae_lambda, value_fn, final_values)
 

@@ -205,8 +205,8 @@ def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: 
     """Return whether a first observation has a leading axis of one environment.
 
     With a known `shape`, the observation must be (1, *shape). Without a known shape, all leaves must have a leading
-    axis of length 1. In addition, at least one leaf must have more axes, or `batched` must be True: other values of the
-    step have the axis.
+    axis of length 1. In addition, at least one leaf must have more axes, or `batched` must be True. `batched` says that
+    other values of the step have the axis.
     """
     if shape is not None and not isinstance(obs, Mapping):
         return plain(obs).shape == (1, *shape)

@@ -443,7 +443,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             if unknown.any():
                 self._warn_of_unknown(int(np.flatnonzero(unknown)[0]))
             rest = live & ~ended
-            # One call of append, unless different episode fields were set for the ending episodes.
+            # `append` is called once, unless different episode fields were set for the ending episodes.
             for lanes, given in values.of_episodes(live & ended) or [(np.zeros_like(live), {})]:
                 own = {**given, **(episode or {})} or None
                 for some, following in ((~unknown, {"next_obs": values.nest("obs", next_obs)}), (unknown, {})):

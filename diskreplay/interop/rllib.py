@@ -198,8 +198,8 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         if self._store is None:
             step = dr.Schema.from_example(row_of(obs, 0), row_of(action, 0), extra=row_of(extra, 0))
             schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"), extra=step.extra)
-            # The store needs more capacity than the buffer: the store evicts the oldest steps, but the buffer drops the
-            # episodes that began first, whose newest steps may be younger.
+            # The store needs more capacity than the buffer. The store evicts the oldest steps, but the buffer drops the
+            # episodes that began first, and these may have new steps.
             self._open(dr.create(self._path, schema, capacity=2 * self.capacity))
         assert self._store is not None
         return self._store

@@ -180,7 +180,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._path = None if path is None else Path(path.path if isinstance(path, dr.Store) else path).absolute()
         self._durability: Any = "none" if path is None else durability
         self._uuid: str | None = None
-        # The shapes in one step of all environments.
+        # The shapes of one step of all environments.
         self._action_shape = (n_envs, *(action_space.shape or ()))
         self._obs_shape = (
             {key: (n_envs, *(part.shape or ())) for key, part in observation_space.items()}
@@ -262,7 +262,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return writer
 
     def __repr__(self) -> str:
-        # Not the repr of the store, whose counts are those of the last refresh.
+        # The repr of the store is not used, since its counts are those of the last refresh.
         path = None if self._path is None else str(self._path)
         return f"{type(self).__name__}({path!r}, size={self.size()}, n_envs={self.n_envs})"
 

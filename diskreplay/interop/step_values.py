@@ -244,7 +244,7 @@ def as_numpy(value: Any) -> np.ndarray:
 def as_flags(value: Any, name: str, refused: type[ReplayError] = SchemaError) -> np.ndarray:
     """Return flags as an array of bools.
 
-    Integers and floats must be 0 or 1, as files and buffers of other libraries have them. Other values raise the error
+    Integers and floats, which files and buffers of other libraries have, must be 0 or 1. Other values raise the error
     ``refused``.
     """
     flags = as_numpy(value)

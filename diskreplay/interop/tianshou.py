@@ -81,7 +81,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             there = sampler.ids()
         for lane, (episodes, buffer) in enumerate(zip(lanes, self.buffers, strict=True)):
             chosen: list[dr.Episode] = []
-            # A lower bound of the sampleable steps in `chosen`, since the last step of an episode may not be
+            # A lower bound of the number of sampleable steps in `chosen`: the last step of an episode may not be
             # sampleable.
             at_least = 0
             while episodes and at_least < buffer.maxsize:

@@ -184,7 +184,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
             else:
                 documents, store = Documents(file, None, stored), LocalStore(file, read_only=True)
             chunks = _BoundedStore(file, store)
-            # Consolidated metadata may differ from the metadata files of the arrays, which alone are checked.
+            # Only the metadata files of the arrays are checked, and consolidated metadata may differ from these files.
             root = zarr.open_group(chunks, mode="r", use_consolidated=False)
         except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):

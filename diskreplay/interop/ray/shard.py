@@ -102,7 +102,7 @@ class Shard:
     """Draws from one store for trainers, one call at a time.
 
     A shard holds one `SharedSampler` for each sampler name, so all trainers with the same name share the priorities.
-    The priorities are saved in the store, as `samplers/ray-NAME`, about `save_s` seconds after an update at the latest.
+    The priorities are saved in the store, as `samplers/ray-NAME`, at most about `save_s` seconds after an update.
     An actor that dies loses only the updates after the last save.
     """
 
