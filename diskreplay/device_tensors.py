@@ -1,4 +1,4 @@
-"""Copies of tensors from CUDA devices to the CPU: `fetched` starts all copies, then waits once for all of them."""
+"""Copies of tensors from CUDA devices to the CPU: `fetched` starts all copies, and waits once for all copies."""
 
 from collections.abc import Iterable
 from types import NoneType
@@ -21,7 +21,7 @@ def fetched(*values: Any) -> tuple[Any, ...]:
     """
     if not _are_on_device(values):
         return values
-    import torch  # here, so that a process that writes only arrays never loads torch
+    import torch  # not at the top: a process that writes only arrays never loads torch
 
     devices = set()
 
@@ -44,7 +44,7 @@ def fetched(*values: Any) -> tuple[Any, ...]:
 
 
 def _are_on_device(values: Iterable[Any]) -> bool:
-    """Return whether any value is a tensor on a CUDA device. This must be fast, since every append calls it."""
+    """Return whether any value is a tensor on a CUDA device. Every append calls this function, so it must be fast."""
     for value in values:
         if type(value) in _NEVER_ON_DEVICE:
             continue

@@ -150,7 +150,7 @@ class StorageFull(ReplayError, OSError):
 
 
 class NotEnoughData(ReplayError, BufferError):
-    """The store has fewer steps than the request needs; the message says how many there are and how many are needed.
+    """The store has fewer steps than the request needs; the message has both numbers.
 
     Examples
     --------
@@ -316,7 +316,7 @@ def _fails_to_import(error: Exception) -> str | None:
 
 
 def _version(library: str) -> str:
-    from importlib import metadata  # imported here: the import is slow, and only this message needs it
+    from importlib import metadata  # not at the top: the import is slow, and only this message needs metadata
 
     for name in (library, *metadata.packages_distributions().get(library, ())):
         try:

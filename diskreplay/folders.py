@@ -2,7 +2,8 @@
 
 `/proc/self/fd/N` leads to the folder that descriptor N was opened on, even after that folder was renamed and another
 folder has taken its old path. Reads and writes below `/proc/self/fd/N` reach the folder of the descriptor, or fail.
-Messages for users must not contain such a path: `shown` and `show_paths` replace it by the path that the user gave.
+Messages for users must not contain such a path: `shown` and `show_paths` replace such a path by the path that the user
+gave.
 """
 
 import os
@@ -32,14 +33,14 @@ class OpenFolder:
     Attributes
     ----------
     path : Path
-        The path of the folder by its descriptor, ``/proc/self/fd/N``; files are opened by paths below it.
+        The path of the folder by its descriptor, ``/proc/self/fd/N``; files are opened by paths below this path.
     name : Path
         The given path of the folder, for messages.
 
     Raises
     ------
     OSError
-        No folder is at the path, or it cannot be opened for reading.
+        No folder is at the path, or the folder cannot be opened for reading.
     """
 
     def __init__(self, name: Path, *, closed: bool = False) -> None:
@@ -144,7 +145,7 @@ class LookupBelow(Lookup):
 
 
 def close_when_collected(owner: object, fd: int) -> None:
-    """Close a descriptor when its owner is garbage collected. At exit, the system closes it."""
+    """Close a descriptor when its owner is garbage collected. At exit, the system closes the descriptor."""
     weakref.finalize(owner, _close, fd).atexit = False
 
 
@@ -168,7 +169,7 @@ def hidden_sibling(path: Path, suffix: str) -> Path:
     """
     name = os.fsencode(path.name)
     if len(name) + len(suffix) + 1 > _NAME_BYTES:
-        from hashlib import sha256  # loads OpenSSL (3 MB), which is not needed otherwise
+        from hashlib import sha256  # loads OpenSSL (3 MB), which only this branch needs
 
         digest = sha256(name).hexdigest()[:16].encode()
         begin = name[: _NAME_BYTES - 18 - len(suffix)].decode(errors="ignore")  # drops an incomplete character

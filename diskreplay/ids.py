@@ -47,8 +47,8 @@ EPISODE_COLUMNS = 6
 def is_end_with_values(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return, for each row after the last step of an episode, whether the row has the values of the episode fields.
 
-    ``flags``, (n,), are the flags of these rows. A row has the values if it is the final observation or the end marker
-    of the episode, and was published with the values.
+    ``flags``, (n,), are the flags of these rows. A row has the values if the row is the final observation or the end
+    marker of the episode, and was published with the values.
     """
     found: NDArray[np.bool_] = (flags & (EPISODE_VALUES | FIRST)) == EPISODE_VALUES
     return found
@@ -60,7 +60,7 @@ class EpisodeTable:
     ``first`` is the id of the first step, and ``stride`` the difference between the ids of successive steps. ``steps``
     and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has bits that tell how the episode
     ended; this module defines the bits. ``time`` is the publishing time of the first step, in nanoseconds since the
-    epoch; it is 0 in a store without limits. Each of the six is a view of a column of ``lines``.
+    epoch, and 0 in a store without limits. Each of the six is a view of a column of ``lines``.
     """
 
     __slots__ = ("lines",)

@@ -1,4 +1,4 @@
-"""Functions that make HTML. They escape all text, and the type `Html` tells escaped text from other text.
+"""Functions that make HTML. All text is escaped, and the type `Html` is only for escaped text.
 
 Only these functions return `Html`, so a type checker refuses text that was not escaped.
 """
@@ -34,8 +34,8 @@ def element(tag: str, /, *content: Html, **attributes: object) -> Html:
 def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0) -> Html:
     """Return a table of rows of cells. A header that begins with ">" marks a column of numbers, aligned to the right.
 
-    ``total`` is the number of existing rows. If it is larger than the number of ``rows``, the caption says how many
-    rows are not shown.
+    ``total`` is the number of existing rows. If this number is larger than the number of ``rows``, the caption says how
+    many rows are not shown.
     """
     names = [header.removeprefix(">") for header in headers]
     sides = [

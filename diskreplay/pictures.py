@@ -94,7 +94,7 @@ def gif(images: NDArray[np.uint8], fps: float) -> bytes:
 def mp4(images: NDArray[np.uint8], fps: float) -> bytes:
     """Return the bytes of an MP4 with ``fps`` pictures a second: H.264, or MPEG-4 if PyAV cannot encode H.264.
 
-    An odd number of rows or columns is made even by repeating the last one, since the codecs need even sizes.
+    An odd number of rows or columns is made even by repeating the last row or column, since the codecs need even sizes.
     """
     with MissingExtra.raised_for("a film of frames", "video"):
         import av

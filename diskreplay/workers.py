@@ -5,14 +5,14 @@ interrupt can leave two threads with the same job, or a lock that is held foreve
 caller is a single operation, or may be repeated:
 
 - A job enters the queue by one operation. `Job.result` waits for a thread only if the job is in the queue.
-- The threads are created with their `Workers` object. A helper thread starts them, because `threading.Thread.start`
-  waits under a lock, which an interrupted caller would leave held. A thread starts only once, so the start may be
-  repeated.
+- The threads are created with their `Workers` object. A helper thread starts these threads, because
+  `threading.Thread.start` waits under a lock, which an interrupted caller would leave held. A thread starts only once,
+  so the start may be repeated.
 - The only lock of a job is held from the beginning until a thread of `Workers` has finished the job. The caller only
   waits for this lock.
 
-Until a call is over, its job references the call, and with it the memory that the call writes to. So this memory is not
-reused too early.
+Until a call is over, its job references the call, and with the call the memory that the call writes to. So this memory
+is not reused too early.
 
 The module also has `fork_listeners`, to call functions in forked children, and `computed_once`, for cached values
 without a lock.
@@ -36,7 +36,7 @@ def each_of(alive: weakref.WeakSet[Any]) -> list[Any]:
     while True:
         try:
             return list(alive)
-        except RuntimeError:  # the set changed while it was read
+        except RuntimeError:  # another thread changed the set during `list`
             continue
 
 
@@ -90,7 +90,7 @@ class Job(Generic[T]):
         self._over.acquire()
 
     def result(self) -> T:
-        """Return the result of the call, or raise its error. If no thread of `Workers` makes the call, make it here."""
+        """Return the result of the call, or raise its error. If no thread makes the call, this method makes it."""
         if self._is_queued and not self._is_withdrawn:
             with self._over:
                 pass
@@ -139,7 +139,7 @@ class _Line:
 
 
 class Workers:
-    """Threads that take jobs from one queue, first in first out, and make the calls. They start with the first job.
+    """Threads that take jobs from one queue, first in first out, and make the calls. The first job starts the threads.
 
     The threads end after `close`, soon after the last reference to this object is gone, or when the interpreter ends. A
     forked child gets threads of its own. If no thread can make a call, because the system has no room for a thread or
@@ -167,7 +167,7 @@ class Workers:
         return job
 
     def _start(self) -> bool:
-        """Start the threads if they were not started. Return whether they take jobs."""
+        """Start the threads if they were not started. Return whether the threads take jobs."""
         if not self._is_started and not self._line.is_closed:
             with suppress(RuntimeError):  # the system has no room for a thread, or the interpreter is ending
                 start_new_thread(_start_all, (self._threads, self._line))
@@ -184,7 +184,7 @@ class Workers:
 
 
 def _start_all(threads: list[threading.Thread], line: _Line) -> None:
-    """Start the threads that have not started yet. Two helper threads run this if a caller was interrupted."""
+    """Start the threads that have not started yet. Two helper threads run this function if a caller was interrupted."""
     with line.starting:
         for thread in threads:
             with suppress(RuntimeError):  # the thread was already started, or the system has no room for it

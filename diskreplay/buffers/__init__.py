@@ -1,4 +1,7 @@
-"""Buffers with well-known interfaces. A replay buffer keeps its steps in a store, the others keep them in tensors."""
+"""Buffers with well-known interfaces.
+
+A replay buffer keeps its steps in a store. Other buffers keep their steps in tensors.
+"""
 
 from diskreplay.errors import MissingExtra
 

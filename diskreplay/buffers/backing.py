@@ -26,11 +26,12 @@ from diskreplay.writing.writer import Writer
 
 
 class Backed(ABC):
-    """The base class of buffers with at most one store, at a path or in a temporary folder, and one writer of it.
+    """The base class of buffers with at most one store, at a path or in a temporary folder, and one writer.
 
-    A store at the path is opened at once. If there is no store yet, `_writer_of` makes it with the first step. A buffer
-    that keeps its steps in tensors calls `_writer_of` only if it has a path. A temporary folder is removed by `close`,
-    when the buffer is garbage-collected, or when the process exits. A process that is killed leaves the folder behind.
+    A store at the path is opened by `__init__`. If there is no store yet, `_writer_of` makes a store with the first
+    step. A buffer that keeps its steps in tensors calls `_writer_of` only if there is a path. A temporary folder is
+    removed by `close`, when the buffer is garbage-collected, or when the process exits. A process that is killed leaves
+    the folder behind.
 
     Parameters
     ----------
@@ -85,7 +86,7 @@ class Backed(ABC):
 
     @property
     def store(self) -> Store | None:
-        """The store of the steps; None before the first step. It is closed with the buffer."""
+        """The store of the steps; None before the first step. Closing the buffer closes the store."""
         return self._store
 
     def _check(self, store: Store) -> None:
@@ -122,7 +123,7 @@ class Backed(ABC):
     @overload
     def _writer_of(self, schema: Schema, num_envs: int) -> VectorWriter: ...
     def _writer_of(self, schema: Schema, num_envs: int | None = None) -> Writer | VectorWriter:
-        """Return the writer of the store. If there is no store yet, make it with this schema.
+        """Return the writer of the store. If there is no store yet, make a store with this schema.
 
         With `num_envs`, the writer appends one step of each environment at a time.
         """

@@ -1,4 +1,4 @@
-"""Columns: a tensor for each field, with a row for each step, made at once for many steps and filled later."""
+"""Columns: a tensor for each field, with a row for each step. The tensors are made for many steps, and filled later."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -65,7 +65,7 @@ def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...])
     """Return values of a field as a tensor, ``(*leading, *shape)``, that can be copied to a tensor of the field.
 
     A tensor stays on its device if all values of its dtype fit the field. The given shape may differ in axes of length
-    1. Raises SchemaError if the shape differs otherwise or a value does not fit.
+    1. Raises SchemaError for another difference of shapes, or if a value does not fit.
     """
     shape = leading + field.shape
     if isinstance(value, torch.Tensor) and value.dtype in _fitting(field.dtype):

@@ -22,7 +22,7 @@ from diskreplay.views.transitions import Transitions
 class DistillationBuffer(Backed):
     """The newest `capacity` pairs of observation and action, drawn at random.
 
-    The pairs are in tensors on the device, which are made with the first pair. With a `path` they are in a store
+    The pairs are in tensors on the device, which are made with the first pair. With a `path`, the pairs are in a store
     instead: each call of `add` is an episode of steps with reward 0, and only `obs` and `action` have a meaning.
 
     dtypes and shapes follow the rules of `ReplayBuffer`, with one difference. Without `obs_shape`, observations with

@@ -28,8 +28,7 @@ class Recorder:
     """Appends steps to a store in their order, in a thread. If the thread fails, the next call raises its error.
 
     When a step fails, the steps that wait behind it are dropped, because their episodes would lack the failed step.
-    Steps that come after the error was raised go to a new writer. Steps that wait when the interpreter ends are
-    written.
+    Steps that come after the error was raised go to a new writer. Steps that still wait at exit are written.
 
     Concurrency: only one thread may call the methods.
     """
@@ -52,7 +51,7 @@ class Recorder:
         `new_writer` makes a writer for the first step, and for the first step after a failure.
         """
         self._forget_parents()
-        if self._host_copy is None:  # not in `__init__`: only a tensor tells the number of the device
+        if self._host_copy is None:  # made here, since only a tensor tells the number of the device
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()
@@ -81,7 +80,7 @@ class Recorder:
         self.check()
 
     def check(self) -> None:
-        """Raise the error of a failed step, if there is one. Each error is raised once."""
+        """If a step failed, raise the error. Each error is raised once."""
         if self._error is None:
             return
         for job in self._waiting:
@@ -132,7 +131,7 @@ _alive: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
 # Exit handlers run in reverse order of registration. The imports above have registered the handlers of writers and
-# threads, so this handler runs before them.
+# threads, so this handler runs before those handlers.
 @atexit.register
 def _wait_for_all() -> None:
     for recorder in list(_alive):

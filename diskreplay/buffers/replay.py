@@ -29,7 +29,7 @@ STATE = "replay-buffer"
 """The name under which the store keeps the state of the buffer's sampler, with the priorities."""
 
 SAVE_EVERY_S = 60.0
-"""Seconds between two saves of the priorities, as long as calls update them.
+"""Seconds between two saves of the priorities, while calls update the priorities.
 
 A crash loses the updates after the last save.
 """
@@ -85,9 +85,9 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     step, and every return has a single step.
 
     With ``prioritized=True`` and a `path`, the priorities outlive the buffer, and so do the random state and the number
-    of batches for beta's schedule. They are saved by `close`, by `save`, and every minute as long as they are updated.
-    A process that ends without `close` loses the updates after the last save. The next buffer at the path continues
-    from the last save, and steps added after it get the largest priority so far.
+    of batches for beta's schedule. This state is saved by `close`, by `save`, and every minute while priorities are
+    updated. A process that ends without `close` loses the updates after the last save. The next buffer at the path
+    continues from the last save, and steps added after it get the largest priority so far.
 
     Concurrency: one thread adds; any thread may call the other methods. Other processes may read a store at a `path`.
 
@@ -196,7 +196,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     @property
     def view(self) -> Transitions:
-        """The view of sampled steps: n, gamma and stacks of frames. You may set it at any time."""
+        """The view of sampled steps: n, gamma and stacks of frames. You may set this attribute at any time."""
         return self._view
 
     @view.setter
@@ -209,7 +209,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     @property
     def prioritized(self) -> bool:
-        """Whether steps are drawn by their priorities. It may be set at any time; priorities are kept."""
+        """Whether steps are drawn by their priorities. You may set this attribute at any time; priorities are kept."""
         return self._prioritized
 
     @prioritized.setter
@@ -254,15 +254,15 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def add(
         self, obs: Any, action: Any, reward: Any, next_obs: Any, done: Any, truncated: Any = False, *, mask: Any = None
     ) -> None:
-        """Add one step. It can be sampled at once, or with `n_step` above 1 after n - 1 more steps.
+        """Add one step. The step can be sampled immediately, or with `n_step` above 1 after n - 1 more steps.
 
         With `num_envs` above 1, add one step of each environment: all values have a leading axis of that length.
 
         Parameters
         ----------
         obs, action, reward, next_obs : array_like or Tensor
-            The step. `next_obs` is the observation after the action. At the end of an episode it is the final
-            observation, not the one after the reset. It may be None if `done` is True.
+            The step. `next_obs` is the observation after the action. At the end of an episode, `next_obs` is the final
+            observation, not the observation after the reset. `next_obs` may be None if `done` is True.
         done : bool
             Whether the step terminated its episode, so that it is not bootstrapped. Numbers are 0 or 1.
         truncated : bool
@@ -403,7 +403,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def clear(self) -> None:
         """Forget all steps: only later steps are sampled and counted.
 
-        The store keeps the old steps until later steps replace them, so the next buffer at the same path has them.
+        The store keeps the old steps until later steps replace them, so the next buffer at the same path has these
+        steps.
         """
         store = self._refreshed()
         if store is None or self._sampler is None or not len(store):
@@ -420,7 +421,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._sampler.view = Since(**_arguments(self._view), mark=self._mark)
 
     def save(self) -> None:
-        """Make all steps durable, and save the priorities; a buffer opened at `path` continues from them.
+        """Make all steps durable, and save the priorities; the next buffer at `path` continues from this state.
 
         The steps and the priorities are durable when this method returns. A crash during the call leaves either the
         previous save or this one.

@@ -59,7 +59,7 @@ class RolloutBuffer(Backed):
     environment, `add` also takes values without the axis of environments.
 
     The attributes, such as `rewards`, are these tensors without a copy, (steps so far, num_envs, ...). `clear` does not
-    change tensors that are still referenced: the buffer continues in other memory.
+    change tensors that are still referenced: the buffer then uses other memory.
 
     With a `path`, a thread also appends the steps to a store there, for later runs and other processes. Reading a field
     or `store` waits for that thread. An error of the store is raised by the next call. The store then lacks the steps
@@ -359,18 +359,18 @@ class RolloutBuffer(Backed):
         A truncated step is bootstrapped with the value of its final observation, and the chain of lambda stops there
         (partial-episode bootstrapping, Pardo et al. 2018, section 3.2). That value comes from `value_fn` or from
         `final_values`. Without these two arguments, the value of the step's own observation is used, with a warning the
-        first time. This is a good approximation if an observation differs little from the next one.
+        first time. This is a good approximation if an observation differs little from the next observation.
 
         Parameters
         ----------
         last_values : (num_envs,) or (num_envs, 1)
-            The critic's values of the observations after the last step. They are ignored for environments whose last
-            step ended an episode.
+            The critic's values of the observations after the last step. The values are ignored for environments whose
+            last step ended an episode.
         gamma, gae_lambda : float
             Discount per step, and lambda, 0 to 1.
         value_fn : callable or None
             Computes the values of the final observations given to `add`, from tensors (n, ...), nested like the
-            observations, to (n,) or (n, 1). It is called at most once, without gradients.
+            observations, to (n,) or (n, 1). `value_fn` is called at most once, without gradients.
         final_values : (steps so far, num_envs) or None
             The values of the final observations, for a critic that needs more than observations. Values of other steps
             are ignored.
@@ -427,8 +427,8 @@ class RolloutBuffer(Backed):
     def sample(self) -> Batch:
         """Return all steps as a flat batch: the first step of each environment, then the second, and so on.
 
-        The steps stay in the buffer until `clear`. ``sample().minibatches(size, epochs)`` shuffles them. `sequences`
-        keeps their order, for recurrent networks.
+        The steps stay in the buffer until `clear`. ``sample().minibatches(size, epochs)`` shuffles the steps.
+        `sequences` keeps their order, for recurrent networks.
 
         Returns
         -------
@@ -580,7 +580,7 @@ class RolloutBuffer(Backed):
         return self._batch
 
     def close(self) -> None:
-        """Write the waiting steps to the store, and close it. Tensors stay valid. Closing twice is fine.
+        """Write the waiting steps to the store, and close the store. Tensors stay valid. Closing twice is fine.
 
         Raises
         ------

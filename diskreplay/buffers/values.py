@@ -70,7 +70,7 @@ def shapes_of(value: Any) -> list[tuple[int, ...]]:
 def renamed(batch: Batch, names: Mapping[str, str], hidden: Collection[str]) -> dict[str, Any]:
     """Return the fields of a batch, renamed by `names` (old name to new name), without the fields in `hidden`.
 
-    Scalars get a trailing axis of length 1, so that they broadcast with each other and with the results of a network.
+    Scalars get a trailing axis of length 1, for broadcasting with each other and with the results of a network.
     `terminated` becomes float32.
     """
     axes = batch["index"].ndim
@@ -193,8 +193,7 @@ class Given:
 def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
     """Return the dtype of a field from its first value: float32 for float64, int64 for Python's bool, else unchanged.
 
-    float64 is reduced because it is the default of Python and numpy, seldom chosen on purpose, and networks compute in
-    float32.
+    float64 is the default of Python and numpy, and seldom chosen on purpose. Networks compute in float32.
     """
     if type(value) is bool:
         return np.dtype("int64")

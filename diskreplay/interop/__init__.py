@@ -1,1 +1,1 @@
-"""Adapters between a store and other libraries; they use only public names of diskreplay."""
+"""Adapters between a store and other libraries. The adapters use only public names of diskreplay."""

@@ -32,8 +32,8 @@ _NOT_RESET = "call reset() before step(): no episode is running, or an error lef
 class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     """Append every step of an environment to a store.
 
-    Each step is appended with its next observation, so the step can be sampled at once. ``reset`` in the middle of an
-    episode and ``close`` cut the episode at its last observation. After an error of the environment,
+    Each step is appended with its next observation, so the step can be sampled immediately. ``reset`` in the middle of
+    an episode and ``close`` cut the episode at its last observation. After an error of the environment,
     ``discard_episode`` drops the episode, and ``reset`` keeps the episode's steps. Observations are copied: an
     environment may reuse its arrays. With ``gymnasium.wrappers.Autoreset`` inside or around this wrapper, a step that
     only resets the environment is not recorded.
@@ -45,7 +45,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     env : gymnasium.Env
         The environment.
     store : Store
-        The store; opened with mode "a". It stays open when the environment is closed.
+        The store; opened with mode "a". The store stays open when the environment is closed.
     info_fields : iterable of str
         Names of fields to copy from info: extra fields at each step, episode fields at the last step of an episode.
     durability : str or float
@@ -239,8 +239,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     info has the bytes of the next episode's first observation. Such an episode is recorded without a final observation,
     and a warning is issued once.
 
-    ``reset`` in the middle of an episode and ``close`` cut open episodes at their last observation. After an error of
-    the environments, ``discard_episode`` drops open episodes, and ``reset`` keeps the steps of these episodes.
+    ``reset`` in the middle of an episode and ``close`` cut the open episodes at their last observations. After an error
+    of the environments, ``discard_episode`` drops open episodes, and ``reset`` keeps the steps of these episodes.
     Observations are copied: the environments may reuse their arrays.
 
     Concurrency: one thread at a time, as for the environments. A copy by pickle or ``copy.deepcopy`` has its own
@@ -251,7 +251,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     env : gymnasium.vector.VectorEnv
         The environments.
     store : Store
-        The store; opened with mode "a". It stays open when the environments are closed.
+        The store; opened with mode "a". The store stays open when the environments are closed.
     info_fields : iterable of str
         Names of fields to copy from info: extra fields at each step, episode fields at the last step of an episode.
     durability : str or float
@@ -390,7 +390,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._values.forget(running if mask is None else running & as_numpy(mask).astype(bool))
 
     def close(self, **kwargs: Any) -> None:
-        """Cut open episodes, close the writer, and close the environments."""
+        """Cut the open episodes, close the writer, and close the environments."""
         try:
             if self._writer is not None:
                 with self._writer, suppress(WriterClosed):  # raised if the store was closed before

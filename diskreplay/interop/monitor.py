@@ -254,14 +254,14 @@ def to_prometheus(
 
     Names of numbers are, for example, ``diskreplay_store_visible_steps`` and
     ``diskreplay_sampler_planning_seconds_total``. The label ``store`` is the store's path. Histograms, `staleness` and
-    errors are as for `to_tensorboard`. A histogram describes the last batch only, not all batches so far: query it
-    without ``rate()``.
+    errors are as for `to_tensorboard`. A histogram describes the last batch only, not all batches so far: query the
+    histogram without ``rate()``.
 
     Parameters
     ----------
     writer : file or path
         A file that is open for text, or a path. The file at a path is replaced by one rename, as the textfile collector
-        of node_exporter needs it. Write at most one store and one sampler to an open file, since Prometheus allows each
+        of node_exporter requires. Write at most one store and one sampler to an open file, since Prometheus allows each
         name once in a file.
     labels : mapping of str to str, or None
         Labels for every number, such as the name of the run.
@@ -315,7 +315,7 @@ def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of `Sampler.stats` or `ShardedSampler.stats`, nested as the table `SAMPLER` describes them.
+    """Return the numbers of `Sampler.stats` or `ShardedSampler.stats`, nested as in the table `SAMPLER`.
 
     For a `ShardedSampler`, ``missing`` is the number of missing shards, and ``shards`` has, for each measure, a dict of
     numbers by shard.

@@ -122,7 +122,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
 
     @property
     def store(self) -> dr.Store | None:
-        """The store with the steps, or None before the first step. It is closed with the buffer."""
+        """The store with the steps, or None before the first step. Closing the buffer closes the store."""
         return self._store
 
     def close(self) -> None:
@@ -316,21 +316,21 @@ def _info_field(episode: Any, name: str) -> Array:
 class DiskEpisodeReplayBuffer(InStore):
     """An `EpisodeReplayBuffer` of RLlib whose steps are in a store.
 
-    Use it in DQN, SAC and others by ``config.training(replay_buffer_config={"type": DiskEpisodeReplayBuffer, "path":
-    "run.replay"})``. RLlib's own code draws the samples. With equal seeds, samples and trained networks are the same
-    as with RLlib's own buffer, bit for bit. The id and the reward of each step, and RLlib's bookkeeping, are in memory:
-    100 to 160 bytes a step.
+    Use this class in DQN, SAC and other algorithms by ``config.training(replay_buffer_config={"type":
+    DiskEpisodeReplayBuffer, "path": "run.replay"})``. RLlib's own code draws the samples. With equal seeds, samples and
+    trained networks are the same as with RLlib's own buffer, bit for bit. The id and the reward of each step, and
+    RLlib's bookkeeping, are in memory: 100 to 160 bytes a step.
 
     An existing store is continued: the buffer begins with its newest episodes. A step in the store has its observation,
-    action and reward, and the other outputs of the module, such as ``action_logp``, under their names. Up to 256
-    episodes may be open at the same time. If there are more, the open episode with the oldest last step is cut.
+    its action, its reward, and all other outputs of the module under their names, such as ``action_logp``. Up to 256
+    episodes may be open at the same time. If there are more, the episode with the oldest last step is cut.
 
     Concurrency: one thread of one process, as in RLlib. Other processes may read the store.
 
     Parameters
     ----------
     capacity : int
-        The largest number of steps in the buffer. If there are more, the oldest episodes leave the buffer. A new store
+        The largest number of steps in the buffer. Beyond this number, the oldest episodes leave the buffer. A new store
         has twice this capacity.
     path : path or Store
         The store, or its path. The buffer opens the store for itself, even if a Store is given. If the path does not

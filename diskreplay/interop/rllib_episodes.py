@@ -108,7 +108,7 @@ class Steps:
 
 
 class Column:
-    """A field of an episode's steps. RLlib uses it like an array. Indexing reads the rows."""
+    """A field of an episode's steps. RLlib uses a column like an array. Indexing reads the rows."""
 
     __slots__ = ("_field", "_path", "_steps")
     more = 0  # the number of rows beyond the number of steps

@@ -50,7 +50,7 @@ _LEFT_OUT = {
 }
 
 
-# Attributes that are copied to an `NStepReplayBuffer`, so that it draws steps of this buffer.
+# Attributes that are copied to an `NStepReplayBuffer`, so that the `NStepReplayBuffer` draws steps of this buffer.
 _SHARED = (
     *("buffer_size", "pos", "full"),
     *("observations", "next_observations", "actions", "rewards", "dones", "timeouts"),
@@ -93,10 +93,11 @@ class Columns:
 class DiskReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` of Stable-Baselines3 whose steps are in a store.
 
-    Give it to DQN, SAC or TD3 as ``replay_buffer_class=DiskReplayBuffer, replay_buffer_kwargs={"path": "run.replay"}``;
-    for Dict observations there is `DiskDictReplayBuffer`. CleanRL's scripts take it in place of the `ReplayBuffer` that
-    they import. As in Stable-Baselines3, numpy's global generator draws positions, and a position holds the same step
-    as in the library's own buffer. With equal seeds, batches and networks are therefore equal, bit for bit.
+    Give this class to DQN, SAC or TD3 as ``replay_buffer_class=DiskReplayBuffer, replay_buffer_kwargs={"path":
+    "run.replay"}``; for Dict observations there is `DiskDictReplayBuffer`. CleanRL's scripts take this class in place
+    of the `ReplayBuffer` that the scripts import. As in Stable-Baselines3, numpy's global generator draws positions,
+    and a position holds the same step as in the library's own buffer. With equal seeds, batches and networks are
+    therefore equal, bit for bit.
 
     Observations and actions are only in the store, each observation once. Memory holds the id, the reward and the flags
     of each position, 20 bytes a position. An existing store is continued: its newest steps fill the buffer, so a killed
@@ -170,8 +171,8 @@ class DiskReplayBuffer(ReplayBuffer):
             )
         kwargs |= {"device": device, "n_envs": n_envs, "handle_timeout_termination": handle_timeout_termination}
         super().__init__(n_envs, observation_space, action_space, **kwargs)
-        # `ReplayBuffer` has set these attributes to arrays of one position. Without them, the names are the columns of
-        # the class, which read the store.
+        # `ReplayBuffer` has set these attributes to arrays of one position. Without these arrays, the names are the
+        # columns of the class, which read the store.
         del self.observations, self.next_observations, self.actions
         self._capacity = max(buffer_size, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -268,7 +269,7 @@ class DiskReplayBuffer(ReplayBuffer):
 
     @property
     def store(self) -> dr.Store | None:
-        """The store with the steps, or None before the first step. It is closed with the buffer."""
+        """The store with the steps, or None before the first step. Closing the buffer closes the store."""
         return self._store
 
     def close(self) -> None:
@@ -276,7 +277,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._close()
 
     def reset(self) -> None:
-        """Forget all steps: they are evicted from the store."""
+        """Forget all steps, and evict them from the store."""
         check_open(self, self._close)
         if self._writer is not None:
             self._kept.remove(self._writer)
@@ -343,7 +344,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return {**state, "_newest": self._ids[self.pos - 1].copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the store, and fill the buffer with its newest steps, also those that were added after pickling."""
+        """Open the store, and fill the buffer with the newest steps, even steps that were added after pickling."""
         newest, pos, uuid = state.pop("_newest"), state["pos"], state["_uuid"]
         self.__dict__.update(state)
         self._begin()
@@ -574,7 +575,7 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):
 class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
     """A `HerReplayBuffer` of Stable-Baselines3 whose steps are in a store; see `DiskReplayBuffer`.
 
-    It draws steps of ended episodes and replaces goals by `dr.Hindsight`, with the rewards of the environment's
+    The buffer draws steps of ended episodes and replaces goals by `dr.Hindsight`, with the rewards of the environment's
     ``compute_reward``. Batches have the same distribution as in `HerReplayBuffer`, except that each step is relabelled
     with the same probability, so the number of relabelled steps varies between batches.
 
@@ -631,7 +632,7 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
         self.env = env
 
     def _begin(self) -> None:
-        self.env = None  # not pickled: `load_replay_buffer` sets it
+        self.env = None  # the environment is not pickled, and `load_replay_buffer` sets it
         super()._begin()
 
     def _hindsight(self) -> dr.Hindsight:

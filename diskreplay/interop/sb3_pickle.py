@@ -1,14 +1,14 @@
 """Replay buffers of Stable-Baselines3 as ``save_replay_buffer`` pickles them.
 
-A pickle can run code when Python loads it. An import reads only arrays, numbers and spaces, and raises for a file that
-has other objects.
+A pickle can run code when Python loads it. An import reads only arrays, numbers and spaces, and raises FormatError for
+a file that has other objects.
 
 The features are ``observations`` or ``observations/KEY``, ``actions`` and ``rewards``. An import follows these rules:
 
 - The steps of each environment are in the order of time, the oldest first.
 - Episodes are in the order of their first steps. Episodes that begin at the same row are in the order of environments.
 - With ``optimize_memory_usage``, the buffer overwrote the observation after the last step of each episode. These
-  episodes have no final observation. A full buffer also lacks the step whose observation it overwrote last.
+  episodes have no final observation. A full buffer also lacks the step whose observation was overwritten last.
 - The infos of a ``HerReplayBuffer`` are left out.
 
 An export of an imported store restores the class, the number of environments and the settings of the buffer.
@@ -184,7 +184,8 @@ def export_dataset(
         imported from, or 1.
     buffer_class : str, optional
         "ReplayBuffer", "NStepReplayBuffer", "DictReplayBuffer" or "HerReplayBuffer". None: the class of the buffer that
-        the store was imported from, or "DictReplayBuffer" for observations in a dict and otherwise "ReplayBuffer".
+        the store was imported from, or without such a buffer "DictReplayBuffer" for observations in a dict, and
+        "ReplayBuffer" for other observations.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 

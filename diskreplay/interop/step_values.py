@@ -68,7 +68,7 @@ class StepValues:
         self._given.update(fields)
 
     def take(self) -> dict[str, Any]:
-        """Return the fields that were set, and clear them.
+        """Return the extra fields that were set, and forget them.
 
         Raises SchemaError if a field is missing. Then the fields stay set.
         """
@@ -109,7 +109,7 @@ class StepValues:
         Raises SchemaError if a value does not fit its field.
         """
         count = len(self._episodes)
-        seeds: list[Any] = [seed] * count  # other kinds of seeds are passed as they are
+        seeds: list[Any] = [seed] * count  # seeds of other kinds are not changed
         if isinstance(seed, int | np.integer):
             seeds = [int(seed) + lane for lane in range(count)]
         elif self._leading and isinstance(seed, Sequence | np.ndarray):

@@ -102,7 +102,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
     # --- adding ------------------------------------------------------------------------------------------------------
 
     def add(self, batch: Any, buffer_ids: Any = None) -> Any:
-        """Add a step of each environment in `buffer_ids`, or of all environments if it is None.
+        """Add a step of each environment in `buffer_ids`, or of all environments if `buffer_ids` is None.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         return self._writer
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Forget all steps, which stay in the store, and cut open episodes."""
+        """Forget all steps, which stay in the store, and cut the open episodes."""
         super().reset(keep_statistics)
         if self._writer is not None:
             self._writer.end_episode()
@@ -220,8 +220,8 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._begin()
         if self._store is not None:
             self._kept.append(self._store)
-        # After unpickling, the rings of environments have arrays of their own. Make them views of the buffer's arrays
-        # again.
+        # After unpickling, the rings of environments have arrays of their own. Make these arrays views of the buffer's
+        # arrays again.
         held = self._held(slice(None))
         super().set_batch(Batch({key: held.pop(key) for key in KEYS if key in held}))
         for key, values in held.items():
@@ -236,9 +236,9 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
 class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     """A `VectorReplayBuffer` of Tianshou whose steps are in a store: ``Collector(policy, envs, buffer)``.
 
-    Collectors, trainers and off-policy algorithms use it like Tianshou's own buffer: indices mean the same, and with
-    equal seeds the batches are equal, n-step returns included. Observations and actions are only in the store, each
-    observation once. The id, reward and flags of each step, and the collector's other data such as infos, are in
+    Collectors, trainers and off-policy algorithms use this class like Tianshou's own buffer: indices mean the same, and
+    with equal seeds the batches are equal, n-step returns included. Observations and actions are only in the store,
+    each observation once. The id, reward and flags of each step, and the collector's other data such as infos, are in
     memory.
 
     An existing store is continued: the newest steps of each environment fill the buffer, oldest first. A pickle or a
@@ -315,7 +315,7 @@ def _newest_frame(leaf: Array) -> Array:
 
 
 def _spread(values: Array, lanes: Array, count: int) -> Array:
-    """Return an array with a row per environment: `values` in the rows `lanes`, zeros in all other rows."""
+    """Return an array with a row per environment: `values` in the rows `lanes`, and zeros in all other rows."""
     rows = np.zeros((count, *values.shape[1:]), values.dtype)
     rows[lanes] = values
     return rows

@@ -159,7 +159,7 @@ class MapDataset(Dataset[Any]):
         return self._gather(self.ids[number if isinstance(number, slice) else np.asarray(number)])
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Return the items with these numbers, for a loader to collate. Gathering all at once is faster."""
+        """Return the items with these numbers, for a loader to collate. Gathering all items together is faster."""
         return _items(self._gather(self.ids[numbers]))
 
     def _gather(self, ids: NDArray[np.int64]) -> dr.Batch:

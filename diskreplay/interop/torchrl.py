@@ -47,14 +47,14 @@ class ByReference(StorageCheckpointerBase):  # type: ignore[misc]
 class StoreStorage(TensorStorage):  # type: ignore[misc]
     """A `Storage` of TorchRL whose items are the steps of a store: ``ReplayBuffer(storage=StoreStorage(store), ...)``.
 
-    TorchRL's samplers, transforms and collectors work with it as with a `LazyTensorStorage`, and equal seeds give equal
-    batches. Items are steps: ``add`` and ``extend`` append them, and a sampled batch has the keys of
+    TorchRL's samplers, transforms and collectors work with this class as with a `LazyTensorStorage`, and equal seeds
+    give equal batches. Items are steps: ``add`` and ``extend`` append steps, and a sampled batch has the keys of
     `Batch.to_tensordict`. Memory holds the id of each position, 8 bytes.
 
     A step never changes, and a new step can be written only at the position of the buffer's cursor. With a capacity,
     positions are a ring as in TorchRL's other storages, and the store evicts overwritten steps. Only one buffer may
     write to a storage and its store; any number of buffers may read. An existing store is continued: its newest steps
-    fill the storage, the oldest of them at position 0, and the buffer's cursor is set to the position after the newest
+    fill the storage from position 0 on, oldest first, and the buffer's cursor is set to the position after the newest
     step.
 
     An item must have ``"action"``, ``("next", "reward")``, ``("next", "done")``, and observations: keys that are both
@@ -378,7 +378,7 @@ def _nested(values: Mapping[Key, Any]) -> dict[str, Any]:
 
 
 def _stacked(data: Any) -> TensorDictBase:
-    """Return the items in ``data`` as one tensordict with one axis. Raises SchemaError if they are not steps."""
+    """Return the items in ``data`` as one tensordict with one axis. Raises SchemaError for items that are not steps."""
     if isinstance(data, list) and data and is_tensor_collection(data[0]):
         data = lazy_stack(data)
     if not is_tensor_collection(data):

@@ -50,7 +50,7 @@ class TrajectoryWriters:
             writer.flush()
 
     def close(self) -> None:
-        """Close the writers, which cuts open trajectories. Later trajectories get new writers."""
+        """Close the writers, and so cut the open trajectories. Later trajectories get new writers."""
         for writer in self._writers:
             self._kept.remove(writer)
             writer.close()

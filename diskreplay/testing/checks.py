@@ -17,16 +17,18 @@ from diskreplay.testing.reference import transition
 _CLOCK_SLACK_S = 5.0
 
 COMPUTED = ("reward", "discount")
-"""Fields of a transition that are sums or powers. The store and the reference may round them to float32 values that
-differ in the last digit."""
+"""Fields of a transition that are sums or powers.
+
+In such a field, the float32 values of the store and of the reference may differ in the last digit.
+"""
 
 
 def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cuts: bool = False) -> dict[int, int]:
     """Compare every episode of a store's snapshot, hidden steps included, with the model; return the visible ids.
 
-    `key` names the integer extra field whose value is different in every step. A writer may cut open episodes when it
-    begins a new segment, and the model cannot predict which ones. With `length_cuts`, the model's episodes are cut
-    where the store's episodes are.
+    `key` names the integer extra field whose value is different in every step. A writer may cut an open episode when it
+    begins a new segment, and the model cannot predict this. With `length_cuts`, the model's episodes are cut where the
+    store's episodes are.
 
     Returns
     -------

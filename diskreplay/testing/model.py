@@ -1,4 +1,4 @@
-"""A model of a store in plain lists: after the same calls as a store, it has the episodes that the store must have.
+"""A model of a store in plain lists. After the same calls, the model has the episodes that the store must have.
 
 The model is slow, and shares no code with the store that it is compared with. Lanes hold episodes, episodes hold steps,
 steps hold arrays. Make the same calls on a `ModelWriter` and on a writer of a store, then compare the two with the
@@ -330,7 +330,7 @@ class ModelStore:
             episode.hidden = sum(order[int(step.extra[key])] < self._frontier for step in episode.steps)
 
     def evict(self, chosen: Callable[[ModelEpisode], bool]) -> int:
-        """Evict the episodes for which `chosen` returns true. Return how many steps they had, hidden steps included."""
+        """Evict the episodes for which `chosen` returns true. Return the number of their steps, with hidden steps."""
         leaving = [episode for episode in self.episodes if chosen(episode)]
         for episode in leaving:
             episode.evicted = True

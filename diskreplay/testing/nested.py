@@ -1,4 +1,4 @@
-"""Functions of nested dicts and tuples of arrays: flatten them, index their rows, compare them."""
+"""Functions that flatten, index and compare nested dicts and tuples of arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of episodes and writers, random arrays for them, and `play`, which makes the planned calls on writers."""
+"""Plans of episodes and writers, random arrays for plans, and `play`, which makes the planned calls on writers."""
 
 from __future__ import annotations
 

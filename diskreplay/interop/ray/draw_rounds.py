@@ -57,7 +57,7 @@ def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
 # A shard's mass is requested again when the last answer of the shard, which reports the mass, is older than this.
 MASS_AGE_S = 0.1
 _PAUSE_S = 0.01
-_ATTEMPTS = 100  # each failure means that a shard was lost or emptied during the draw
+_ATTEMPTS = 100  # an attempt fails if a shard is lost or emptied during the draw
 
 
 class Given(NamedTuple):
@@ -95,9 +95,10 @@ class Round:
 class DrawRounds:
     """Draws batches of a `Target` from shards. Not thread-safe: a sampler uses it under its lock.
 
-    A shard that does not answer within `deadline_s` is left out until it answers again. Its part of a batch is divided
-    among the other shards in proportion to the same masses. So the items have the same probabilities as if the whole
-    batch had been divided without this shard. If no shard answers, a draw waits up to `patience_s` for an answer.
+    A shard that does not answer within `deadline_s` is left out until it answers again. The other shards draw the
+    missing part of a batch. This part is divided in proportion to the masses by which the batch was divided. So the
+    items have the same probabilities as if the whole batch had been divided without this shard. If no shard answers, a
+    draw waits up to `patience_s` for an answer.
     """
 
     def __init__(
@@ -268,7 +269,7 @@ class DrawRounds:
             return part
         try:
             form, leaves = local.gather(part.ids)
-        except (dr.InvalidIndex, dr.SegmentGone):  # evicted since the draw: other shards complete the batch
+        except (dr.InvalidIndex, dr.SegmentGone):  # an id was evicted: other shards complete the batch
             return None
         return part._replace(form=form, leaves=leaves)
 

@@ -20,7 +20,7 @@ class Form(NamedTuple):
 
     In some pairs of arrays, such as obs and next_obs, the windows of the later array begin one step after the windows
     of the earlier array. `later` maps the later array's number to the earlier array's number. Such a pair is sent as
-    one array, whose windows are one step longer. This array has the number of the earlier array.
+    one array, whose windows are one step longer. The sent array has the number of the earlier array.
     """
 
     numbered: dict[str, Any]
@@ -85,7 +85,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 TOLD = ("probability", "population", "priority_sum")
-"""Names of batch fields that describe the draw. The trainer computes them from the values of all shards."""
+"""Names of batch fields that describe the draw. The trainer computes these fields from the values of all shards."""
 
 
 class Target(NamedTuple):
@@ -180,7 +180,7 @@ class Reply(NamedTuple):
     """A shard's answer to a request. `part` joins the shard's parts of all requested batches, one after the other.
 
     `part` is None if no item was requested, or if no id could be drawn. `mass` and `population` are as in `Part`.
-    `skipped` is the number of ids whose priorities were not updated, for example because they were evicted.
+    `skipped` is the number of ids, such as evicted ids, whose priorities were not updated.
     """
 
     part: Part | None

@@ -22,8 +22,8 @@ _logger = logging.getLogger("diskreplay")
 class PrioritySaver:
     """Saves updated priorities every `every_s` seconds, in a thread that the first call of `follow` starts.
 
-    Other threads may use the samplers and the store during a save. A failed save does not stop draws: the error is
-    logged, and the next call of `follow` or `close` raises it.
+    Other threads may use the samplers and the store during a save. A failed save does not stop draws. The error is
+    logged, and the next call of `follow` or `close` raises the error.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -37,7 +37,7 @@ class PrioritySaver:
         """Begin to save the priorities of a sampler in the store, under the name ``saved``.
 
         Priorities that are already saved under this name are loaded if they are from the same run of training, and
-        deleted otherwise. The store's note ``{saved}.run`` has the run that saved them.
+        deleted otherwise. The store's note ``{saved}.run`` has the run that saved the priorities.
         """
         self._raise()
         if saved in self._followed:

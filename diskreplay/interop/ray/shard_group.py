@@ -13,7 +13,7 @@ class Lost(Exception):
 
 
 class Calls(Protocol):
-    """Waits for the results of calls to shards. A call, ``actor.method.remote(...)``, returns a reference at once."""
+    """Waits for the results of calls to shards. A call, ``actor.method.remote(...)``, returns a reference."""
 
     def wait(self, refs: Sequence[Any], timeout_s: float) -> list[Any]:
         """Return the references whose results arrive within `timeout_s`."""

@@ -17,8 +17,8 @@ from diskreplay.interop.ray.shared_sampler import SharedSampler
 class LocalShard:
     """Reads the store of a shard on the trainer's own node, without the shard's actor.
 
-    `draws` is True if this object also draws ids, always uniformly. Only the actor draws ids by priorities, because it
-    keeps the priorities for all trainers.
+    `draws` is True if this object also draws ids, always uniformly. Only the actor draws ids by priorities, because the
+    actor keeps the priorities for all trainers.
     """
 
     def __init__(self, store: dr.Store, target: Target, seed: int) -> None:

@@ -163,8 +163,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     def view(self) -> Any:
         """The view.
 
-        Setting it changes the sampler of this name in each shard, so all trainers with this name must set the same
-        view.
+        Setting the view changes the sampler of this name in each shard, so all trainers with this name must set the
+        same view.
         """
         return self._target.view
 
@@ -174,7 +174,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     @property
     def distribution(self) -> Any:
-        """The distribution. It is set like `view`, and priorities are kept."""
+        """The distribution. You may set this attribute, as `view`; priorities are kept."""
         return self._target.distribution
 
     @distribution.setter
