@@ -11,7 +11,6 @@ from diskreplay.segments.shards import zstd
 
 
 def check_count(name: str, value: Any, least: int, most: int | None) -> None:
-    """Raise ValueError unless ``value`` is None, or an integer from ``least`` to ``most`` (None: no maximum)."""
     if value is None:
         return
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
@@ -21,7 +20,6 @@ def check_count(name: str, value: Any, least: int, most: int | None) -> None:
 
 
 def check_seconds(name: str, value: Any) -> None:
-    """Raise ValueError unless ``value`` is None, or a finite number of seconds above 0."""
     if value is None:
         return
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):

@@ -167,9 +167,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._mark = 0  # steps with lower ids were cleared
         self._sampler: Sampler | None = None
         self._saved_at = monotonic()
-        self._ids: tuple[Any, NDArray[np.int64]] | None = (
-            None  # (snapshot, view), and the ids that can be sampled with these
-        )
+        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # (snapshot, view), and the ids that can be sampled
         super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:

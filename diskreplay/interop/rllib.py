@@ -158,7 +158,6 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         super().add(added, *args, **kwargs)
 
     def _check(self, episodes: list[Any]) -> None:
-        """Raise an error for objects that are not episodes, and for chunks that do not continue their episode."""
         there = {episode.id_: episode for episode in self.episodes}
         last: dict[str, tuple[int, bool]] = {}
         for episode in episodes:

@@ -414,7 +414,6 @@ class DiskReplayBuffer(ReplayBuffer):
         self.dones[pos], self.timeouts[pos] = ended, timeouts
 
     def _by_lane(self, obs: Any) -> Any:
-        """Return observations with a leading axis of environments, in the shape of the space."""
         shape = self._obs_shape
         if isinstance(shape, dict):
             return {key: _with_lanes(obs[key], each) for key, each in shape.items()}

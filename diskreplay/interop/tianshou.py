@@ -73,7 +73,6 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._close()
 
     def _restore(self, store: dr.Store) -> None:
-        """Fill the ring of each environment with the environment's newest steps."""
         lanes: list[list[dr.Episode]] = [[] for _ in self.buffers]
         for episode in store.episodes:
             lanes[episode.lane % self.buffer_num].append(episode)

@@ -184,7 +184,6 @@ def _whole(script: Script, lane: tuple[int, ...], priorities: dict[str, Any]) ->
 def _vector_calls(
     plan: WriterPlan, schema: Schema, lanes: list[list[Script]], rng: np.random.Generator
 ) -> Iterator[Call]:
-    """Yield the calls of a writer of several lanes. One `append` has the next step of each lane that is not skipped."""
     width, at = len(lanes), [0] * len(lanes)
     while any(lanes):
         for i, scripts in enumerate(lanes):

@@ -51,11 +51,9 @@ class LocalShard:
         return self._reading.mass()
 
     def draw(self, size: int) -> Part:
-        """Draw and return a part of ``size`` items. Raises NotEnoughData if no id can be drawn."""
         return self._reading.draw([size], ids_only=False)
 
     def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
-        """Return the fields of these ids. Raises InvalidIndex or SegmentGone if an id was evicted meanwhile."""
         return self._reading.gather(ids)
 
     def close(self) -> None:
@@ -201,7 +199,6 @@ class ShardLink:
         return reply
 
     def gather(self, ids: NDArray[np.int64]) -> tuple[Form, list[NDArray[Any]]]:
-        """Return the fields of these ids. Raises ReplayError if the shard does not answer."""
         if self.local is not None:
             return self.local.gather(ids)
         found: tuple[Form, list[NDArray[Any]]] = self._waited(self._actor.gather.remote(self._name, ids))

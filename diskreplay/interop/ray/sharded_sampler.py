@@ -221,7 +221,6 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return batch
 
     def _next(self) -> Drawn:
-        """Request batches ahead, and return the next batch of the oldest `Round` in the queue."""
         while len(self._queue) < self._most_rounds:
             try:
                 self._queue.append(self._rounds.begin([self._batch_size] * self._per_round))
