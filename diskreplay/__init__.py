@@ -147,7 +147,7 @@ def _can_be_imported(name: str) -> bool:
 
 def __getattr__(name: str) -> object:
     if name == "__all__":
-        # `from diskreplay import *` skips names that need a library which is not installed; `diskreplay.NAME` raises.
+        # `from diskreplay import *` skips names that need a missing library. `diskreplay.NAME` raises MissingExtra.
         return ["__version__", *filter(_can_be_imported, _MODULES)]
     if name not in _MODULES:
         raise AttributeError(f"module 'diskreplay' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""A rollout buffer: filled with the steps of all environments, read as a whole, then emptied."""
+"""A rollout buffer, which is filled with the steps of all environments, read as a whole, and emptied."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType

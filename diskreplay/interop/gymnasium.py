@@ -146,8 +146,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         Raises
         ------
         SchemaError
-            If a value does not fit the schema, or an extra field is missing. An action that does not fit, or a missing
-            field, raises before the environment is stepped. After any other error, the next call must be ``reset``.
+            If a value does not fit the schema, or an extra field is missing. If an action does not fit, or a field is
+            missing, the environment is not stepped. After any other error, the next call must be ``reset``.
         gymnasium.error.ResetNeeded
             Before the first reset, and after the end of an episode or an error.
         """
@@ -365,8 +365,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         Raises
         ------
         SchemaError
-            If a value does not fit the schema, or an extra field is missing. An action that does not fit, or a missing
-            field, raises before the environments are stepped. After any other error, the next call must be ``reset``.
+            If a value does not fit the schema, or an extra field is missing. If an action does not fit, or a field is
+            missing, the environments are not stepped. After any other error, the next call must be ``reset``.
         gymnasium.error.ResetNeeded
             Before the first reset, and after an error.
         """

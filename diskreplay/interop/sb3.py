@@ -553,7 +553,7 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):
         return self._relabel
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """Draw steps, as `DictReplayBuffer.sample` does, or with `relabel` as `HerReplayBuffer.sample`.
+        """Draw steps, as `DictReplayBuffer.sample` does, or with `relabel` as `HerReplayBuffer.sample` does.
 
         Raises
         ------

@@ -137,7 +137,7 @@ class StepValues:
     def begin(self, given: list[dict[str, np.ndarray]], lanes: np.ndarray) -> None:
         """Add the lanes of a mask to `running`, with the episode fields ``given``, which `reset_values` returned.
 
-        Before this, the caller must call `forget` for the old episodes of these lanes.
+        Before this call, the caller must call `forget` for the old episodes of these lanes.
         """
         for lane in np.flatnonzero(lanes).tolist():
             self._episodes[lane].update(given[lane])

@@ -54,7 +54,7 @@ def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
     return found
 
 
-# A shard's mass is requested again when the last answer of the shard, which reports the mass, is older than this.
+# Each answer of a shard reports the mass. A mass older than this number of seconds is requested again.
 MASS_AGE_S = 0.1
 _PAUSE_S = 0.01
 _ATTEMPTS = 100  # an attempt fails if a shard is lost or emptied during the draw
