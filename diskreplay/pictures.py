@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from diskreplay.errors import MissingExtra, ReplayError
 from diskreplay.schema.spaces import Field
 
-ROW = 8  # the number of frames in a row of a strip
-_VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # the best codec first
+ROW = 8  # A row of a strip has this number of frames.
+_VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # The earlier codecs are better.
 
 
 def is_image(leaf: Field) -> bool:

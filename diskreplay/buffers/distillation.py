@@ -68,8 +68,8 @@ class DistillationBuffer(Backed):
         capacity = int_argument("capacity", capacity)
         given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
         self._seed = seed_argument(seed)
-        self._fields: Schema | None = None  # the schema of the first pair, or of the store
-        self._columns: Columns = {}  # empty if there is a path
+        self._fields: Schema | None = None  # The schema of the first pair, or of the store.
+        self._columns: Columns = {}  # This is empty if there is a path.
         self._added = 0
         self._lock = threading.Lock()
         self._rng = np.random.default_rng(self._seed)

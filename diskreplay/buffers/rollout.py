@@ -148,8 +148,8 @@ class RolloutBuffer(Backed):
         self._steps = 0
         self._columns: Columns = {}
         self._final = FinalObservations()
-        self._expected: Columns | None = None  # the next state of the last pushed step
-        self._pushed = True  # whether all steps so far came from `push`
+        self._expected: Columns | None = None  # The next state of the last pushed step.
+        self._pushed = True  # True if all steps so far came from `push`.
         self._has_truncated = False
         self._has_unchecked = False
         self._batch: Batch | None = None

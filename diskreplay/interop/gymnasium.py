@@ -86,8 +86,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._resets_itself = _has_autoreset(env)
-        self._obs: dict[str, np.ndarray] | None = None  # the last observation; None: unknown, and step() raises
-        self._idle = False  # whether the next step only resets the environment
+        self._obs: dict[str, np.ndarray] | None = None  # The last observation. None: unknown, and `step` raises.
+        self._idle = False  # True if the next step only resets the environment.
         self._writer: Writer | None = None
         self._open_writer()
 
@@ -293,8 +293,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._values = StepValues(store, info_fields, (env.num_envs,))
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
-        self._obs: dict[str, np.ndarray] | None = None  # the last observations; None: unknown, and step() raises
-        self._idle = np.zeros(env.num_envs, bool)  # lanes without an episode, whose next step is not recorded
+        self._obs: dict[str, np.ndarray] | None = None  # The last observations. None: unknown, and `step` raises.
+        self._idle = np.zeros(env.num_envs, bool)  # Lanes without an episode. Their next step is not recorded.
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
         # Initialise the wrapper last. Otherwise, after an error in a line above, gymnasium before 1.3 would close the

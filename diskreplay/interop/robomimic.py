@@ -81,8 +81,8 @@ _ACTIONS, _REWARDS, _DONES, _NEXT, _STATES, _INITIAL = (
 )
 _PARTS = {_ACTIONS: ACTION, _REWARDS: REWARD, OBS: OBS}
 _COUNTS = "num_samples", "total"
-_ATTRIBUTE_BYTES = 60_000  # HDF5 allows 64 KiB
-_ALONE = f"{OBS}/{OBS}"  # the name that an export gives to an observation that is not a dict
+_ATTRIBUTE_BYTES = 60_000  # HDF5 allows 64 KiB.
+_ALONE = f"{OBS}/{OBS}"  # An export gives this name to an observation that is not a dict.
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and names of fields are not kept",
     PRIORITY: "robomimic has no initial priorities",

@@ -51,7 +51,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._path = Path(store.path if isinstance(store, dr.Store) else store).absolute()
         self._store = store if isinstance(store, dr.Store) else None
         self._begin()
-        self._null = np.zeros(self.maxsize, np.bool_)  # whether each step has a NaN in a field that is in the store
+        self._null = np.zeros(self.maxsize, np.bool_)  # Whether each step has a NaN in the store.
         # The array "obs" has ids, not observations. "act" has no meaning, but Tianshou needs this key in every batch.
         flags = {name: np.zeros(self.maxsize, np.bool_) for name in ("terminated", "truncated", "done", "act")}
         super().set_batch(Batch(obs=np.full(self.maxsize, -1), rew=np.zeros(self.maxsize), **flags))

@@ -290,7 +290,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             raise IndexError("the storage is empty")
         ids = np.asarray(self._ids[: len(self)][_as_numpy(index)])
         found = self._sampler.gather(ids.reshape(-1)).to_tensordict()
-        found = found.exclude("index", "priority_weight")  # TorchRL's samplers add keys of these names
+        found = found.exclude("index", "priority_weight")  # TorchRL's samplers add keys of these names.
         # At the root, these flags say that the episode had ended before the step, which is never true.
         found.update(dict(zip(FLAGS, torch.zeros(3, *found["next", "done"].shape, dtype=torch.bool), strict=True)))
         return found if ids.ndim == 1 else found.reshape(ids.shape)

@@ -8,8 +8,8 @@ from diskreplay.closing import Kept
 
 __all__ = ["TrajectoryWriters"]
 
-# The maximum number of open trajectories. Before another one begins, the trajectory with the oldest last step is cut,
-# since its collector has probably stopped.
+# The maximum number of open trajectories. If another trajectory begins, the trajectory with the oldest last step is
+# cut, since its collector has probably stopped.
 MAX_TRAJECTORIES = 256
 
 

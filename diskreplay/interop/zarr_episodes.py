@@ -150,8 +150,8 @@ def export_dataset(
     zarr_format : int
         The version of zarr: 2, which diffusion_policy reads, or 3.
     **options
-        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`. The name of an array is the path
-        of its leaf below the part: ``rename={"obs/image": "img"}`` makes ``data/img``.
+        Leaves, names, dtypes and episodes of the data set: see `ExportOptions`. The name of an array is the path of the
+        leaf without the first part: ``rename={"obs/image": "img"}`` makes ``data/img``.
 
     Raises
     ------

@@ -159,7 +159,7 @@ class Shard:
         shared = self._of(name)
         version = shared.set_target(target)
         self._follow(self._opened(), name, shared)
-        self._saver.save()  # so that a restarted shard loads priorities of the new kind of ids
+        self._saver.save()  # a restarted shard must load priorities of the new kind of ids
         return version
 
     def with_sampler(self, name: str, function: Callable[[dr.Sampler], _Found]) -> _Found:

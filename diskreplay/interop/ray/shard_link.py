@@ -61,9 +61,9 @@ class LocalShard:
         self._store.close()
 
 
-_RETRY_S = 0.25  # seconds between two attempts to join a shard again
-_CALL_S = 120.0  # seconds to wait for a shard that saves, loads or gathers
-_FETCH_S = 10.0  # seconds to wait until an answer is copied from another node
+_RETRY_S = 0.25
+_CALL_S = 120.0  # A shard may take this time to save, load or gather.
+_FETCH_S = 10.0  # The copy of an answer from another node may take this time.
 
 _Found = TypeVar("_Found")
 

@@ -23,8 +23,8 @@ from diskreplay.interop.ray.shard_group import Lost, ShardGroup
 from diskreplay.interop.ray.shard_link import ShardLink
 from diskreplay.interop.ray.supported import check_together
 
-_START_S = 120.0  # seconds for a shard to import torch, open the store and load kernels
-_PATIENCE_S = 60.0  # Ray restarts an actor within seconds, and a machine that can restart needs about a minute
+_START_S = 120.0  # A shard must import torch, open the store and load kernels.
+_PATIENCE_S = 60.0  # Ray restarts an actor within seconds, but the restart of a machine takes about a minute.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
