@@ -43,10 +43,7 @@ def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits
 
 
 def compression_level(value: Any) -> int | None:
-    """Return the zstd level in ``value``, the argument ``compression`` of `create`; None: no compression.
-
-    Raises ValueError if the argument is invalid, and MissingExtra if zstandard is not installed.
-    """
+    """Return the zstd level in ``value``, the argument ``compression`` of `create`; None: no compression."""
     if value is None:
         return None
     name, level = value if isinstance(value, tuple) and len(value) == 2 else (value, layout.ZSTD_LEVELS[0])

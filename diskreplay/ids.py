@@ -84,7 +84,6 @@ class EpisodeTable:
         return len(self.lines)
 
     def select(self, which: Any) -> "EpisodeTable":
-        """Return the table of the episodes at ``which``: a slice, a mask or positions."""
         return EpisodeTable(self.lines[which])
 
     def without_discarded(self) -> "EpisodeTable":

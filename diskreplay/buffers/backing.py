@@ -157,7 +157,6 @@ class Backed(ABC):
         return store
 
     def _refreshed(self) -> Store | None:
-        """Refresh and return the store; None before the first step."""
         if self._store is not None:
             self._store.refresh()
         return self._store

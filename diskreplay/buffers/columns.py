@@ -56,7 +56,7 @@ class ColumnMemory:
 def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -> list[tuple[str, torch.Tensor]]:
     """Return the path and the values of each leaf of `value`; `part` is the part of a step, such as "obs".
 
-    The values are tensors ``(*leading, *shape)``. Raises SchemaError for keys or values that do not fit.
+    The values are tensors ``(*leading, *shape)``.
     """
     return [(path, rows_of_field(schema.leaves[path], raw, path, leading)) for path, raw in schema.flatten(part, value)]
 
@@ -65,7 +65,7 @@ def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...])
     """Return values of a field as a tensor, ``(*leading, *shape)``, that can be copied to a tensor of the field.
 
     A tensor stays on its device if all values of its dtype fit the field. The given shape may differ in axes of length
-    1. Raises SchemaError for another difference of shapes, or if a value does not fit.
+    1.
     """
     shape = leading + field.shape
     if isinstance(value, torch.Tensor) and value.dtype in _fitting(field.dtype):

@@ -49,8 +49,6 @@ def advantages(
         The value of the observation after the last step of each column, which bootstraps that step.
     done : (num_steps, columns) bool
         True at steps that are not bootstrapped, because their episode ended with them.
-    gamma, gae_lambda : float
-        Discount per step, and lambda, 0 to 1.
     bootstraps, final_values : (num_steps, columns) bool and float64, or None
         `bootstraps` is True at steps that are bootstrapped with `final_values`. The chain of lambda stops at these
         steps. None: no such steps.
@@ -59,11 +57,6 @@ def advantages(
     -------
     tuple of Tensor
         The advantages, and the returns (advantage + value), (num_steps, columns) float32.
-
-    Raises
-    ------
-    ValueError
-        `gamma` or `gae_lambda` is not from 0 to 1.
     """
     gamma, gae_lambda = fraction("gamma", gamma), fraction("gae_lambda", gae_lambda)
     steps, columns = rewards.shape
@@ -84,7 +77,6 @@ def advantages(
 
 
 def last_values_argument(values: Any, num_envs: int, device: torch.device) -> torch.Tensor:
-    """Return `last_values` as a tensor, (num_envs,). Raises ValueError for another shape."""
     given = _numbers(values, device)
     if given.numel() != num_envs or given.ndim > 2:
         raise ValueError(f"last_values must be one value for each of {num_envs} environments, not {tuple(given.shape)}")
@@ -92,7 +84,6 @@ def last_values_argument(values: Any, num_envs: int, device: torch.device) -> to
 
 
 def final_values_argument(values: Any, bootstraps: torch.Tensor) -> torch.Tensor:
-    """Return `final_values` with the shape and device of `bootstraps`. Raises ValueError for another shape."""
     given = _numbers(values, bootstraps.device)
     if given.numel() != bootstraps.numel() or given.shape[:2] != bootstraps.shape:
         raise ValueError(f"final_values must be {list(bootstraps.shape)}, one for each step, not {list(given.shape)}")
@@ -123,8 +114,7 @@ class NextRows(NamedTuple):
     ) -> "NextRows | None":
         """Return copies of the observations of the environments whose flag is not 0; None if all flags are 0.
 
-        `flags` is (num_envs,), and `obs` has an observation for each environment. Raises SchemaError if an observation
-        does not fit the schema.
+        `flags` is (num_envs,), and `obs` has an observation for each environment.
         """
         lanes = flags.nonzero().flatten()
         if not len(lanes):
@@ -157,13 +147,6 @@ class FinalObservations:
         `bootstraps`, (steps, num_envs) bool, is True at steps that need this value. `value_fn` is called once, with
         observations (n, ...), and returns (n,) or (n, 1). The result is float64, or float32 on a device without
         float64.
-
-        Raises
-        ------
-        ReplayError
-            The next observation of a step in `bootstraps` is missing.
-        ValueError
-            `value_fn` returned another shape.
         """
         lacking = bootstraps.clone()
         for step, lanes, _ in self._next_rows:

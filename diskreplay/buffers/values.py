@@ -93,11 +93,6 @@ def flags_of(
 
     0.0 and 1.0 are accepted, because other libraries store flags as floats. Only the values of the environments in
     ``chosen`` are checked; None: all values are checked.
-
-    Raises
-    ------
-    SchemaError
-        A value is not a flag, or the number of values is not `num_envs`.
     """
     if type(value) is bool and num_envs == 1:
         return np.array([value])
@@ -129,7 +124,7 @@ def rows_of(schema: Schema, obs: NDArray[np.object_], lanes: NDArray[np.bool_]) 
 def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> Any:
     """Return the values of a part of a step, such as "obs", with the shapes and dtypes of the schema.
 
-    Raises SchemaError if the values do not fit. Shapes may differ in axes of length 1, as in `fitted`.
+    Shapes may differ in axes of length 1, as in `fitted`.
     """
     value = fitted(getattr(schema, part), value, leading)
     return schema.unflatten(part, schema.cast(part, value, leading))
@@ -137,10 +132,7 @@ def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()
 
 @dataclass(frozen=True)
 class Given:
-    """The shapes and dtypes that a user gave for observations and actions; None: as in the first step.
-
-    Raises SchemaError for an invalid shape, or a dtype that cannot be stored.
-    """
+    """The shapes and dtypes that a user gave for observations and actions; None: as in the first step."""
 
     obs_shape: Any = None
     action_shape: Any = None

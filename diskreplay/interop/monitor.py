@@ -335,7 +335,6 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _places(measure: Measure, flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield, for each number of a measure, the value of the label ("" without a label) and the key in ``flat``."""
     if not measure.label:
         if measure.key in flat:
             yield "", measure.key

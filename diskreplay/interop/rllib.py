@@ -73,7 +73,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def _open(self, store: dr.Store) -> None:
-        """Use ``store``, and close it with the buffer. Raises StoreExists if its capacity or fields do not suffice."""
+        """Use ``store``, and close it with the buffer."""
         self._kept.append(store)
         if store.capacity is not None and store.capacity < self.capacity:
             self.close()

@@ -406,10 +406,7 @@ class _Demos:
         return found
 
     def _add_final(self, key: str, following: "_Array", obs: NDArray[Any]) -> None:
-        """Copy the last row of ``following``, an array of next observations, to the last row of ``obs``.
-
-        Raises FormatError if any other row of ``following`` is not the observation of the next step.
-        """
+        """Copy the last row of ``following``, an array of next observations, to the last row of ``obs``."""
         rows = self._rows(key, following)
         pair = rows[:-1], obs[1:-1]
         if not np.array_equal(*pair) and not np.array_equal(*pair, equal_nan=rows.dtype.kind == "f"):
@@ -420,10 +417,6 @@ class _Demos:
         obs[-1:] = rows[-1:].astype(obs.dtype)
 
     def _checked(self, key: str, name: str, item: Any) -> "_Array":
-        """Return ``item``, a member of a demonstration, as an `_Array`.
-
-        Raises FormatError if ``item`` is None, because the demonstration lacks ``name``, or is not an array of numbers.
-        """
         if not isinstance(item, h5py.h5d.DatasetID):
             raise FormatError(f"{self._file}: {_DATA}/{key} has no {name}, which {self.keys[0]} has")
         dtype = item.dtype

@@ -332,7 +332,7 @@ class DiskReplayBuffer(ReplayBuffer):
     # --- pickles -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Make the steps durable, and return the state without the steps. Raises ValueError for a temporary folder."""
+        """Make the steps durable, and return the state without the steps."""
         if self._path is None:
             raise ValueError(
                 "this buffer is in a temporary folder, which is removed with it: to save it, make it with a path, "

@@ -356,7 +356,7 @@ def _space(record: Any) -> Any:
 
 
 def _not_held(schema: Schema) -> dict[str, str]:
-    """Return the data that a buffer cannot hold, with reasons. Raises SchemaError if no buffer can hold the steps."""
+    """Return the data that a buffer cannot hold, with reasons."""
     if any(path.count("/") > 1 for path in schema.step_leaves if is_obs(path)) or isinstance(schema.obs, tuple):
         raise SchemaError("Stable-Baselines3 has no buffer for tuples and nested dicts of observations")
     if not isinstance(schema.action, Field):
@@ -407,8 +407,6 @@ def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
 
 
 class _Maker(NamedTuple):
-    """The buffer to make: the name of the class, its arguments, and `lanes`, the number of environments."""
-
     name: str
     arguments: Mapping[str, Any]
     lanes: int

@@ -23,20 +23,11 @@ class StepValues:
 
     Parameters
     ----------
-    store : Store
-        The store.
     info_fields : iterable of str
         The names of fields to copy from info: extra fields at every step, and episode fields at the step that ends an
         episode.
     leading : tuple of int
         ``(num_envs,)`` for a vector environment, otherwise empty.
-
-    Raises
-    ------
-    SchemaError
-        The schema has no extra or episode field with a name in ``info_fields``.
-    ValueError
-        ``store`` is not a Store, for example a path.
     """
 
     def __init__(self, store: Store, info_fields: Iterable[str], leading: tuple[int, ...] = ()) -> None:
@@ -57,10 +48,6 @@ class StepValues:
         self._episodes: list[dict[str, np.ndarray]] = [{} for _ in range(lanes)]  # each lane's episode fields by path
 
     def set(self, fields: Mapping[str, Any]) -> None:
-        """Keep extra fields for the next step.
-
-        Raises SchemaError if a name is unknown, or the field is copied from info. Then none of the fields is kept.
-        """
         for name in fields:
             if name not in self._settable:
                 reason = "copied from info" if name in self._extra_infos else "no extra field of the store's schema"
@@ -68,10 +55,7 @@ class StepValues:
         self._given.update(fields)
 
     def take(self) -> dict[str, Any]:
-        """Return the extra fields that were set, and forget them.
-
-        Raises SchemaError if a field is missing. Then the fields stay set.
-        """
+        """Return the extra fields that were set, and forget them."""
         if len(self._given) < len(self._settable):
             missing = next(name for name in self._settable if name not in self._given)
             raise SchemaError(
@@ -84,11 +68,7 @@ class StepValues:
         self._given = {}
 
     def set_episode(self, fields: Mapping[str, Any]) -> None:
-        """Keep episode fields for each lane's running episode, or for the lane's next episode if no episode is running.
-
-        Raises SchemaError if a name is unknown, the field is copied from info, or a value does not fit. Then none of
-        the values is kept.
-        """
+        """Keep episode fields for each lane's running episode, or for its next episode if no episode is running."""
         known = [name for name in self._schema.episode if name not in self._episode_infos]
         for name in fields:
             if name not in known:
@@ -105,8 +85,6 @@ class StepValues:
 
         With an integer seed, lane i of a vector has the seed ``seed + i``, as in Gymnasium. None and an empty dict give
         no value. Lanes that have False in ``lanes`` get an empty dict.
-
-        Raises SchemaError if a value does not fit its field.
         """
         count = len(self._episodes)
         seeds: list[Any] = [seed] * count  # seeds of other kinds are not changed

@@ -281,8 +281,6 @@ class StorePrioritizedReplayBuffer(InStore, PrioritizedVectorReplayBuffer):  # t
 
 
 class Column:
-    """A field of the steps, read from the store by index: ``buffer.obs[indices]``."""
-
     def __init__(self, get: Callable[..., Any], count: int, sampler: dr.Sampler, field: str) -> None:
         self._get, self._count, self._sampler, self._field = get, count, sampler, field
 

@@ -134,7 +134,6 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     # methods of TorchRL.
 
     def _tell_samplers(self, newest: int | None = None) -> None:
-        """Announce changed steps to samplers. `newest` is the position of an added step."""
         if newest is not None:
             self._set_last_cursor(newest)
         self._bump_mutation_revision()
@@ -349,7 +348,6 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
 
 def _schema_of(item: TensorDictBase) -> dr.Schema:
-    """Return the schema for items with the keys of ``item``. Raises SchemaError without an observation or action."""
     values: dict[Key, Any] = {}
     for key, value in item.items(include_nested=True, leaves_only=True):
         values[key if isinstance(key, tuple) else (key,)] = value
@@ -378,7 +376,7 @@ def _nested(values: Mapping[Key, Any]) -> dict[str, Any]:
 
 
 def _stacked(data: Any) -> TensorDictBase:
-    """Return the items in ``data`` as one tensordict with one axis. Raises SchemaError for items that are not steps."""
+    """Return the items in ``data`` as one tensordict with one axis."""
     if isinstance(data, list) and data and is_tensor_collection(data[0]):
         data = lazy_stack(data)
     if not is_tensor_collection(data):

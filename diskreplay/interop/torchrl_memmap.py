@@ -386,7 +386,7 @@ def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, A
 
 
 def _keys(schema: Schema) -> dict[str, str]:
-    """Return the key of each leaf by path. Raises SchemaError for a key that TorchRL or another leaf uses."""
+    """Return the key of each leaf by the leaf's path in the store."""
     found: dict[str, str] = {}
     for path in schema.step_leaves:
         part, _, name = path.partition("/")

@@ -230,7 +230,6 @@ class _Group:
         return self._documents.members("data")
 
     def array(self, name: str) -> "zarr.Array[Any]":
-        """Open an array. Raises FormatError if the array is missing or of an unsupported kind."""
         layout = self._documents.check(name)
         try:
             found = self._root[name]
@@ -417,7 +416,6 @@ class _Column:
 
 
 def _names(schema: Schema) -> dict[str, str]:
-    """Return the name of each leaf's array. Raises SchemaError if two names are equal, or one name is ``priority``."""
     found = {path: path.partition("/")[2].replace("/", ".") or path for path in schema.step_leaves}
     for path, name in found.items():
         if list(found.values()).count(name) > 1 or name == PRIORITY:

@@ -89,7 +89,6 @@ class Script:
         return last and self.plan.end in ("terminated", "both"), last and self.plan.end in ("truncated", "both")
 
     def row(self, t: int) -> dict[str, Any]:
-        """Return the values of step `t` by name. At a planned break, `next_obs` is not the next observation."""
         broken = self.plan.breaks and t == self.plan.steps // 2 - 1
         return {
             "obs": pick(self.obs, t),

@@ -168,7 +168,6 @@ class DrawRounds:
                 found.asked[shard] = link.ask(found.counts[:, shard].tolist())
 
     def drop(self, found: Round) -> None:
-        """Discard a round whose batches are not needed, after all requests of the round were answered."""
         self._collect(found)
 
     def _collect(self, found: Round) -> None:

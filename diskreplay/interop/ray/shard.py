@@ -116,7 +116,7 @@ class Shard:
         """Open the store and make the sampler of this name, unless an earlier call has done so.
 
         A new sampler continues with the priorities that the same `run` has saved under this name. Saved priorities of
-        another run are deleted. Raises ValueError if a sampler of this name has another target.
+        another run are deleted.
         """
         store = self._opened()
         shared = self._shared.get(name)

@@ -174,7 +174,6 @@ class ShardLink:
             self.send_updates()
 
     def send_updates(self) -> None:
-        """Send a ping; `poll` handles the answer."""
         self._pings.append(self.ask([]))
 
     def hear(self, mass: float, population: int) -> None:

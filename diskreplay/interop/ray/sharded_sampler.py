@@ -274,7 +274,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         return dr.Batch(dict(batch), ("sharded", *self._target.view.kind)).to(self._device)
 
     def _index(self, index: Any) -> NDArray[np.int64]:
-        """Return an index as int64, (n, 2). Raises InvalidIndex for another shape or an unknown shard."""
+        """Return an index as int64, (n, 2)."""
         given = index.detach().cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
         if given.ndim != 2 or given.shape[1] != 2 or (given.size and given.dtype.kind not in "iu"):
             raise dr.InvalidIndex(
@@ -504,10 +504,6 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
 
 def _join(links: Sequence[ShardLink], target: Target) -> None:
-    """Call `Shard.join` of each shard, and wait for the answers.
-
-    Raises ReplayError if no shard answers, and ValueError if the stores have different schemas.
-    """
     for link in links:
         link.begin_join(target)
     until = monotonic() + _START_S

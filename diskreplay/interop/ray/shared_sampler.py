@@ -85,7 +85,6 @@ class SharedSampler:
             self.prioritized.save(saved)
 
     def update(self, update: Update) -> int:
-        """Set priorities. Return the number of skipped ids, for example evicted ids."""
         self.updates += 1
         sampler = self.sampler if self.prioritized is None else self.prioritized
         return sampler.update_priorities(update.ids, update.errors, update.kind)

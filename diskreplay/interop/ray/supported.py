@@ -28,7 +28,6 @@ def _check_view(view: Any) -> None:
 
 
 def check_together(view: Any, distribution: Any) -> None:
-    """Raise ValueError, with the reason, if shards cannot combine a view and a distribution."""
     _check_view(view)
     _check_distribution(distribution)
     if view.random and distribution.weighted:
