@@ -2,9 +2,8 @@
 
 A chunk is a part of a field's array. A compressed array is a zarr shard: its inner chunks are decompressed one by one.
 
-Small chunk files are read into large blocks of memory. Each block is divided into pieces of one size. To map a file of
-some kilobytes costs a system call, a page fault and one of the 65,530 mappings that the kernel allows a process. To
-read the file costs one system call and no mapping.
+Small chunk files are read into memory and not mapped. A mapping costs a system call, a page fault and one of the 65,530
+mappings that the kernel allows a process.
 """
 
 import itertools
@@ -29,18 +28,20 @@ BLOCK_BYTES = 2 * LARGE_PAGE
 
 
 class Piece:
-    """Memory for a chunk or for several inner chunks; it is reused when no `Piece` and no array refers to it."""
+    """Memory for a chunk or for several inner chunks.
+
+    The memory is reused when no `Piece` and no array refers to it.
+    """
 
     __slots__ = ("__weakref__", "_memory", "address", "nbytes")
 
     def __init__(self, memory: object, address: int, nbytes: int) -> None:
-        self._memory = memory  # the memory of the whole block: each piece of a block keeps the block alive
+        self._memory = memory  # the whole block: each piece of a block keeps the block alive
         self.address = address
         self.nbytes = nbytes
 
     @classmethod
     def of(cls, memory: NDArray[np.uint8]) -> "Piece":
-        """Return a piece with the memory of the array ``memory``, which is not part of a `_Block`."""
         return cls(memory, memory.ctypes.data, memory.nbytes)
 
     @property
@@ -54,11 +55,13 @@ class Piece:
         return array
 
     def will_need(self, start: int, nbytes: int) -> None:
-        """Do nothing, since a piece is in memory already; for a mapping, this method requests pages from the disk."""
+        """Do nothing, because a piece is in memory.
+
+        The same method of a mapping requests pages from the disk.
+        """
 
 
 def lone_piece(nbytes: int) -> Piece | None:
-    """Return a piece with memory of its own, not from a `_Block`; None if the system has no memory for it."""
     try:
         return Piece.of(np.empty(nbytes, np.uint8))
     except MemoryError:
@@ -67,7 +70,7 @@ def lone_piece(nbytes: int) -> Piece | None:
 
 @lru_cache(maxsize=8)
 def zeros_piece(nbytes: int) -> Piece:
-    """Return a piece of zeros. It is shared by all callers, who must not write to it."""
+    """Return a piece of zeros that all callers share, and to which no caller may write."""
     memory = np.zeros(nbytes, np.uint8)
     return Piece(memory, memory.ctypes.data, nbytes)
 
@@ -80,11 +83,10 @@ class _Block:
         self._start = self.memory.ctypes.data
         self.piece_bytes = piece_bytes
         self.count = BLOCK_BYTES // piece_bytes
-        # The numbers of the unused pieces, popped from the end: the pages of a new block are used one after another.
+        # The numbers of the unused pieces. `pop` takes the last number, so the pages of a new block are used in order.
         self.free = list(range(self.count - 1, -1, -1))
 
     def address(self, number: int) -> int:
-        """Return the address of the piece with this number."""
         return self._start + number * self.piece_bytes
 
 
@@ -92,8 +94,8 @@ class Arena:
     """Allocates each `Piece` of memory for chunks from a `_Block`.
 
     A block is empty if none of its pieces is in use. An empty block is returned to the system if all blocks together
-    take more than ``spare`` bytes. Otherwise it is kept: the system would have to clear the memory of a new block,
-    which may take longer than filling it with rows.
+    take more than ``spare`` bytes. Otherwise the block is kept, because the system clears the memory of every new
+    block. To clear a block may take longer than to fill it with rows.
 
     Concurrency: any thread may allocate pieces. Any thread may drop the last reference to a piece, even during a call
     of `allocate`.
@@ -104,21 +106,20 @@ class Arena:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Forget all blocks, in a forked child: another thread may have been changing them during the fork."""
+        """Forget all blocks in a forked child: another thread may have been changing the blocks during the fork."""
         self._lock = threading.Lock()
         self._returned: deque[tuple[_Block, int]] = deque()
         self._blocks: dict[int, list[_Block]] = {}  # by the size of their pieces
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of all blocks."""
         return sum(map(len, self._blocks.values())) * BLOCK_BYTES
 
     def allocate(self, nbytes: int, most: int) -> Piece | None:
         """Return a piece of ``nbytes`` bytes, at most `BLOCK_BYTES`; None if there is no room for it.
 
-        There is no room if the piece needs a new block, and this block would bring the total of all blocks above
-        ``most`` bytes, or the system has no memory for it.
+        A piece that fits into no present block needs a new block. There is no room if the new block would bring the
+        total of all blocks above ``most`` bytes, or if the system has no memory for the block.
         """
         size = _piece_bytes(nbytes)
         with self._lock:
@@ -167,7 +168,7 @@ class Arena:
         self._try_reclaim()
 
     def _try_reclaim(self) -> None:
-        """Call `_reclaim`, or leave the call to the holder of the lock, which may be this very thread."""
+        """Call `_reclaim` unless the lock is taken: the lock's holder, which may be this thread, will then call it."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 self._reclaim()
@@ -184,7 +185,6 @@ class Arena:
                 blocks.remove(block)
 
     def _drop_unused(self) -> bool:
-        """Return an empty block to the system; return False if no block is empty."""
         for blocks in self._blocks.values():
             for block in blocks:
                 if len(block.free) == block.count:
@@ -203,31 +203,29 @@ def _piece_bytes(nbytes: int) -> int:
 # decompressed into memory, or copied from another pack. IN_PACK: all chunks of its pack are mapped at once.
 MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 
-# The kernel allows 65,530 mappings a process; the rest is for the mappings of the trainer itself.
+# The kernel allows a process 65,530 mappings. The trainer needs some of them itself.
 MOST_MAPPINGS = 30_000
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """The machine's memory in bytes."""
 
-# Chunks that were read may take this many bytes, and decompressed chunks as many again.
+# The maximum number of bytes of chunks read into memory, and also the maximum number of bytes of decompressed chunks.
 _SHARE = MEMORY // 16
 
-# The maximum number of bytes for chunks that were read and not mapped.
 MOST_READ = min(1 << 30, _SHARE)
 
-# The maximum number of bytes for decompressed inner chunks. A field may use all of these bytes if at least half of the
-# field fits into them. Otherwise it gets LEAST_DECOMPRESSED bytes: decompressing a chunk again into recently used
-# memory is then quicker than having the system clear fresh memory.
+# A field may use all MOST_DECOMPRESSED bytes if at least half of the field fits into them. A larger field gets
+# LEAST_DECOMPRESSED bytes, or twice the bytes of one call. To decompress a chunk again into recently used memory is
+# quicker than to use new memory, which the system has to clear.
 MOST_DECOMPRESSED = _SHARE
 LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 
 # Decompressed inner chunks lie one after another in pieces of this many bytes. A larger inner chunk has a piece of its
-# own. With pieces of several sizes, blocks with pieces of one size would be dropped to make blocks with pieces of
-# another.
+# own. If the pieces had several sizes, blocks for one size would often be dropped to make blocks for another size.
 _PIECE_BYTES = 1 << 20
 
-# `_release` releases one in this many chunks. To find the least recently used chunks, it compares all chunks, which
-# would take too long if it released only one.
+# `_release` releases one in this many chunks. Each call compares all chunks to find the least recently used chunks, so
+# it would be slow to release only one chunk a call.
 _LEAVING = 8
 
 
@@ -243,11 +241,10 @@ class Chunks(Protocol):
     holder: dict[int, Any]
 
     @property
-    def lock(self) -> Any:
-        """The lock of all chunks of the store."""
+    def lock(self) -> Any: ...
 
     def release(self, places: NDArray[np.int64]) -> None:
-        """Release the chunks at these places; the caller holds the lock."""
+        """Release the chunks at these places; the caller holds ``lock``."""
 
 
 class StoreChunks(Protocol):
@@ -256,18 +253,16 @@ class StoreChunks(Protocol):
     lock: Any
 
     @property
-    def leaves(self) -> Mapping[str, Chunks]:
-        """The chunks of each array, by the path of its leaf in the schema."""
+    def leaves(self) -> Mapping[str, Chunks]: ...
 
-    def reset_after_fork(self) -> None:
-        """Release all chunks, in a forked child."""
+    def reset_after_fork(self) -> None: ...
 
 
 _uses = itertools.count(1)
 _arena, _decompressed = Arena(), Arena()
 _kept: "deque[_Kept]" = deque()
-# Numbers whose sum is `_counted()`: the size of each decompressed piece that is not from an `Arena`, and minus its size
-# when the piece is gone.
+# The size of each decompressed piece that is not from an `Arena`. When a piece is gone, minus its size is appended.
+# `_counted` returns the sum of these numbers.
 _counts: deque[int] = deque()
 # {bytes of an inner chunk: (a piece with room for more of these inner chunks, the number of inner chunks in it)}
 _begun: "dict[int, tuple[Piece, int]]" = {}
@@ -295,7 +290,7 @@ def _keep_no_spare() -> None:
 
 
 def now() -> int:
-    """Return a number that stands for the present time: each call returns a larger number than the calls before it."""
+    """Return a number that is larger than every number returned before; it stands for the present time."""
     return next(_uses)
 
 
@@ -309,8 +304,8 @@ def make_room(before: int) -> None:
 def allocate(nbytes: int, before: int) -> Piece | None:
     """Return memory to read a chunk of ``nbytes`` bytes into, or None if the chunk must be mapped instead.
 
-    If the budget is used up, an eighth of the chunks that were read, and last used before ``before`` (see `now`), are
-    released.
+    If the budget is used up, this function first releases read chunks: the least recently used eighth of those last
+    used before ``before`` (see `now`).
     """
     piece = _arena.allocate(nbytes, MOST_READ)
     if piece is None and _release(READ, before):
@@ -321,8 +316,7 @@ def allocate(nbytes: int, before: int) -> Piece | None:
 def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
     """Return memory beyond the budget, for a chunk that the system refuses to map; None if no memory is left.
 
-    An eighth of the chunks that were read and last used before ``before`` are released first, so that only the chunks
-    of the present call exceed the budget.
+    Before, this function releases an eighth of the read chunks that were last used before ``before``.
     """
     _release(READ, before)
     return lone_piece(nbytes)
@@ -342,7 +336,7 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
     All decompressed chunks together take at most `LEAST_DECOMPRESSED` bytes, or twice the bytes of this call if that is
     more. ``of`` is the size of the complete field in bytes, decompressed. If ``grows`` is True, and at least half of
     the field fits into `MOST_DECOMPRESSED`, all decompressed chunks may take `BLOCK_BYTES` bytes more than at present.
-    They exceed `MOST_DECOMPRESSED` only if no chunk can be released.
+    Decompressed chunks exceed `MOST_DECOMPRESSED` only if no chunk can be released.
 
     Raises
     ------
@@ -355,7 +349,7 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
     most = min(most, MOST_DECOMPRESSED)
     _decompressed.spare = max(_decompressed.spare, most)
     found, fits = list[Room](), nbytes // inner_bytes
-    piece, used = _begun.pop(inner_bytes, (None, 0))  # no other thread can take it now
+    piece, used = _begun.pop(inner_bytes, (None, 0))  # no other thread can take this piece now
     while count:
         while piece is None:
             piece, used = _decompressed_piece(nbytes, most), 0
@@ -387,7 +381,7 @@ def _decompressed_piece(nbytes: int, most: int) -> Piece | None:
 
 
 def _release_decompressed(nbytes: int, before: int) -> bool:
-    """Release about ``nbytes`` bytes of inner chunks last used before ``before``; return False if there are none."""
+    """Release about ``nbytes`` bytes of inner chunks last used before ``before``; return False if none exists."""
     leaving: dict[Chunks, list[_Kept]] = {}
     for _ in range(len(_kept)):
         if nbytes <= 0 or not _kept:
@@ -409,7 +403,7 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
 def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *, is_lone: bool) -> None:
     """Record that the chunks at ``places`` of a table were decompressed into ``nbytes`` bytes of a piece.
 
-    ``is_lone`` tells that the piece is not from a `_Block`. Its bytes then count as used while it exists.
+    ``is_lone`` tells that the piece is not from a `_Block`. The bytes of such a piece count as used while it exists.
     """
     if is_lone:
         _counts.append(piece.nbytes)

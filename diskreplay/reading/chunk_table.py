@@ -40,21 +40,21 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 # With narrower rows, every page is soon needed, so the system may read ahead.
 WIDE_ROW = 1024
 
-# The size in bytes of the largest chunk file that is read and not mapped. Its rows must be narrow, and its segment
-# sealed: sealed segments never change.
+# The size in bytes of the largest chunk file that is read and not mapped. Only files with narrow rows of sealed
+# segments are read: a sealed segment never changes.
 LARGEST_READ = 256 << 10
 
 # How often a call of `ensure` tries to map its chunks. If the system refuses a mapping, other chunks are released. Some
 # of the released chunks may belong to the same call, and are opened again in the next attempt.
 _ATTEMPTS = 8
 
-# The binary logarithm of a number of rows that is larger than any lane: a chunk of so many rows has all rows of a lane.
+# The binary logarithm of a number of rows that no lane reaches.
 WHOLE = 40
 
 # The arrays `first_chunk`, `chunks`, `shift` and `bases` of a `ChunkTable`.
 Addresses = tuple[Ints, Ints, Ints, Ints]
 
-# The result of `kernels.gathering.table_line`, which has the addresses of these four arrays, and the arrays.
+# The result of `kernels.gathering.table_line`, and the four arrays whose addresses are in this result.
 TableLine = tuple[Ints, Addresses]
 
 # With more ranges of rows than this, `_ensure` is quicker if it removes repeated ranges first.
@@ -67,14 +67,14 @@ _ROWS_A_LANE = 64
 class ChunkTable:
     """The chunks of one array in all folders of a store: their addresses in memory, and the objects that hold them.
 
-    A folder is that of one segment, or of a pack. Chunks of a segment have a line of rows for each lane. Chunks of a
+    A folder has one segment or one pack. Chunks of a segment have a line of rows for each lane. Chunks of a
     pack have a single line, in which the rows of all lanes follow one another. One mapping serves all chunks of a pack,
     unless the array is compressed, or the pack was merged into another one. The place of a chunk is its index in
     ``bases``, ``used`` and ``how``.
 
     Concurrency: any thread. The arrays and ``holder`` are replaced by other objects under the lock of all tables. The
-    values in the arrays that ``arrays()`` returns never change, except that an address of 0 may be set: see
-    `ChunkTables.addresses`.
+    values in the arrays that ``arrays()`` returns never change, except that an address of 0 may get
+    another value: see `ChunkTables.addresses`.
 
     Attributes
     ----------
@@ -110,11 +110,10 @@ class ChunkTable:
         self._line: TableLine | None = None
 
     def arrays(self) -> Addresses:
-        """Return ``first_chunk``, ``chunks``, ``shift`` and ``bases``, which kernels read."""
         return self.first_chunk, self.chunks, self.shift, self.bases
 
     def line(self) -> TableLine:
-        """Return the result of `arrays` in the form that the kernel `gather` reads; the caller holds the lock."""
+        """Return the four arrays in the form that the kernel `gather` reads; the caller holds the lock."""
         arrays, found = self.arrays(), self._line
         if found is None or not all(map(is_, found[1], arrays)):
             found = self._line = table_line(*arrays, self.row_bytes), arrays
@@ -142,7 +141,7 @@ class ChunkTable:
         self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how, chunks))
 
     def note_array(self, folder: int) -> None:
-        """Record that the segment of a folder has this array, perhaps made after the folder was added."""
+        """Record that a folder's segment has this array now: its writer may have made it after `add_folders`."""
         if self.shift[folder] == LACKING:
             shift = self.shift.copy()
             shift[folder] = self._tables.folder(folder).division(self.leaf)[0]
@@ -181,7 +180,7 @@ class ChunkTable:
                 self._map(folder, first, last, since)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunk with ``row`` of a growing segment, if the chunk before it is mapped; readers soon need it."""
+        """Map the chunk with ``row`` of a growing segment if the chunk before it is mapped: readers soon need it."""
         folder = int(self._tables.folders[slot])
         if self.shift[folder] == LACKING:
             return
@@ -229,7 +228,6 @@ class ChunkTable:
         )
 
     def _open_all(self, folders: Ints, chunks: Ints, places: Ints, use: int, *, copy: bool) -> None:
-        """Read, map or decompress each of these chunks, none of which is in memory."""
         for folder in self._tables.packs_with_compressed(self.leaf):
             inside = folders == folder
             if inside.any():
@@ -239,7 +237,6 @@ class ChunkTable:
                 self._open(folder, chunk, use, copy=copy)
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
-        """Decompress inner chunks of a pack. Chunks last used before ``use`` may be released to make room."""
         found = pack.open_compressed(self.leaf, inner)
         if not isinstance(found, tuple):
             return self._keep_copied(places, found, use)
@@ -278,7 +275,7 @@ class ChunkTable:
         self.bases[places] = addresses
 
     def _open(self, folder: int, chunk: int, use: int, *, copy: bool) -> None:
-        """Read or map a chunk; chunks last used before ``use`` may be released to make room.
+        """Read or map a chunk; to make room, chunks last used before ``use`` may be released.
 
         For ``copy`` see `_memory`.
         """
@@ -330,9 +327,9 @@ class ChunkTable:
         return int(self.first_chunk[folder]) + chunk
 
     def _extend(self, folder: int, chunks: int) -> None:
-        """Copy a folder's values to the end of ``bases``, ``used`` and ``how``, with room for more chunks.
+        """Copy a folder's values to the end of ``bases``, ``used`` and ``how``, with room for ``chunks`` chunks.
 
-        There is room for at least ``chunks`` chunks. Readers may still use the old values.
+        Readers may still use the old values.
         """
         have = int(self.chunks[folder])
         if chunks <= have:
@@ -344,7 +341,7 @@ class ChunkTable:
         how = np.append(self.how[old : old + have], more.astype(np.uint8))
         self._add_places(np.append(self.bases[old : old + have], more), how)
         self.used[start : start + have] = self.used[old : old + have]
-        # A new dict, with the new places of the folder's chunks. Readers that use the old places refer to the old dict,
+        # The new dict has the new places of the folder's chunks. Readers that use the old places refer to the old dict,
         # which keeps these chunks mapped.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
@@ -364,7 +361,7 @@ class ChunkTable:
         """
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
-        if len(places) > len(holder):  # leave out the places without a chunk in memory, so that the loop below is short
+        if len(places) > len(holder):  # skip places without a chunk in memory: the loop is shorter
             held = np.fromiter(holder, np.int64, len(holder))
             places = held[np.isin(held, places)]
         for place in places.tolist():
@@ -411,8 +408,8 @@ class ChunkTable:
     def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
         """Return the value at each ``(slots[i], lane[i], row[i])``, ``(n, *shape)``."""
         out = np.empty((len(row), *self.shape), self.dtype)
-        # One segment at a time, under the lock: otherwise, its chunks could be released before their values are copied,
-        # to make room for another segment or another thread.
+        # One segment at a time, under the lock. Without the lock, the chunks of this segment could be released before
+        # their values are copied.
         for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
             with self._tables.lock:
@@ -493,7 +490,7 @@ class ChunkTable:
 
 
 class MappingGuard:
-    """Keeps the chunks that tables have in memory when the guard is made, until it is gone: tables may drop them."""
+    """Keeps chunks in memory while it exists: all chunks that the tables held when it was made."""
 
     __slots__ = ("__weakref__", "_holders")
 
@@ -506,9 +503,10 @@ class MappingGuard:
 
 
 def no_reference() -> MappingGuard | None:
-    """Return None, as a dead weak reference to a `MappingGuard` does: for readers that have not read addresses yet.
+    """Return None, as a dead weak reference to a `MappingGuard` does.
 
-    Between its calls, a reader has only a weak reference to its guard, and so keeps no chunks mapped.
+    Readers that have not read addresses yet use this function in place of a weak reference. A reader has only a weak
+    reference between its calls, so it keeps no chunks mapped.
     """
     return None
 
@@ -519,7 +517,7 @@ class ChunkTables:
     The rows of a segment lie in its own folder, or in the folder of a pack. The slot of a segment is its number minus
     the number of the first segment.
 
-    An old snapshot keeps its tables, so the chunks that it has mapped stay mapped after an eviction.
+    An old snapshot keeps its tables, so chunks that these tables have mapped stay mapped after an eviction.
 
     Attributes
     ----------
@@ -560,9 +558,8 @@ class ChunkTables:
     def addresses(self, leaves: Iterable[str]) -> tuple[MappingGuard, list[Addresses]]:
         """Return ``held``, and the `Addresses` of each array in ``leaves``.
 
-        All addresses in the result, also those that are set later, are valid while the returned guard exists, or
-        ``held`` is still this object. A caller that later finds that ``held`` is the returned guard can use the result
-        again without another call, while it refers to the guard.
+        All addresses in the result, also those that are set later, are valid while the returned guard exists. A caller
+        that keeps the guard can use the result again without another call, as long as ``held`` is still this guard.
         """
         with self.lock:
             if not self.held.is_of(self.leaves.values()):  # an interrupt came between a change and `note_change`
@@ -571,13 +568,12 @@ class ChunkTables:
             return self.held, [table.arrays() for table in tables]
 
     def lines(self, leaves: Collection[str]) -> tuple[MappingGuard, list[TableLine]]:
-        """Return ``held`` as `addresses` does, and the `ChunkTable.line` of each array in ``leaves``."""
         with self.lock:
             held, _ = self.addresses(leaves)
             return held, [self.leaves[leaf].line() for leaf in leaves]
 
     def reset_after_fork(self) -> None:
-        """Release all chunks, in a forked child: the child's mappings would keep evicted files on the disk."""
+        """Release all chunks in a forked child, whose mappings would keep evicted files on the disk."""
         self.lock = threading.RLock()  # another thread may have held the old lock
         self.forget()
 
@@ -655,34 +651,30 @@ class ChunkTables:
         return None if number < 0 else self.known[number]
 
     def info(self, slot: int) -> SegmentInfo | None:
-        """Return the attributes of a slot's segment, or of the pack that has its rows; None if the segment is gone."""
         folder = self.folder_of(slot)
         return None if folder is None else folder.info
 
     def folder(self, number: int) -> Folder:
-        """Return the folder with this number. Raises SegmentGone if it is gone."""
         found = self.known[number]
         if found is None:
             raise SegmentGone(GONE)
         return found
 
     def packs_with_compressed(self, leaf: str) -> list[int]:
-        """Return the folder numbers of the packs in which this array is compressed."""
         return [folder for folder, pack in self.packs.items() if pack.compressed_bytes(leaf) is not None]
 
     def bytes_of(self, leaf: str) -> tuple[int, int]:
-        """Return the size of an array in all packs in which it is compressed: decompressed, and on disk, in bytes."""
+        """Return an array's size in bytes in all packs in which it is compressed: decompressed, and on disk."""
         table, packs = self.leaves[leaf], self.packs_with_compressed(leaf)
         decompressed = int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
         return decompressed, sum(self.packs[folder].compressed_bytes(leaf) or 0 for folder in packs)
 
     def lanes_of(self, slot: int, origin: int) -> tuple[int, Ints] | None:
-        """Return the number of a segment's writer, and of each lane for the writer; None if the segment is gone."""
+        """Return the number of a segment's writer, and its number of each lane; None if the segment is gone."""
         folder = self.folder_of(slot)
         return None if folder is None else folder.lanes_of(slot + origin)
 
     def note_info(self, slot: int, info: SegmentInfo) -> None:
-        """Replace the attributes of a segment by ``info``: the segment may have the array of priorities now."""
         self._note(int(self.folders[slot]), info)
 
     def _note(self, number: int, info: SegmentInfo) -> None:
@@ -693,7 +685,7 @@ class ChunkTables:
                 self._lacking.discard(number)
             else:
                 self._lacking.add(number)
-            if has_priorities and leaf not in self.leaves:  # made no earlier, as most stores never have priorities
+            if has_priorities and leaf not in self.leaves:  # not made before: most stores have no priorities
                 table = ChunkTable(self, self.root.blueprint.with_priority.arrays[leaf])
                 table.add_folders(self.known)
                 self.leaves = {**self.leaves, leaf: table}  # replaced, as another thread may iterate over it
@@ -710,9 +702,9 @@ class ChunkTables:
     def value_rows(self, slot: Ints, lane: Ints, row: Ints, committed: Ints) -> Ints:
         """Return where the arrays of episode fields have the values of rows with the flag `EPISODE_VALUES`.
 
-        The result has, for each ``row[i]``, the row of ``lane[i]`` that has the values in these arrays. It is below 0
-        for most lanes of a pack: a lane's values are closer to the start of the pack than its rows. ``committed`` is
-        the number of complete rows of each lane; the flags of all these rows may be read.
+        The values of row ``row[i]`` of ``lane[i]`` are at row ``result[i]`` of these arrays. The result is below 0 for
+        most lanes of a pack: a lane's values are closer to the start of the pack than its rows. ``committed`` is the
+        number of complete rows of each lane; the flags of all these rows may be read.
         """
         folder, line, before = self.find(slot, lane)
         found = np.empty(len(row), np.int64)
@@ -724,7 +716,6 @@ class ChunkTables:
         return found
 
     def forget(self) -> None:
-        """Release all chunks of all arrays."""
         with self.lock:
             for table in self.leaves.values():
                 table.release(np.arange(len(table.bases)))
@@ -748,11 +739,11 @@ class ChunkTables:
         return new
 
     def _copy(self, folders: Ints) -> "ChunkTables":
-        """Return a copy of the tables with these ``folders``; the copy lacks each folder that no slot has."""
+        """Return a copy of the tables with these ``folders``; folders that no slot refers to are left out."""
         new = ChunkTables(self.root, self._counters)
         with self.lock, new.lock:  # `chunk_budget.share` has shown the new tables to other threads already
             is_there = np.zeros(len(self.known) + 1, np.bool_)
-            is_there[folders] = True  # slots without a folder, -1, set the extra last element
+            is_there[folders] = True  # slots without a folder have -1, and set the extra last element
             gone = [at for at, folder in enumerate(self.known) if folder is not None and not is_there[at]]
             new.known = [folder if is_there[at] else None for at, folder in enumerate(self.known)]
             new.folders, new.lane_base, new.first_rows = folders, self.lane_base, self.first_rows

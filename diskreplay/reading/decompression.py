@@ -18,11 +18,11 @@ from diskreplay.workers import Job, Workers
 # The smallest number of inner chunks per thread: starting a thread takes a tenth of a millisecond.
 _LEAST = 16
 _MOST_THREADS = 4
-# After this many calls of `decompress` that have not read from disk, `_Cold` requests no blocks until a call reads from
-# disk again.
+# After this many successive calls of `decompress` without a read from disk, `_Cold` requests no blocks until a call
+# reads from disk again.
 _WARM_CALLS = 32
 # The number of bytes read from disk at once, if the compressed field takes at most `_MOST_BYTES`, a quarter of the
-# memory: the neighbours of an inner chunk then stay in the page cache until they are needed.
+# memory. The neighbours of an inner chunk then stay in the page cache until batches need them.
 _BLOCK_BYTES = 64 << 10
 _MOST_BYTES = MEMORY // 4
 
@@ -37,8 +37,8 @@ Inner chunks of only zeros have no bytes in the shard, and are not in a part.
 def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
     """Decompress the inner chunks of all parts into the memory of the parts, in this thread and in helper threads.
 
-    ``on_disk`` is the size of the complete field in bytes, compressed. If this call is interrupted, a helper thread may
-    still finish a part afterwards; until then, the thread keeps the shard and the memory of all parts alive.
+    ``on_disk`` is the size of the complete field in bytes, compressed. After an interrupt of this call, a helper thread
+    may still finish a part. Until the part is finished, the thread keeps the shard and the memory of all parts alive.
 
     Raises
     ------
@@ -64,12 +64,11 @@ def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
 
 
 def reads_no_disk() -> bool:
-    """Return True if none of the latest `_WARM_CALLS` calls of `decompress` has read from disk."""
     return _cold.calls_until_warm == 0
 
 
 def _decompress_next(shard: Shard, parts: Iterator[Part]) -> None:
-    """Decompress one part after another, until ``parts`` is empty; other threads take parts from it, too."""
+    """Decompress parts until ``parts`` is empty; several threads take parts from the same iterator."""
     for numbers, room in parts:
         memory = np.asarray(room.piece)[room.start :]
         shard.decompress(numbers, memory[: len(numbers) * shard.inner_bytes])
@@ -91,19 +90,18 @@ class _Cold:
             get_kernel("advise")(*_blocks(shard, numbers, block), MADV_WILLNEED)
 
     def note(self, has_read: bool) -> None:
-        """Record whether a call of `decompress` has read from disk: ``has_read`` is about the calling thread only."""
+        """Record whether a call of `decompress` has read from disk; ``has_read`` is about the calling thread only."""
         self.calls_until_warm = _WARM_CALLS if has_read else max(0, self.calls_until_warm - 1)
 
 
 def _blocks(shard: Shard, numbers: Ints, block: int) -> tuple[Ints, Ints]:
-    """Return the address and size, in whole pages, of the blocks of the mapped file that have each inner chunk."""
+    """Return the addresses and sizes of the blocks that have each inner chunk, rounded to whole pages."""
     first, stop = shard.offsets[numbers], shard.offsets[numbers] + shard.sizes[numbers]
     first, stop = first // block * block, -(-stop // block) * block
     return whole_pages(shard.mapping.address + first, np.minimum(stop, shard.mapping.nbytes) - first)
 
 
 def blocks_read() -> int:
-    """Return the number of blocks that this thread has read from disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
 
 

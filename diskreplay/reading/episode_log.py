@@ -26,11 +26,11 @@ from diskreplay.segments.documents.root import Root
 class EpisodeLog:
     """Ended episodes in the order in which a reader has found them.
 
-    ``table`` has these episodes, and ``steps`` is the number of all their steps. ``generation`` changes when an episode
-    gets another position in the table, or other bits for its end (see `ids.OPEN`).
+    ``steps`` is the number of all their steps. ``generation`` changes when an episode gets another position in the
+    table, or other bits for its end (see `ids.OPEN`).
 
-    Concurrency: one thread appends. A ``table`` that a caller got earlier never changes: appends write after its last
-    line, and a removal makes new arrays.
+    Concurrency: one thread appends. A ``table`` that a caller got earlier never changes: appends write after the last
+    line of this table, and a removal makes new arrays.
     """
 
     def __init__(self, generation: int = 0) -> None:
@@ -40,7 +40,6 @@ class EpisodeLog:
         self.table = EpisodeTable(self._lines)
 
     def __len__(self) -> int:
-        """Return the number of episodes."""
         return len(self.table)
 
     def reserve(self, room: int) -> Ints:
@@ -50,7 +49,7 @@ class EpisodeLog:
         """
         size = len(self.table)
         if size + room > len(self._lines):
-            # The array grows only by a quarter, and not to twice its size, to leave memory to the page cache.
+            # The array grows by a quarter, and not to twice its size, to leave memory to the page cache.
             lines = np.empty((size + size // 4 + room, EPISODE_COLUMNS), np.int64)
             lines[:size] = self.table.lines
             self._lines = lines
@@ -58,19 +57,21 @@ class EpisodeLog:
         return self._lines
 
     def extend_to(self, size: int, steps: int) -> None:
-        """Set the table to the first ``size`` lines of the array from `reserve`; they have ``steps`` steps in all."""
+        """Set the table to the first ``size`` lines of the array from `reserve`, which have ``steps`` steps in all."""
         self.table = EpisodeTable(self._lines[:size])
         self.steps = steps
 
     def append(self, episodes: EpisodeTable) -> None:
-        """Add episodes at the end."""
         size = len(self.table)
         end = size + len(episodes)
         self.reserve(len(episodes))[size:end] = episodes.lines
         self.extend_to(end, self.steps + int(episodes.steps.sum()))
 
     def remove(self, gone: NDArray[np.bool_]) -> None:
-        """Remove the episodes where ``gone`` is True. Other episodes get new positions, so the generation changes."""
+        """Remove the episodes where ``gone`` is True.
+
+        The generation changes, because other episodes get new positions.
+        """
         if not gone.any():
             return
         self.table = self.table.select(~gone)
@@ -79,17 +80,13 @@ class EpisodeLog:
         self.generation += 1
 
     def discard(self, at: Ints) -> None:
-        """Set the flag DISCARDED of the episodes at these positions; the generation changes."""
         self.table = self.table.with_discarded(at)
         self._lines = self.table.lines
         self.generation += 1
 
 
 class Evicted:
-    """The episodes that a snapshot leaves out: evicted by hand, lost to damage, or discarded. Immutable.
-
-    ``episodes`` is the table of these episodes.
-    """
+    """The episodes that a snapshot leaves out: evicted by hand, lost to damage, or discarded. Immutable."""
 
     def __init__(self, episodes: EpisodeTable) -> None:
         key = _keys(episodes.first, episodes.stride)
@@ -98,11 +95,10 @@ class Evicted:
         self.episodes = episodes
 
     def __len__(self) -> int:
-        """Return the number of episodes."""
         return len(self._key)
 
     def contains(self, ids: Ints, lanes: Ints) -> NDArray[np.bool_]:
-        """Return whether each id is a step of these episodes; the segment of ``ids[i]`` has ``lanes[i]`` lanes."""
+        """Return whether each id is a step of these episodes. The segment of ``ids[i]`` has ``lanes[i]`` lanes."""
         if not len(self._key):
             return np.zeros(len(ids), np.bool_)
         key = _keys(ids, lanes)
@@ -111,16 +107,14 @@ class Evicted:
         return inside
 
     def with_more(self, episodes: EpisodeTable) -> "Evicted":
-        """Return these episodes together with ``episodes``."""
         return Evicted(EpisodeTable.concatenate([self.episodes, episodes])) if len(episodes) else self
 
     def without(self, segments: Ints) -> "Evicted":
-        """Return these episodes, except the episodes of ``segments``."""
         return Evicted(self.episodes.select(~np.isin(self.episodes.first >> POSITION_BITS, segments)))
 
 
 class Evictions:
-    """Finds episodes that were evicted by hand or lost to damage: it has the ids of their first steps. Not thread-safe.
+    """Finds episodes that were evicted by hand or lost to damage, by the ids of their first steps. Not thread-safe.
 
     The store has a list of evictions by hand, and each segment has a list of its lost rows. ``found`` has the evicted
     and the lost episodes that `split` has found so far.
@@ -132,7 +126,7 @@ class Evictions:
         self.found = Evicted(EpisodeTable.concatenate([]))
 
     def read(self, count: int) -> bool:
-        """Read the first ``count`` entries of the list of evictions; return whether any of them is new."""
+        """Read the first ``count`` entries of the list of evictions; return whether any entry is new."""
         new = self._entries.new(count)[:, 0]
         if len(new):
             self._firsts = np.union1d(self._firsts, new)
@@ -146,13 +140,12 @@ class Evictions:
 
     @property
     def has_none(self) -> bool:
-        """Whether no episode was evicted by hand or lost."""
         return not len(self._firsts)
 
     def split(self, episodes: EpisodeTable) -> tuple[EpisodeTable, NDArray[np.bool_]]:
-        """Return the episodes that were neither evicted nor lost, and a mask of those that were.
+        """Return the episodes that were neither evicted nor lost, and a mask of the evicted and lost episodes.
 
-        Evicted and lost episodes are added to `found`.
+        The evicted and lost episodes are added to `found`.
         """
         out = np.zeros(len(episodes), np.bool_)
         if len(self._firsts) and len(episodes):
@@ -164,11 +157,9 @@ class Evictions:
         return episodes.select(~out), out
 
     def discard(self, at: int) -> None:
-        """Set the flag DISCARDED of the episode at this position of `found`."""
         self.found = Evicted(self.found.episodes.with_discarded(at))
 
     def forget(self, segments: Ints) -> None:
-        """Forget the episodes of segments that are gone."""
         if len(self.found):
             self.found = self.found.without(segments)
             self._firsts = self._firsts[~np.isin(self._firsts >> POSITION_BITS, segments)]
@@ -183,17 +174,15 @@ class FollowedLanes(Protocol):
     """The methods of `FollowedRows` that `Discards` uses. The slot of a segment is its number minus ``origin``."""
 
     @property
-    def origin(self) -> int:
-        """The number of the segment in the first slot."""
+    def origin(self) -> int: ...
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
-        """Return the number of a segment's writer, and of each lane for the writer; None if the segment is gone."""
+        """Return the number of a segment's writer, and its number of each lane; None if the segment is gone."""
 
-    def published_rows(self, slot: int, lane: int) -> int:
-        """Return the number of published rows of a lane."""
+    def published_rows(self, slot: int, lane: int) -> int: ...
 
     def is_followed(self, slot: int, lane: int) -> bool:
-        """Return whether the episodes in all published rows of a lane were found, and the last one has ended."""
+        """Return whether the episodes in all published rows of a lane were found, and the last of these has ended."""
 
 
 class Discards:
@@ -206,19 +195,18 @@ class Discards:
 
     def __init__(self) -> None:
         self.episodes = EpisodeTable.concatenate([])
-        self._generation, self._read = -1, 0  # the generation and length that the log had when it was last searched
-        # (slot, lane) of each lane whose last episode is an earlier part of a discarded episode, not found yet.
+        self._generation, self._read = -1, 0  # the log's generation and length at the last search
+        # (slot, lane) of each lane in which the last episode is part of a discarded episode, and was not found yet.
         self._tails: set[tuple[int, int]] = set()
-        # The latest argument of `with_evicted` and its result; None if `episodes` has changed since.
+        # The latest argument of `with_evicted` and the result for it; None if `episodes` has changed since that call.
         self._left_out: tuple[Evicted, Evicted] | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether a part of a discarded episode is yet to be found."""
         return len(self._tails) > 0
 
     def with_evicted(self, evicted: Evicted) -> Evicted:
-        """Return the discarded episodes and ``evicted`` together; the same object again if neither has changed."""
+        """Return the discarded episodes and ``evicted`` together: the same object as before if both are unchanged."""
         if not len(self.episodes):
             return evicted
         if self._left_out is None or self._left_out[0] is not evicted:
@@ -226,7 +214,6 @@ class Discards:
         return self._left_out[1]
 
     def forget(self, segments: Ints) -> None:
-        """Forget the episodes of segments that are gone."""
         if len(self.episodes):
             self._replace(self.episodes.select(~np.isin(self.episodes.first >> POSITION_BITS, segments)))
 
@@ -240,13 +227,13 @@ class Discards:
         """
         if log.generation != self._generation:
             self._generation, self._read = log.generation, 0
-            if len(self.episodes):  # some episodes may have been evicted by hand, and so removed
+            if len(self.episodes):  # an eviction by hand may have removed episodes
                 self._replace(self.episodes.select(np.isin(self.episodes.first, log.table.first)))
         new = log.table.select(slice(self._read, None))
         self._read = len(log)
         new = new.select(new.end & DISCARDED != 0)
         if not len(new) and not self._tails:
-            return new  # as in nearly every refresh that finds an ended episode
+            return new  # the usual case
         if len(new):
             there = [follower.lanes_of(slot) is not None for slot in _slots(new, follower).tolist()]
             new = new.select(np.array(there) & ~np.isin(new.first, self.episodes.first))
@@ -267,10 +254,10 @@ class Discards:
             self._seek_parts_before(episodes, follower)
 
     def _seek_parts_before(self, episodes: EpisodeTable, follower: FollowedLanes) -> None:
-        """Record where the earlier parts of these episodes are, so that `_find_parts` finds them.
+        """Record the lanes in which `_find_parts` searches for the parts before these episodes.
 
-        The part before an episode is the last episode of the same lane in the writer's latest earlier segment with rows
-        of this lane.
+        The part before an episode is the last episode of the same lane in an earlier segment of the writer: the latest
+        earlier segment with rows of this lane.
         """
         continuing = episodes.select(episodes.end & CONTINUES != 0)
         positions = ((continuing.first & POSITION_MASK) % continuing.stride).tolist()
@@ -290,7 +277,7 @@ class Discards:
     def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> tuple[EpisodeTable, bool]:
         """Set the flag DISCARDED of the earlier parts in lanes whose rows were all followed; return those parts.
 
-        Also returns whether the search is over for now: no such lane was found.
+        The second value is True if no such lane was found, so the search is over for now.
         """
         table, found, tails = EpisodeTable.concatenate([log.table, evictions.found.episodes]), [], sorted(self._tails)
         slots, position = _slots(table, follower), (table.first & POSITION_MASK) % table.stride
@@ -303,12 +290,12 @@ class Discards:
             if not is_there or not len(at):
                 continue
             last = int(at[table.first[at].argmax()])
-            # If damage has destroyed the part, the last episode of the lane is another episode.
+            # If damage has destroyed the part, another episode is the last episode of the lane.
             if not table.end[last] & CUT or table.end[last] & DISCARDED:
                 continue
             if last < len(log):
                 found.append(last)
-            else:  # the part was evicted or lost, so it is not in the log, but there may be earlier parts in the log
+            else:  # the part was evicted or lost, but earlier parts may be in the log
                 evictions.discard(last - len(log))
                 self._seek_parts_before(table.select([last]), follower)
         if found:

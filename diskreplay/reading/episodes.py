@@ -28,13 +28,13 @@ from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents.layout import LEAST_PRIORITY, PRIORITY, TIME
 from diskreplay.segments.episode_table import add_rewards
 
-ENDS_SHOWN = 5  # of a long list, a notebook shows this many episodes from its start, and as many from its end
+ENDS_SHOWN = 5  # the episodes that a notebook shows at the start of a long list, and also at its end
 
 
 def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the float64 sum of rewards in each range of rows ``[first, stop)``; ``bounds`` is ``(n, 2)`` int64.
 
-    A sum depends only on the rewards in its range, to the last bit, so every caller gets the same number for an
+    A sum depends only on the rewards in its range, to the last bit. So every caller gets the same number for an
     episode.
     """
     found, steps = np.zeros(len(bounds)), bounds[:, 1] - bounds[:, 0]
@@ -45,7 +45,8 @@ def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np
 class Episode:
     """One episode of a snapshot, with all its ``T = len(episode)`` steps, hidden steps included.
 
-    Arrays are read-only views of the store if the rows lie in one uncompressed chunk, else copies. Thread-safe.
+    Arrays are read-only views of the store if the rows lie in one uncompressed chunk. Otherwise, arrays are copies.
+    Thread-safe.
 
     Examples
     --------
@@ -59,8 +60,8 @@ class Episode:
     __slots__ = ("_end", "_first", "_obs_rows", "_snapshot", "_steps", "_stride")
 
     def __init__(self, snapshot: Snapshot, position: int, episodes: EpisodeTable | None = None) -> None:
-        # The episode is the line `position` of the table `episodes`, which may be that of an earlier snapshot of the
-        # same store.
+        # The episode is line `position` of the table `episodes`, which may be the table of an earlier snapshot of the
+        # store.
         episodes = snapshot.episodes if episodes is None else episodes
         self._snapshot = snapshot
         self._first, self._stride = int(episodes.first[position]), int(episodes.stride[position])
@@ -68,7 +69,6 @@ class Episode:
         self._end = int(episodes.end[position])
 
     def __len__(self) -> int:
-        """Return the number of steps."""
         return self._steps
 
     @property
@@ -83,7 +83,7 @@ class Episode:
 
     @property
     def continues(self) -> bool:
-        """Whether the episode continues one that was cut for its length, so the environment was not reset before it."""
+        """Whether the episode continues one that was cut for its length: the environment was not reset before it."""
         return bool(self._end & CONTINUES)
 
     @property
@@ -96,7 +96,6 @@ class Episode:
         return EpisodeTable.of([self._first], [self._stride], [self._steps], [self._obs_rows], [self._end])
 
     def __repr__(self) -> str:
-        """Return the text for a notebook or prompt: the first id, the length and the end of the episode."""
         return f"Episode(id={self._first}, length={self._steps}, {self.ended})"
 
     def _repr_html_(self) -> str:
@@ -155,7 +154,7 @@ class Episode:
     def action(self) -> Any:
         """Actions, ``(T, ...)``; nested like the space.
 
-        A Tuple space gives tuples, whose items also have the keys "0", "1", ...
+        A Tuple space gives tuples. The items of a tuple also have the keys "0", "1", ...
         """
         return self._read("action", self._steps)
 
@@ -168,8 +167,8 @@ class Episode:
     def times(self) -> NDArray[np.float64]:
         """The time of each step's publication, ``(T,)`` float64, in seconds since the epoch.
 
-        Times never decrease. They are comparable across all episodes written in one boot of a machine, since they come
-        from a clock that cannot be set.
+        Times never decrease. The times of all episodes written in one boot of a machine are comparable, because they
+        come from a clock that cannot be set.
         """
         times = self._snapshot.rows(TIME, self._first, self._steps)
         seconds: NDArray[np.float64] = (times + self._snapshot.clocks[self.segment - self._snapshot.origin]) / 1e9
@@ -212,10 +211,9 @@ class Episode:
         """Return a field by name.
 
         A field of the steps is ``(T, ...)``. An episode field is ``(...)``, or None if the episode was given no values.
-        If it was given values for some episode fields only, the other fields are zeros: a store does not record which
-        were given.
+        A store does not record which episode fields were given. If some fields were given, the other fields are zeros.
 
-        "priority" is the priority that each step was appended with, ``(T,)`` float64, NaN for a step without a
+        "priority" is the priority that each step was appended with, ``(T,)`` float64. It is NaN for a step without a
         priority.
 
         Raises
@@ -276,7 +274,6 @@ class EpisodeList(Sequence[Episode]):
         return episodes_html(len(self), [(at, self[at]) for at in ends])
 
     def __len__(self) -> int:
-        """Return the number of episodes."""
         return len(self._snapshot.episodes)
 
     @overload
@@ -284,7 +281,6 @@ class EpisodeList(Sequence[Episode]):
     @overload
     def __getitem__(self, index: slice) -> list[Episode]: ...
     def __getitem__(self, index: int | slice) -> Episode | list[Episode]:
-        """Return one episode, or a list of episodes for a slice."""
         if isinstance(index, slice):
             return [Episode(self._snapshot, i) for i in range(*index.indices(len(self)))]
         if isinstance(index, str) or not hasattr(index, "__index__"):
@@ -301,15 +297,14 @@ class EpisodeList(Sequence[Episode]):
         return Episode(self._snapshot, at)
 
 
-FRAMES, WIDEST = 8, 96  # a notebook shows this many frames of an episode, each at most this many pixels wide
+FRAMES, WIDEST = 8, 96  # the number of frames in a notebook, and their largest width in pixels
 MOST_FIELDS, MOST_TEXT = 20, 120
-# Notebooks do not sum the rewards of more than MOST_STEPS steps, and do not show frames if FRAMES of them take more
-# than MOST_BYTES bytes together.
+# Notebooks do not sum the rewards of an episode with more than MOST_STEPS steps. They do not show frames if FRAMES
+# frames take more than MOST_BYTES bytes.
 MOST_STEPS, MOST_BYTES = 1_000_000, 1 << 24
 
 
 def episode_html(episode: Episode, schema: Schema) -> Html:
-    """Return an episode as HTML."""
     title, values = markup.element("strong", markup.text("Episode")), [*schema.episode][:MOST_FIELDS]
     facts = {
         "id": markup.text(episode.ids[0]),
@@ -332,7 +327,7 @@ def episodes_html(total: int, shown: Sequence[tuple[int, Episode]]) -> Html:
 
 
 def _guarded(read: Callable[[], Html]) -> Html:
-    """Return the HTML that ``read()`` returns, or the message of its error: the store may change meanwhile."""
+    """Return the HTML that ``read()`` returns, or the message of its error: the store may change during the call."""
     try:
         return read()
     except MissingExtra:

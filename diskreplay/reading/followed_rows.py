@@ -42,11 +42,20 @@ class FollowedRows:
 
     To follow a row means to read its flags once, to find the episodes of its lane.
 
-    ``slots`` has the number of rows of each lane, and ``tables`` the addresses of the rows in memory. ``log`` has the
-    ended episodes; its first generation is ``generation``. ``live`` has the lanes that may grow; this object is the
-    `LiveLanesOwner` that it calls. ``newly_discarded`` has the discarded episodes that were found since the caller last
-    emptied this list. ``lost`` is the number of steps of segments that turned out to be damaged or gone; the caller
-    resets it to 0.
+    Attributes
+    ----------
+    slots : Slots
+        The number of rows of each lane.
+    tables : ChunkTables
+        The addresses of the rows in memory.
+    log : EpisodeLog
+        The ended episodes.
+    live : LiveLanes
+        The lanes that may grow. It calls this object as its `LiveLanesOwner`.
+    newly_discarded : list of EpisodeTable
+        The discarded episodes that were found since the caller last emptied this list.
+    lost : int
+        The number of steps of segments that turned out to be damaged or gone. The caller resets it to 0.
     """
 
     def __init__(
@@ -61,19 +70,17 @@ class FollowedRows:
         self.newly_discarded: list[EpisodeTable] = []
         self._frontier = CapacityFrontier(root.limits.capacity, is_timed)
         self.live = LiveLanes(kernel, self.log, self._frontier, self._leaves)
-        self._gone: list[int] = []  # numbers of deleted segments whose episodes are still in the log: see `drop`
+        self._gone: list[int] = []  # deleted segments whose episodes are still in the log: see `drop`
         self.lost = 0
         self._segments: SegmentTable | None
         self.list_growing()
 
     @property
     def origin(self) -> int:
-        """The number of the segment in the first slot."""
         return self.slots.origin
 
     @property
     def steps(self) -> int:
-        """The number of steps of all episodes, hidden steps included."""
         return self.log.steps + self.slots.count_open()
 
     def list_growing(self) -> None:
@@ -88,7 +95,6 @@ class FollowedRows:
         self.live.list_segments(slots.rows, self._where, tables)
 
     def release(self) -> None:
-        """Unmap all chunks, and the counters of all segments that may grow."""
         self.live.segments.clear()
         self.list_growing()
         self.tables.forget()
@@ -106,7 +112,7 @@ class FollowedRows:
         self.list_growing()
 
     def _read_new(self, infos: list[SegmentInfo | None], first_slot: int) -> None:
-        """Add the rows of new sealed segments, many segments at a time, and add the new unsealed segments to `live`."""
+        """Add the rows of new sealed segments, many segments at a time. Add the new unsealed segments to `live`."""
         sealed: list[_Sealed] = []
         pending = 0
         for slot, info in enumerate(infos, first_slot):
@@ -128,7 +134,7 @@ class FollowedRows:
         self._add_sealed(sealed)
 
     def _add_pack(self, pack: Pack, first_new: int) -> None:
-        """Add a pack, which has the rows of known segments (in slots before ``first_new``) and of new segments."""
+        """Add a pack, which has rows of known segments (in slots before ``first_new``) and of new segments."""
         slots = pack.numbers - self.slots.origin
         self.tables = self.tables.with_pack(slots, pack)
         self.slots.move(slots, pack)
@@ -145,7 +151,7 @@ class FollowedRows:
                 self.exclude(int(slots[new[0]]), error)
 
     def exclude(self, slot: int, error: Exception) -> None:
-        """Leave out a segment that is damaged or gone, and with it all segments of the same pack."""
+        """Leave out a segment that is damaged or gone, and all segments of the same pack."""
         steps, folder = self.steps, int(self.slots.folder[slot])
         self._known.leave_out(folder, error)
         self.drop(np.flatnonzero((self.slots.folder == folder) & (self.slots.lanes > 0)).tolist())
@@ -155,8 +161,9 @@ class FollowedRows:
         """Empty the slots of segments that are gone.
 
         If a limit hides the episodes of these segments, the episodes stay in the log until half of the log belongs to
-        segments that are gone: whenever the log is shortened, every sampler starts over. If no limit hides them, the
-        episodes are removed at once: a reader that opens the store now does not find them, and all readers must agree.
+        segments that are gone: every sampler starts over whenever the log is shortened. If no limit hides the episodes,
+        they are removed at once. A reader that opens the store now does not find these episodes, and all readers must
+        agree.
         """
         if not slots:
             return
@@ -184,24 +191,20 @@ class FollowedRows:
             self._gone = []
 
     def remove_evicted(self) -> None:
-        """Remove from the log the episodes that were evicted by hand or lost to damage."""
         self.log.remove(self.evictions.split(self.log.table)[1])
 
     # --- segments that may grow --------------------------------------------------------------------------------------
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether every newly ended episode can be kept, unchecked: none is evicted or lost, no earlier part is sought.
+        """Whether newly ended episodes can be kept unchecked.
 
-        Earlier parts are those of discarded episodes: see `Discards`.
+        This holds if no episode is evicted or lost, and no earlier part of a discarded episode is sought: see
+        `Discards`.
         """
         return self.evictions.has_none and not self._discards.waits
 
     def add_ended(self, end: int, steps: int) -> None:
-        """Add to the log the episodes that the kernel has written to its free lines, up to line ``end``.
-
-        With all these episodes, the log has ``steps`` steps. Evicted and lost episodes are not added.
-        """
         if self.evictions.has_none:
             self.log.extend_to(end, steps)
         else:
@@ -209,22 +212,18 @@ class FollowedRows:
             self.log.append(self.evictions.split(new)[0])
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
-        """Return the number of a segment's writer, and of each lane for the writer; None if the segment is gone."""
         return self.tables.lanes_of(slot, self.slots.origin) if self.slots.lanes[slot] else None
 
     def published_rows(self, slot: int, lane: int) -> int:
-        """Return the number of published rows of a lane."""
         live = self.live.segments.get(slot)
         counted = self.slots.rows[following.COMMITTED, self.slots.span(slot)] if live is None else live.committed
         return int(counted[lane])
 
     def is_followed(self, slot: int, lane: int) -> bool:
-        """Return whether the episodes in all published rows of a lane were found, and the last one has ended."""
         known, _, open_start, *_ = self.slots.rows[:, self.slots.span(slot).start + lane].tolist()
         return bool(known >= self.published_rows(slot, lane) and open_start < 0)
 
     def read_time(self, step_id: int) -> bool:
-        """Map the chunk with the time of a step and return True; if this fails, leave out its segment: return False."""
         slot, position = (step_id >> POSITION_BITS) - self.slots.origin, step_id & POSITION_MASK
         row, lane = divmod(position, int(self.slots.lanes[slot]))
         try:
@@ -235,10 +234,6 @@ class FollowedRows:
         return True
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
-        """Check and map the new rows of a growing segment for the kernel; leave out a segment that is damaged or gone.
-
-        ``is_damaged`` is True if the kernel has found damage in these rows.
-        """
         try:
             self._make_followable(slot, is_damaged)
         except (SegmentGone, *DAMAGE) as error:
@@ -255,7 +250,7 @@ class FollowedRows:
         if is_damaged or int(new.max()) >= MANY_ROWS:
             self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if rows are damaged
             self.slots.set_rows(span, committed, observed)
-        elif live.checked_rows == before:  # else the kernel only needed the check; it stops again at an unmapped chunk
+        elif live.checked_rows == before:  # else only the check was needed: the kernel stops again at an unmapped chunk
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self.tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
@@ -264,7 +259,7 @@ class FollowedRows:
         """Read the attributes of a segment in `live` again after they were replaced; return whether it is sealed."""
         before, live = self.live.segments[slot], LiveSegment(self._root, self.slots.origin + slot)
         if live.folder != before.folder:
-            return False  # repair has replaced the folder, and will increment the counter of changes
+            return False  # repair has replaced the folder, and will increment the counter CHANGES
         live.checked_rows = before.checked_rows
         if self.evictions.add_lost(lost_ids(live.info)):
             self.remove_evicted()
@@ -290,9 +285,9 @@ class FollowedRows:
     # --- new rows ----------------------------------------------------------------------------------------------------
 
     def _parse_live(self, slot: int, at: Ints, committed: Ints, sealed: bool) -> None:
-        """Find the episodes in the new rows of some lanes of a segment, whose lane i has ``committed[i]`` rows.
+        """Find the episodes in the new rows of some lanes of a segment.
 
-        ``at`` has the places of these lanes among all lanes.
+        Lane i of the segment has ``committed[i]`` rows. ``at`` has the places of the chosen lanes among all lanes.
         """
         base, info = int(self.slots.lane_base[slot]), self.tables.info(slot)
         if not len(at) or info is None:
@@ -325,9 +320,10 @@ class FollowedRows:
         self.slots.sealed |= there
 
     def _add_rows(self, at: Ints, first: Ints, flags: LaneFlags, sealed: bool) -> None:
-        """Add the episodes of some lanes to the log; ``flags`` has the flags of the i-th lane from row ``first[i]`` on.
+        """Add the episodes of some lanes to the log.
 
-        An episode starts at row ``first[i]``. ``at`` has the places of the lanes among all lanes.
+        ``at`` has the places of the lanes among all lanes. ``flags`` has the flags of the i-th lane from row
+        ``first[i]`` on, where an episode starts.
         """
         slots = self.slots
         slot = slots.lane_slot[at]
@@ -365,7 +361,6 @@ class FollowedRows:
         return Snapshot(segments, steps, record, self.slots.rows, self.log.table, frontier.oldest, reached, until)
 
     def segment_table(self) -> SegmentTable:
-        """Return the table of all segments: the same object as in the last call if nothing in the table has changed."""
         found = self._discards.follow(self.log, self.evictions, self)
         if len(found):
             self.newly_discarded.append(found)

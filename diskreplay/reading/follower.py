@@ -23,10 +23,10 @@ from diskreplay.segments.files.machine import clock_ns, this_clock
 from diskreplay.segments.files.numbers import present_segments, segment_numbers
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
 
-# Seconds between checks for sealed segments while no counter changes: a process may die after it has sealed a segment,
+# Seconds between checks for sealed segments while no counter changes. A process may die after it has sealed a segment,
 # and before it increments the counter.
 CHECK_EVERY_S = 1.0
-# How often a follower tries to read the complete store: an attempt fails if segments are merged into a pack meanwhile.
+# How often a follower tries to read the complete store. An attempt fails if segments are merged into a pack meanwhile.
 _ATTEMPTS = 100
 
 # The kernels as plain Python functions. They are used until a sampler, which needs numba anyway, calls `follow_with`
@@ -37,8 +37,7 @@ _PLAIN: dict[str, Kernel] = {"advance": advance, "advance_hiding": advance_hidin
 class Follower:
     """Follows a store on disk and makes snapshots of it.
 
-    An unreadable segment is left out, and listed in `damaged`, with a warning if ``warns`` is True. ``snapshot`` is the
-    latest snapshot.
+    An unreadable segment is left out, and listed in `damaged`. If ``warns`` is True, a warning is issued.
 
     Concurrency: any thread; one thread refreshes at a time. A follower writes no files and takes no locks of the store.
     """
@@ -47,13 +46,13 @@ class Follower:
         self._root, self._counters, self._warns = root, counters, warns
         self._lock = threading.Lock()
         self._broken = False  # whether `_now` is incomplete, so that the next refresh reads all again
-        self._least = layout.MAX_SEGMENTS  # the lowest segment number in any pack that is known so far
+        self._least = layout.MAX_SEGMENTS  # the lowest segment number in the packs known so far
         self._kernel: Callable[[str], Kernel] = _PLAIN.__getitem__
         self._now = self._begin(0)
         self.snapshot = self._now.snapshot
 
     def _begin(self, generation: int) -> "_Generation":
-        """Read the complete store; read it again if segments are merged into packs during the call."""
+        """Read the complete store. Read it again if segments are merged into packs during the call."""
         attempts = _ATTEMPTS
         while True:
             try:
@@ -66,7 +65,7 @@ class Follower:
                 attempts -= 1
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
-        """From now on, use the kernels that ``kernel(name)`` returns, which are compiled."""
+        """From now on, use the compiled kernels that ``kernel(name)`` returns."""
         kernel(self.kernel_name)  # outside the lock: compilation takes seconds, and others may refresh meanwhile
         with self._lock:
             self._kernel = kernel
@@ -74,26 +73,24 @@ class Follower:
 
     @property
     def kernel_name(self) -> str:
-        """The name of the kernel that reads the new rows of lanes that may grow."""
         return self._now.kernel_name
 
     @property
     def damaged(self) -> dict[int, str]:
-        """A description of the damage of each segment that is left out, by number."""
+        """A description of the damage of each segment that is left out, by segment number."""
         return self._now.known.damaged
 
     @property
     def origin(self) -> int:
-        """The number of the segment in the first slot."""
         return self._now.rows.origin
 
     def reset_after_fork(self) -> None:
-        """Make the next refresh read all again if another thread was refreshing at the fork; for the forked child."""
+        """In a forked child, make the next refresh read all again if another thread was refreshing at the fork."""
         self._broken = self._broken or self._lock.locked()
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Unmap all files, except files that are still used by arrays or by batches that are being gathered."""
+        """Unmap all files, except files that arrays or unfinished batches still use."""
         with self._lock:
             self._broken = True  # even if this is interrupted, the next refresh starts over
             self._now.rows.release()
@@ -101,12 +98,12 @@ class Follower:
     def refresh(self) -> tuple[Snapshot, int]:
         """Take a new snapshot; return it, and the number of steps that were added since the last snapshot.
 
-        Evicted and hidden steps do not reduce this number.
+        Steps that were evicted or hidden since then are not subtracted from this number.
         """
         with self._lock:
             try:
                 if not self._broken:
-                    try:  # not suppress(): it would take as long as the complete call when nothing has changed
+                    try:  # not suppress(), which takes as long as this call when nothing has changed
                         arrived = self._now.update()
                         self.snapshot = self._now.snapshot
                         return self.snapshot, arrived
@@ -124,10 +121,10 @@ class Follower:
 
 
 class _Generation:
-    """All that a follower knows of a store, replaced when it reads the complete store again. Used by one thread.
+    """All that a follower knows of a store, until it reads the complete store again. Used by one thread.
 
-    ``known`` has the segments, ``rows`` has their rows, and ``snapshot`` is the latest snapshot. The constructor reads
-    the store. The constructor and `update` raise `Merged` if the complete store has to be read again.
+    ``known`` has the segments, ``rows`` has their rows, and ``snapshot`` is the latest snapshot. The constructor and
+    `update` raise `Merged` if the complete store has to be read again.
     """
 
     snapshot: Snapshot
@@ -142,17 +139,17 @@ class _Generation:
     ) -> None:
         self._root, self._counters, self.known = root, counters, known
         self._words = counters.read()
-        # Limits hide single steps, in the order of their publication. In a store without a limit, times are only read
-        # if an earlier limit has hidden steps, since these steps stay hidden.
+        # Limits hide single steps, in the order of their publication. A store without a limit may have hidden steps of
+        # an earlier limit, which stay hidden. In other stores without a limit, times are never read.
         self._limits = replace(root.limits)
         self._is_timed = self._limits.are_set or bool(self._words[[layout.FRONTIER, layout.HORIZON]].any())
         self._raw = b""
         self._until = 0  # all steps published before this time are hidden, as the counters of the store say
-        self._clock = this_clock()  # replaced by the clock of the newest segment written since the machine was booted
+        self._clock = this_clock()  # later, the clock of the newest segment written since the machine's boot
         self._next_check_at = 0.0
         self.rows = FollowedRows(root, counters, known, kernel(self.kernel_name), number, self._is_timed)
         self.update(force=True)
-        # Tables that grew in several steps leave freed memory in the process, up to half the size of these tables.
+        # Tables that grew in several steps leave freed memory in the process: up to half the size of these tables.
         give_back_free(max(len(self.rows.log), len(known.slots.lanes)))
 
     @property
@@ -161,7 +158,6 @@ class _Generation:
         return "advance_hiding" if self._is_timed else "advance"
 
     def update(self, *, force: bool = False) -> int:
-        """Read all changes on disk; if there are any, make a new snapshot. Returns the number of new steps."""
         raw, rows = self._counters.raw(), self.rows
         if raw == self._raw and not (force or rows.live.segments or self._limits.max_age_s is not None):
             return 0  # the fast path, as samplers refresh for every batch
@@ -205,7 +201,7 @@ class _Generation:
             self._drop_gone(everywhere=is_rearranged)
         if rows.evictions.read(int(words[layout.EVICTION_ENTRIES])):  # evictions by hand
             rows.remove_evicted()
-            rows.list_growing()  # so that `keeps_all_ended`, which may be False now, is read again
+            rows.list_growing()  # `keeps_all_ended` may be False now
         self._words = words
         if self._is_timed:
             self._until = int(max(words[layout.FRONTIER], words[layout.HORIZON]))
@@ -241,8 +237,8 @@ class _Generation:
         known = np.flatnonzero(slots.lanes)
         below = known[slots.last[known] < horizon]
         if not (self._limits.max_age_s is not None or words[layout.EVICTION_ENTRIES] or everywhere):
-            # Check only segments that are neither sealed nor in `live`: the horizon shows which sealed segments are
-            # gone, and the segments in `live` are checked elsewhere.
+            # Check only segments that are neither sealed nor in `live`. The horizon shows which sealed segments are
+            # gone, and `_add_newly_sealed` checks the segments in `live`.
             known = known[~slots.sealed[known] & ~np.isin(known, list(self.rows.live.segments))]
         numbers = np.unique(slots.folder[known]).tolist()
         gone = set(numbers) - set(present_segments(self._root, numbers))

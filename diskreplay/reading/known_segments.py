@@ -27,7 +27,7 @@ _warned: set[tuple[str, int]] = set()
 
 
 def warn_of_quarantine(root: Root) -> None:
-    """Warn, once per process and store, that the files in quarantine take space in addition to ``capacity_bytes``."""
+    """Warn, once per process and store, that files in quarantine take space in addition to ``capacity_bytes``."""
     key = (str(root.path), -1)
     limit = root.limits.capacity_bytes
     if limit is None or key in _warned:
@@ -43,7 +43,6 @@ def warn_of_quarantine(root: Root) -> None:
 
 
 def warn_of_damage(root: Root, number: int, detail: str) -> None:
-    """Warn of a segment that cannot be read, once per process and segment."""
     key = (str(root.path), number)
     if key in _warned:
         return
@@ -55,14 +54,14 @@ def warn_of_damage(root: Root, number: int, detail: str) -> None:
     )
 
 
-# The maximum number of slots, one per segment number from the oldest segment to the newest: more than any store needs.
+# The maximum number of slots, one per segment number from the oldest segment to the newest. No store needs so many.
 MOST_SLOTS = 1 << 22
 
 
 class Merged(Exception):
     """Segments were merged into a pack, or appeared again, during a read: the complete store has to be read again.
 
-    ``least`` is the lowest segment number in a pack, if it is below the numbers of all known segments.
+    If a pack has a segment older than all known segments, ``least`` is the number of the pack's oldest segment.
     """
 
     def __init__(self, least: int = layout.MAX_SEGMENTS) -> None:
@@ -77,18 +76,21 @@ class Slots:
 
     Attributes
     ----------
-    lanes, lane_base : (slots,) int64
-        The number of lanes of each segment, 0 if the segment is gone or unreadable, and the place of its first lane
-        among all lanes.
+    lanes : (slots,) int64
+        The number of lanes of each segment; 0 if the segment is gone or unreadable.
+    lane_base : (slots,) int64
+        The place of each segment's first lane among all lanes.
     lane_slot : (lanes,) int64
         The slot of each lane.
     sealed : (slots,) bool
         Whether each segment is sealed and the episodes in all its rows were found.
     folder : (slots,) int64
         The number of the segment itself, or of the pack that has its rows.
-    clocks, last : (slots,) int64
-        The wall time at which the clock of each segment showed 0, and the wall time of the segment's last row, both in
-        nanoseconds since the epoch. ``last`` is `hiding.NEVER` for a segment that may grow.
+    clocks : (slots,) int64
+        The wall time at which the clock of each segment showed 0, in nanoseconds since the epoch.
+    last : (slots,) int64
+        The wall time of each segment's last row, in nanoseconds since the epoch; `hiding.NEVER` for a segment that may
+        grow.
     rows : (`following.LANE_ROWS`, lanes) int64
         The five numbers of each lane that `kernels.following` names, `COMMITTED` to `OPEN_TIME`, for the rows read so
         far.
@@ -107,7 +109,6 @@ class Slots:
 
     @property
     def end(self) -> int:
-        """The number of the segment after the last slot."""
         return self.origin + len(self.lanes)
 
     def add(self, infos: Sequence[SegmentInfo | None], packs: Sequence[Pack]) -> int:
@@ -140,13 +141,11 @@ class Slots:
         return added
 
     def move(self, slots: Ints, pack: Pack) -> None:
-        """Record that the rows of the segments in these slots are in a pack now."""
         self.clocks, self.last = self.clocks.copy(), self.last.copy()
         self.clocks[slots], self.last[slots] = pack.info.clock.wall, pack.info.bounds[1]
         self.folder[slots] = pack.info.number
 
     def set_rows(self, places: Ints | slice, committed: Ints, observed: Ints) -> None:
-        """Set the number of complete rows, and of rows with an observation, of the lanes at ``places``."""
         self.rows[following.COMMITTED, places], self.rows[following.OBSERVED, places] = committed, observed
 
     def note_sealed(self, slot: int) -> None:
@@ -155,17 +154,14 @@ class Slots:
         self.sealed[slot] = True
 
     def empty(self, slots: list[int]) -> None:
-        """Record that the segments in these slots are gone: they have 0 lanes from now on."""
         self.lanes = self.lanes.copy()
         self.lanes[slots] = 0
 
     def span(self, slot: int) -> slice:
-        """Return the places of the lanes of a segment among all lanes."""
         base = int(self.lane_base[slot])
         return slice(base, base + int(self.lanes[slot]))
 
     def places_of(self, episodes: EpisodeTable) -> Ints:
-        """Return the place of each episode's lane among all lanes."""
         slot = (episodes.first >> POSITION_BITS) - self.origin
         place: Ints = self.lane_base[slot] + (episodes.first & POSITION_MASK) % episodes.stride
         return place
@@ -179,8 +175,8 @@ class Slots:
 class KnownSegments:
     """Reads the segments of one store, and records the segments that it cannot read. Not thread-safe.
 
-    ``slots`` has what is known of each segment; see `Slots`. Its first slot is for segment ``least``, or for an earlier
-    segment if one may exist. ``damaged`` describes the damage of each segment that is left out, by number.
+    The first slot of ``slots`` is for segment ``least``, or for an earlier segment if one may exist. ``damaged``
+    describes the damage of each segment that is left out, by number.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, warns: bool, least: int) -> None:
@@ -212,7 +208,7 @@ class KnownSegments:
             return None
 
     def note_damage(self, number: int, error: Exception) -> None:
-        """Record that a segment cannot be read, and warn; do nothing if the segment was evicted or moved to quarantine.
+        """Record that a segment cannot be read, and warn. Do nothing if the segment was evicted or moved to quarantine.
 
         Raises
         ------
@@ -243,8 +239,8 @@ class KnownSegments:
     def has_other(self, known: Mapping[int, Identity | int]) -> bool:
         """Return whether any segment on disk is not in ``known``, or has replaced a segment of ``known``.
 
-        ``known`` has, by segment number, the `Identity` of the metadata file (zarr.json) of the segment, or the inode
-        of the segment's folder if the segment may grow.
+        For each segment number, ``known`` has the `Identity` of the segment's metadata file (zarr.json). For a segment
+        that may grow, it has the inode of the segment's folder instead.
         """
         if self._lowest() < self.slots.origin:
             return True
@@ -262,8 +258,8 @@ class KnownSegments:
     def find_packs(self, infos: list[SegmentInfo | None]) -> list[Pack]:
         """Return the packs among new segments, lowest number first.
 
-        ``infos`` has the attributes of the segments after the last known one. In ``infos``, packs and the segments in
-        them are replaced by None.
+        ``infos`` has the attributes of the segments after the last known one. In ``infos``, the call replaces packs and
+        their segments by None.
 
         Raises
         ------
@@ -296,5 +292,5 @@ class KnownSegments:
                 raise Merged
 
     def merged_since(self, first: int) -> set[int]:
-        """Return the numbers of the segments that were merged into the packs whose numbers are ``first`` or higher."""
+        """Return the numbers of the segments in all packs whose numbers are ``first`` or higher."""
         return merged_numbers(self._root, first) if self._counters.peek(layout.NEXT_SEGMENT) > first else set()

@@ -28,9 +28,9 @@ from diskreplay.segments.rebuild import read_shown
 class Segments(NamedTuple):
     """The segments from number ``origin`` on, as `kernels.frozen` describes them. The first segment has slot 0.
 
-    Four arrays have a value per segment: ``lanes`` is its number of lanes, ``lane_base`` the place of its first lane
-    among all lanes, ``clocks`` the wall time at which its clock showed 0, and ``folders`` the number of its folder.
-    ``first_rows`` has a value per lane: the row of the pack at which the lane begins.
+    Four arrays have a value per segment. ``lanes`` is the segment's number of lanes, and ``lane_base`` the place of its
+    first lane among all lanes. ``clocks`` is the wall time at which the segment's clock showed 0, and ``folders`` the
+    number of its folder. ``first_rows`` has a value per lane: the row of the pack at which the lane begins.
     """
 
     origin: int
@@ -65,7 +65,7 @@ class CapacityFrontier:
     oldest : (lanes,) int64
         The first visible row of each lane, `hiding.NEVER` if its segment is gone. A change replaces the array.
     newer : (lanes,) int64
-        Memory to which the kernel writes the next ``oldest``; `replace_oldest` then takes it.
+        Memory to which the kernel writes the next ``oldest``.
     found : memoryview
         The numbers that `kernels.hiding` calls `found`.
     """
@@ -91,7 +91,6 @@ class CapacityFrontier:
         return max(self.found[hiding.PAST], self.found[hiding.BEHIND])
 
     def add_lanes(self, count: int) -> None:
-        """Add ``count`` lanes after the present ones."""
         self._set_oldest(np.append(self.oldest, np.zeros(count, np.int64)))
         if self._by_place is not None:
             self._by_place = np.append(self._by_place, _places(np.zeros(count, np.int64)), axis=1)
@@ -105,7 +104,7 @@ class CapacityFrontier:
         self.found[hiding.OLDEST_AT] = oldest.ctypes.data
 
     def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints, open_start: Ints) -> None:
-        """Hide all steps of lanes whose segments are gone; the steps of their open episodes no longer count as hidden.
+        """Hide all steps of lanes whose segments are gone; steps of their open episodes no longer count as hidden.
 
         ``gone`` is the mask of these lanes. ``place`` has, for each episode of the log, the place of its lane among all
         lanes. ``open_start`` has the first row of each lane's open episode, -1 if the lane has no open episode.
@@ -128,7 +127,6 @@ class CapacityFrontier:
             hiding.note_last(self._numbers)
 
     def hidden_of(self, episodes: EpisodeTable, place: Ints) -> Ints:
-        """Return the number of hidden steps of each episode; ``place[i]`` is the place of the lane of episode i."""
         row = (episodes.first & POSITION_MASK) // episodes.stride
         return np.clip(self.oldest[place] - row, 0, episodes.steps)
 
@@ -143,8 +141,8 @@ class CapacityFrontier:
         self._forget(log.generation)
         hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
-        # Not later than the number REACHED of a reader that opens the store now: samplers order ids by it, and must all
-        # agree.
+        # A reader that opens the store now must not have an earlier REACHED: samplers order ids by this number, and
+        # must all agree.
         gone = log.table.time[self.oldest[place] == hiding.NEVER].max(initial=-1) + 1
         self.found[hiding.REACHED] = max(self.hidden_before, int(gone)) if hidden else 0
 
@@ -153,11 +151,10 @@ class CapacityFrontier:
         return int(np.maximum(self.oldest[some] - open_start[some], 0).sum())
 
     def replace_oldest(self) -> None:
-        """Set ``oldest`` to the first visible rows that the kernel has written to ``newer``."""
         self.oldest, self.newer = self.newer, np.empty(len(self.newer), np.int64)  # OLDEST_AT is set by the kernel
 
     def make_ready(self) -> None:
-        """Allocate the arrays that the kernel needs to hide steps; later calls of `arrays` return them."""
+        """Allocate the arrays that the kernel needs to hide steps."""
         self._by_place = _places(self.oldest)
         self._heap = np.zeros((2 * len(self.oldest), hiding.HEAP_COLUMNS), np.int64)
         self.found[hiding.READY] = 1
@@ -186,19 +183,23 @@ class LiveLanesOwner(Protocol):
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether every newly ended episode can be kept, unchecked: none is evicted or lost, no earlier part is sought.
+        """Whether newly ended episodes can be kept unchecked.
 
-        Earlier parts are those of discarded episodes: see `Discards`.
+        This holds if no episode is evicted or lost, and no earlier part of a discarded episode is sought: see
+        `Discards`.
         """
 
     def add_ended(self, end: int, steps: int) -> None:
         """Add to the log the episodes that the kernel has written to its free lines, up to line ``end``.
 
-        With all these episodes, the log has ``steps`` steps. Evicted and lost episodes are not added.
+        ``steps`` is the number of all steps of the log with these episodes. Evicted and lost episodes are not added.
         """
 
     def read_time(self, step_id: int) -> bool:
-        """Map the chunk with the time of a step and return True; if this fails, leave out its segment: return False."""
+        """Map the chunk with the time of a step and return True.
+
+        If this fails, leave out its segment and return False.
+        """
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
         """Check and map the new rows of a growing segment for the kernel; leave out a segment that is damaged or gone.
@@ -207,7 +208,7 @@ class LiveLanesOwner(Protocol):
         """
 
     def segment_table(self) -> SegmentTable:
-        """Return the table of all segments: the same object as in the last call if nothing in the table has changed."""
+        """Return the table of all segments; the same object as in the last call if nothing in the table has changed."""
 
 
 class LiveSegment:
@@ -225,9 +226,9 @@ class LiveSegment:
     def read(self, before: Ints) -> tuple[Ints, Ints]:
         """Return the numbers of complete rows, and of rows with an observation, of each lane.
 
-        ``before`` has the numbers of complete rows that the last call has returned: they never decrease.
+        ``before`` has the numbers of complete rows from the last call: they never decrease.
         """
-        # `observed` is read first: if it is one more than `committed`, the extra row is the one after the complete
+        # `observed` must be read first. If it is one more than `committed`, the extra row is the row after the complete
         # rows.
         observed = self.observed.copy()
         committed = self.committed.copy()
@@ -276,11 +277,10 @@ class LiveLanes:
         self._record = np.zeros(0, np.int64)  # the record of the next snapshot, see `kernels.frozen`
 
     def follow_with(self, kernel: Kernel) -> None:
-        """Use another kernel from now on."""
         self._kernel, self._held = kernel, no_reference
 
     def list_segments(self, lanes: Ints, segments: Segments, tables: ChunkTables) -> None:
-        """Make the table of growing segments. Call this after any of the arguments was replaced.
+        """Make the table of growing segments anew, after any of the arguments was replaced.
 
         ``lanes``, ``(5, n)`` int64, has the numbers of each lane that `kernels.following` names, `COMMITTED` to
         `OPEN_TIME`. ``tables`` has the addresses of the rows.
@@ -303,7 +303,7 @@ class LiveLanes:
         self.growing[self.growing[:, following.SLOT] == slot, following.CHECKED] = checked
 
     def advance(self, changed: bool, until: int, owner: LiveLanesOwner) -> Ints | None:
-        """Read newly published rows, and hide steps that were published before ``until`` or exceed the capacity.
+        """Read newly published rows. Hide steps that were published before ``until`` or exceed the capacity.
 
         Returns the record of a new snapshot, or None if nothing has changed. ``changed`` is True if anything else in
         the store has changed.
@@ -331,7 +331,6 @@ class LiveLanes:
         return record
 
     def _serve(self, status: int, owner: LiveLanesOwner) -> None:
-        """Provide the data that the kernel needs to continue; ``status`` tells why it has stopped."""
         found, frontier = self._found, self._frontier
         self._held = no_reference  # some of the kernel's arrays may be replaced here
         if status == advancing.UNREADY:
@@ -372,7 +371,7 @@ class LiveLanes:
         return int((self._lanes[following.COMMITTED, place] - start)[start >= 0].sum())
 
     def _note_log_end(self) -> None:
-        """Record where the log ends: the kernel writes newly ended episodes to the free lines after its end."""
+        """Tell the kernel where the log ends: the kernel writes newly ended episodes to the free lines after it."""
         self._table = self._log.table
         self._size = len(self._table)
         self._found[following.ENDED], self._found[following.ENDED_STEPS] = self._size, self._log.steps

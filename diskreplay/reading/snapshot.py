@@ -34,8 +34,8 @@ from diskreplay.segments.files.locks import is_locked
 from diskreplay.segments.sealing import may_seal
 from diskreplay.workers import computed_once
 
-# A search for the episodes of given steps begins with this many of the newest ended episodes, as most steps asked for
-# are new. If episodes are still missing, the search is repeated in _MORE times as many episodes.
+# A search for the episodes of given steps begins with the _NEWEST newest ended episodes, as most of these steps are
+# new. If episodes are still missing, the search is repeated in _MORE times as many episodes.
 _NEWEST, _MORE = 1024, 8
 
 
@@ -58,8 +58,8 @@ class LaneMap:
     Attributes
     ----------
     key : (segment lanes,) int64
-        The key of each segment lane: ``writer << 20 | number``, where ``number`` is the lane's number for the writer;
-        -1 if the segment was gone before `update`.
+        The key of each segment lane: ``writer << 20 | number``, where ``number`` is the lane's number for the writer.
+        The key is -1 if the segment was gone before `update`.
     keys : (lanes,) int64
         Each different value in ``key`` except -1, in ascending order: by writer, then by lane.
     slot : (segment lanes,) int64
@@ -83,15 +83,13 @@ class LaneMap:
         self._counts: Ints = np.zeros(0, np.int64)
 
     def update(self, snapshot: Any) -> None:
-        """Add the segments of a snapshot that are not in the map yet."""
         if snapshot.generation != self._generation:
             self._generation = snapshot.generation
             self._clear(snapshot.origin)
         seen, slots = len(self._base), len(snapshot.lanes)
         if slots <= seen:
-            return  # the map has all segments of the snapshot: a caller may pass an older snapshot after a newer one
-        # The number of lanes of each segment. `snapshot.lanes` is 0 for a deleted segment, but the lanes of this
-        # segment keep their places.
+            return  # a caller may pass an older snapshot after a newer one
+        # `snapshot.lanes` is 0 for a deleted segment, but the segment's lanes keep their places.
         self._base = snapshot.lane_base
         self._counts = np.diff(np.append(snapshot.lane_base, len(snapshot.committed)))
         keys = [self.key]
@@ -108,7 +106,7 @@ class LaneMap:
         self.previous[order[1:][same]] = order[:-1][same]
 
     def places(self, ids: Ints) -> Ints:
-        """Return the place of each id's segment lane; before, call `update` with a snapshot that has the ids."""
+        """Return the place of each id's segment lane. Before, call `update` with a snapshot that has the ids."""
         slot = (ids >> POSITION_BITS) - self._origin
         places: Ints = self._base[slot] + (ids & POSITION_MASK) % self._counts[slot]
         return places
@@ -117,7 +115,7 @@ class LaneMap:
         """Return, for each place, the place of the same lane in the next segment in which this lane has rows, or -1."""
         found = self.following[places]
         while True:
-            found[found >= len(snapshot.committed)] = -1  # in segments that are newer than the snapshot
+            found[found >= len(snapshot.committed)] = -1  # these segments are newer than the snapshot
             empty = found >= 0
             empty[empty] = snapshot.committed[found[empty]] == 0
             if not empty.any():
@@ -153,8 +151,10 @@ class SegmentTable(NamedTuple):
 
     Attributes
     ----------
-    lanes, lane_base : (slots,) int64
-        The number of lanes of each segment, 0 if the segment is gone, and the place of its first lane among all lanes.
+    lanes : (slots,) int64
+        The number of lanes of each segment; 0 if the segment is gone.
+    lane_base : (slots,) int64
+        The place of each segment's first lane among all lanes.
     clocks : (slots,) int64
         The wall time at which the clock of each segment showed 0, in nanoseconds since the epoch.
     sealed : (slots,) bool
@@ -162,7 +162,7 @@ class SegmentTable(NamedTuple):
     evictions : Evicted
         The episodes that were evicted by hand, lost to damage, or discarded by their writers. They are not visible.
     generation : int
-        The generation of the log: in all snapshots with the same number, a position in ``log`` stands for the same
+        The generation of the log. In all snapshots with the same generation, a position in ``log`` stands for the same
         episode.
     folders, first_rows : (slots,) and (lanes,) int64
         Where the rows of each segment and lane are: see `ChunkTables`.
@@ -170,7 +170,7 @@ class SegmentTable(NamedTuple):
         A line for each segment that may grow: its slot, its number of lanes, and the place of its first lane among live
         lanes.
     live_base : (slots,) int64
-        The place of each segment's first lane among live lanes, -1 if the segment cannot grow.
+        The place of each segment's first lane among live lanes; -1 if the segment cannot grow.
     live_places : (live lanes,) int64
         The place of each live lane among all lanes.
     head : (`frozen.HEAD`,) int64
@@ -198,7 +198,10 @@ class SegmentTable(NamedTuple):
 
     @classmethod
     def of(cls, growing: Ints, **columns: Any) -> "SegmentTable":
-        """Return a table with the attributes ``columns``; all others are computed from ``growing``: see `LiveLanes`."""
+        """Return a table with the attributes ``columns``.
+
+        The other attributes are computed from `LiveLanes.growing`.
+        """
         slot, width, place = growing[:, [following.SLOT, following.LANES, following.PLACE]].T
         column = np.cumsum(width) - width
         lines = np.ascontiguousarray(np.stack([slot, width, column], axis=1))
@@ -220,9 +223,9 @@ class SegmentTable(NamedTuple):
 class Snapshot:
     """The state of a store that a reader sees until it refreshes.
 
-    Immutable; any number of threads may use one. In arrays with a value per lane, such as ``committed`` (the number of
-    complete rows) and ``observed`` (the number of rows with an observation), the index of a lane is ``lane_base[slot] +
-    lane``.
+    Immutable; any number of threads may use one. Some arrays have a value per lane, such as ``committed``, the number
+    of complete rows, and ``observed``, the number of rows with an observation. In these arrays, the index of a lane is
+    ``lane_base[slot] + lane``.
 
     Attributes
     ----------
@@ -231,7 +234,7 @@ class Snapshot:
     steps : int
         The number of visible steps.
     record : ndarray of int64
-        The array that kernels read: the head of the table, then the numbers of the live lanes, see `kernels.frozen`.
+        The array that kernels read: the head of the table, and then numbers of the live lanes, see `kernels.frozen`.
     lane_rows : (`following.LANE_ROWS`, lanes) int64
         The array `Slots.rows` of the follower. Its columns for lanes of unsealed segments may change later.
     log : EpisodeTable
@@ -255,37 +258,30 @@ class Snapshot:
     hidden_before: int
 
     def __len__(self) -> int:
-        """Return the number of visible steps."""
         return self.steps
 
     @property
     def schema(self) -> Schema:
-        """The store's schema."""
         return self.segments.schema
 
     @property
     def generation(self) -> int:
-        """A number that changes when the positions of episodes in ``log`` change; see `SegmentTable`."""
         return self.segments.generation
 
     @property
     def tables(self) -> ChunkTables:
-        """The chunk tables, with the addresses of the rows of each array in memory."""
         return self.segments.tables
 
     @property
     def origin(self) -> int:
-        """The number of the segment in the first slot."""
         return self.segments.origin
 
     @property
     def lanes(self) -> Ints:
-        """The number of lanes of each segment, 0 if the segment is gone."""
         return self.segments.lanes
 
     @property
     def lane_base(self) -> Ints:
-        """The place of each segment's first lane among all lanes."""
         return self.segments.lane_base
 
     @property
@@ -295,17 +291,14 @@ class Snapshot:
 
     @property
     def sealed(self) -> NDArray[np.bool_]:
-        """Whether each segment is sealed."""
         return self.segments.sealed
 
     @property
     def evictions(self) -> Evicted:
-        """Episodes that were evicted by hand, lost to damage or discarded."""
         return self.segments.evictions
 
     @property
     def committed(self) -> Ints:
-        """The number of complete rows of each lane."""
         return self._counters[following.COMMITTED]
 
     def committed_rows(self, slot: Ints, lane: Ints) -> Ints:
@@ -318,7 +311,6 @@ class Snapshot:
 
     @property
     def observed(self) -> Ints:
-        """The number of each lane's rows with an observation."""
         return self._counters[following.OBSERVED]
 
     def rows_of(self, number: int) -> Ints | None:
@@ -347,21 +339,19 @@ class Snapshot:
 
     @computed_once
     def open(self) -> EpisodeTable:
-        """The open episodes."""
         return open_episodes(self.origin, self.segments.growing, self._live)
 
     @property
     def visible(self) -> Visible:
-        """The arrays and numbers from which kernels compute the visible rows of each lane."""
         return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
 
     def leaf(self, path: str) -> ChunkTable:
-        """Return the `ChunkTable` of one array, named by the path of a leaf of the schema, or ``done``."""
+        """Return the `ChunkTable` of the array of one leaf of the schema, or of the array ``done``."""
         return self.segments.tables.leaves[path]
 
     @computed_once
     def episodes(self) -> EpisodeTable:
-        """The episodes with a visible step, oldest first. Each has all its steps, also hidden ones."""
+        """The episodes with a visible step, oldest first. Each episode has all its steps, also hidden steps."""
         log = self.log.without_discarded()
         every = EpisodeTable.concatenate([log, self.open]) if len(self.open) else log
         if (every.first[1:] < every.first[:-1]).any():
@@ -377,7 +367,7 @@ class Snapshot:
         return self.visible.least_ids(ids)
 
     def times(self, ids: Ints) -> Ints:
-        """Return the time when each step was published, in nanoseconds since the epoch; 0 if its segment is gone."""
+        """Return each step's time of publication, in nanoseconds since the epoch; 0 if the step's segment is gone."""
         found = np.zeros(len(ids), np.int64)
         there, slots, _, lane, row = locate(ids, self.origin, self.lanes)
         slots = slots[there]
@@ -428,29 +418,29 @@ class Snapshot:
         return slots, lane, self.tables.value_rows(slots, lane, last, committed)
 
     def value_rows(self, slot: Ints, lane: Ints, row: Ints) -> Ints:
-        """Return at which rows arrays of episode fields have the values of these rows: `ChunkTables.value_rows`."""
+        """Return at which rows the arrays of episode fields have values of these rows: `ChunkTables.value_rows`."""
         return self.tables.value_rows(slot, lane, row, self.committed_rows(slot, lane))
 
     @property
     def has_priorities(self) -> bool:
-        """Whether any segment has the array of priorities."""
         return self.segments.tables.priorities is not None
 
     def priorities(self, ids: Ints) -> Floats:
-        """Return the priority that each step was appended with, ``(n,)``; NaN if it had no priority or is gone."""
+        """Return the priority that each step was appended with, ``(n,)``; NaN if a step had no priority or is gone."""
         table = self.segments.tables.priorities
         return np.full(len(ids), np.nan) if table is None else table.priorities(ids, self.origin, self.lanes)
 
     def hidden_steps(self, episodes: EpisodeTable) -> Ints:
-        """Return the number of hidden steps of each episode; the hidden steps are always its first steps."""
+        """Return the number of hidden steps of each episode; the hidden steps are always the oldest steps."""
         least = self.least_ids(episodes.first)
         hidden: Ints = np.clip(-((episodes.first - least) // episodes.stride), 0, episodes.steps)
         return hidden
 
     def count_by_segment(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return for each slot the number of steps that are visible; hidden; discarded; both discarded and evicted.
+        """Return the numbers of steps of each slot, as four arrays.
 
-        The third number includes the fourth.
+        The arrays count the steps that are visible, that are hidden, that are discarded, and that are both discarded
+        and evicted. The third number includes the fourth.
         """
 
         def count(episodes: EpisodeTable, steps: Ints) -> Ints:
@@ -479,7 +469,6 @@ class Snapshot:
         return self.tables.reward_sums(slot, lane, row, episodes.steps)
 
     def find(self, first: int) -> int:
-        """Return the position in `episodes` of the episode whose first step has the id ``first``."""
         begins = self.episodes.first
         at = int(np.searchsorted(begins, max(first, 0)))
         if at < len(begins) and begins[at] == first:
@@ -512,7 +501,6 @@ class Snapshot:
         return found
 
     def holds(self, ids: Ints) -> NDArray[np.bool_]:
-        """Return whether each id is a visible step."""
         there, slot, _, lane, row = locate(ids, self.origin, self.lanes)
         at = self.lane_base[slot[there]] + lane[there]
         there[there] = (self.oldest[at] <= row[there]) & (row[there] < self.committed[at])
@@ -524,7 +512,10 @@ class Snapshot:
         return self.evictions.contains(ids, self.lanes[(ids >> POSITION_BITS) - self.origin])
 
     def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:
-        """Return ``count`` rows of a leaf from the row of ``step_id`` on; a view if one uncompressed chunk has them."""
+        """Return ``count`` rows of a leaf from the row of ``step_id`` on.
+
+        The result is a view if one uncompressed chunk has these rows.
+        """
         slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
         if not 0 <= slot < len(self.lanes) or self.lanes[slot] == 0:
             raise SegmentGone(f"the segment of id {step_id} was evicted or set aside; refresh, and use current ids")

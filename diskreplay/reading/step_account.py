@@ -13,10 +13,10 @@ from diskreplay.segments.documents.limiters import Inserted, RowsOf, StepCounter
 
 
 class Steps(NamedTuple):
-    """The number of steps inserted into a segment or a store, and how many of them are in each class.
+    """The number of steps inserted into a segment or a store, and how many of these steps are in each class.
 
-    The classes are the fields after ``inserted``. A step that belongs to several classes is only counted in the last
-    one. If readers leave out a damaged segment, all its steps count as lost.
+    The classes are the fields after ``inserted``. A step that belongs to several classes is only counted in the last of
+    these fields. If readers leave out a damaged segment, all its steps count as lost.
     """
 
     inserted: int = 0
@@ -52,8 +52,8 @@ class StepAccount:
     quarantined : int
         The number of steps in quarantine, which are in no class.
     segments : dict of int to Steps
-        The number of steps in each class, by segment number. A pack has one entry, and the segments merged into it have
-        none.
+        The number of steps in each class, by segment number. A pack has one entry. The segments merged into the pack
+        have no entry.
     visible : dict of int to int
         The number of visible steps by segment number, with an entry for each segment in a pack.
     """
@@ -65,7 +65,7 @@ class StepAccount:
     visible: dict[int, int]
 
     def without(self, numbers: Iterable[int]) -> "StepAccount":
-        """Return the account as it will be after these segments were deleted: all their steps count as evicted."""
+        """Return the account after the deletion of these segments: all their steps count as evicted."""
         segments, total = self.segments.copy(), self.total
         for number in numbers:
             gone = segments.pop(number)
