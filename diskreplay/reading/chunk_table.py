@@ -67,14 +67,14 @@ _ROWS_A_LANE = 64
 class ChunkTable:
     """The chunks of one array in all folders of a store: their addresses in memory, and the objects that hold them.
 
-    A folder has one segment or one pack. Chunks of a segment have a line of rows for each lane. Chunks of a
-    pack have a single line, in which the rows of all lanes follow one another. One mapping serves all chunks of a pack,
-    unless the array is compressed, or the pack was merged into another one. The place of a chunk is its index in
-    ``bases``, ``used`` and ``how``.
+    A folder has one segment or one pack. Chunks of a segment have a line of rows for each lane. Chunks of a pack have a
+    single line, in which the rows of all lanes follow one another. One mapping serves all chunks of a pack, unless the
+    array is compressed, or the pack was merged into another one. The place of a chunk is its index in ``bases``,
+    ``used`` and ``how``.
 
     Concurrency: any thread. The arrays and ``holder`` are replaced by other objects under the lock of all tables. The
-    values in the arrays that ``arrays()`` returns never change, except that an address of 0 may get
-    another value: see `ChunkTables.addresses`.
+    values in the arrays that ``arrays()`` returns never change, except that an address of 0 may get another value: see
+    `ChunkTables.addresses`.
 
     Attributes
     ----------
@@ -270,7 +270,6 @@ class ChunkTable:
         self._keep(places, Room(len(places), piece, 0), piece.nbytes // len(places), is_lone=True)
 
     def _hold(self, places: Ints, held: Mapping | Piece, addresses: Ints) -> None:
-        """Set the addresses of chunks, which are valid while ``held`` exists."""
         self.holder.update(dict.fromkeys(places.tolist(), held))
         self.bases[places] = addresses
 
@@ -383,10 +382,7 @@ class ChunkTable:
     def rows_in(self, folder: int, line: int, first: int, stop: int) -> list[NDArray[Any]]:
         """Return the rows ``[first, stop)`` of a line of a folder, one array per chunk.
 
-        A segment's folder has a line for each lane. A pack has a single line, with all its rows. If one mapping has all
-        chunks of the pack, the result has a single array.
-
-        Raises the errors of `ensure`.
+        If one mapping has all chunks of a pack, the result has a single array. Raises the errors of `ensure`.
         """
         bits = int(self.shift[folder])
         where, first_chunk, last_chunk = np.array([[folder], [first >> bits], [(stop - 1) >> bits]])
@@ -617,9 +613,7 @@ class ChunkTables:
             self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return each lane's folder (its number), line in the chunks, and number of rows before the lane in this line.
-
-        A chunk of a segment has a line for each lane. A chunk of a pack has a single line, with the rows of all lanes.
+        """Return each lane's folder number, its line in the folder's chunks, and the number of rows before it there.
 
         Raises
         ------
@@ -646,7 +640,6 @@ class ChunkTables:
         return folder.reward_sums.find(line, before + row, steps)
 
     def folder_of(self, slot: int) -> Folder | None:
-        """Return the folder with the rows of a slot's segment, or None if the segment is gone."""
         number = int(self.folders[slot])
         return None if number < 0 else self.known[number]
 
@@ -670,7 +663,6 @@ class ChunkTables:
         return decompressed, sum(self.packs[folder].compressed_bytes(leaf) or 0 for folder in packs)
 
     def lanes_of(self, slot: int, origin: int) -> tuple[int, Ints] | None:
-        """Return the number of a segment's writer, and its number of each lane; None if the segment is gone."""
         folder = self.folder_of(slot)
         return None if folder is None else folder.lanes_of(slot + origin)
 
@@ -694,7 +686,6 @@ class ChunkTables:
                 self.leaves[leaf].note_array(number)
 
     def follow(self, slot: int, row: int) -> None:
-        """Call `ChunkTable.follow` of each array of steps, but not of the arrays of episode fields."""
         for leaf, table in self.leaves.items():
             if not layout.is_of_episodes(leaf):
                 table.follow(slot, row)
@@ -727,7 +718,6 @@ class ChunkTables:
         return self._copy(folders)
 
     def with_pack(self, slots: Ints, pack: Pack) -> "ChunkTables":
-        """Return tables in which ``pack`` has the rows of the segments of these slots, which were merged into it."""
         folders = self.folders.copy()
         folders[slots] = number = len(self.known)
         new = self._copy(folders)
@@ -739,7 +729,6 @@ class ChunkTables:
         return new
 
     def _copy(self, folders: Ints) -> "ChunkTables":
-        """Return a copy of the tables with these ``folders``; folders that no slot refers to are left out."""
         new = ChunkTables(self.root, self._counters)
         with self.lock, new.lock:  # `chunk_budget.share` has shown the new tables to other threads already
             is_there = np.zeros(len(self.known) + 1, np.bool_)

@@ -280,7 +280,7 @@ class LiveLanes:
         self._kernel, self._held = kernel, no_reference
 
     def list_segments(self, lanes: Ints, segments: Segments, tables: ChunkTables) -> None:
-        """Make the table of growing segments anew, after any of the arguments was replaced.
+        """Make a new table of growing segments, after any of the arguments was replaced.
 
         ``lanes``, ``(5, n)`` int64, has the numbers of each lane that `kernels.following` names, `COMMITTED` to
         `OPEN_TIME`. ``tables`` has the addresses of the rows.

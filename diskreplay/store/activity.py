@@ -39,19 +39,19 @@ from diskreplay.writing.limiter import RateLimiter
 Progress = Callable[[int, int], None]
 
 NEWEST = 100
-"""The mean total reward is the mean over this many of the newest episodes."""
+"""The number of newest episodes over which the mean total reward is computed."""
 
-# If unsealed segments have this many lanes, compiled code finds their new rows: plain Python takes 70 us per lane. The
-# first look uses plain Python, because loading or compiling the code takes longer.
+# If unsealed segments have this many lanes, compiled code finds their new rows, because plain Python takes 70 us per
+# lane. The first look always uses plain Python, because loading or compiling the code takes longer.
 _MANY_LANES = 256
 
-# In seconds: the period over which the growth in steps is measured, the period for bytes, and the minimum period for
-# bytes. A store grows by whole reserved blocks, so its growth in less than a minute does not predict its growth in an
-# hour.
+# In seconds: the period over which the growth in steps is measured, the period for the growth in bytes, and the minimum
+# period for bytes. A store grows by whole reserved blocks, so its growth in less than a minute does not predict its
+# growth in an hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
-# A store that takes at least this part of `capacity_bytes` counts as full. It is rarely completely full, since each
-# segment that is deleted has up to a sixteenth of `capacity_bytes`.
+# A store that takes at least this part of `capacity_bytes` counts as full. A store is rarely completely full, since
+# each deleted segment has up to a sixteenth of `capacity_bytes`.
 _FULL = 7 / 8
 
 
@@ -60,7 +60,8 @@ class Disk:
     """The number of bytes of a store, and the number of free bytes of its file system.
 
     `bytes_per_hour` is the growth of the store. It is None in the first minute, and for a store at its limit, which no
-    longer grows. `full_in_s` is the time in seconds until the disk is full at this rate, or None if it will not fill.
+    longer grows. `full_in_s` is the time in seconds until the disk is full at this rate. It is None if the disk will
+    not fill.
     """
 
     bytes: int
@@ -73,10 +74,10 @@ class Disk:
 class RetentionActivity:
     """The limits of a store, and the number of steps that are no longer visible.
 
-    `share` is the used part of `capacity` or `capacity_bytes`: the larger part if both are set, None without either.
-    `reached_in_s` is the time in seconds until the first of these two limits is reached at the present rate.
-    `steps_gone` is the number of inserted steps that are not visible, and `gone_per_second` its growth. `oldest_age_s`
-    is the age of the oldest visible step.
+    `share` is the used part of `capacity` or `capacity_bytes`: the larger part if both are set, and None without
+    either. `reached_in_s` is the time in seconds until one of these two limits is reached at the present rate.
+    `steps_gone` is the number of inserted steps that are not visible, and `gone_per_second` is its growth.
+    `oldest_age_s` is the age of the oldest visible step.
     """
 
     capacity: int | None
@@ -161,11 +162,9 @@ class Activity:
         self._disk.read({info.number for info in self._steps.growing()}, progress)
 
     def __enter__(self) -> Self:
-        """Return this object."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the mapped files."""
         self._follower.close()
         self._counters.close()
 
@@ -246,7 +245,7 @@ class Activity:
         )
 
     def _is_full(self, steps: int, nbytes: int) -> bool:
-        """Return whether the store has reached a limit: it grows no more, as old segments are deleted for new ones."""
+        """Return whether the store has reached a limit, so that old segments are deleted for new ones."""
         capacity, capacity_bytes = self._root.limits.capacity, self._root.limits.capacity_bytes
         if capacity is not None and steps >= capacity:
             return True
@@ -255,7 +254,7 @@ class Activity:
     def _limit(
         self, steps: int, nbytes: int, steps_per_s: float | None, bytes_per_s: float | None
     ) -> tuple[float | None, float | None]:
-        """Return the larger used part of the two capacities, and the seconds until one is reached, or None."""
+        """Return the larger used part of the two capacities, and the seconds until one is reached; None if unknown."""
         limits, shares, seconds = self._root.limits, [], []
         for used, most, rate in (
             (steps, limits.capacity, steps_per_s),
@@ -268,7 +267,6 @@ class Activity:
         return max(shares, default=None), min(seconds, default=None)
 
     def _problems(self, writers: Iterable[WriterActivity], aside: int) -> list[str]:
-        """Return a line for each problem that a user should solve."""
         found = [f"segment {number} is damaged: {detail}" for number, detail in sorted(self._follower.damaged.items())]
         for one in writers:
             if one.state == "dead":
@@ -298,7 +296,7 @@ def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: fl
 
 
 def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
-    """Return the age in seconds of the oldest visible step in the first segment that has one; None if there is none."""
+    """Return the age in seconds of the oldest visible step in the first segment with a visible step, or None."""
     for slot in np.flatnonzero(snapshot.lanes).tolist():
         lanes, base = int(snapshot.lanes[slot]), int(snapshot.lane_base[slot])
         oldest, committed = snapshot.oldest[base : base + lanes], snapshot.committed[base : base + lanes]
@@ -320,8 +318,8 @@ def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
 class DiskUse:
     """The bytes that a store takes on disk. Not thread-safe.
 
-    A segment is measured at each look while it may grow, and at the next two looks, as sealing releases its reserved
-    blocks. Its size does not change later.
+    A segment is measured at each look while it may grow, and at the next two looks, because sealing releases its
+    reserved blocks. Its size does not change later.
     """
 
     def __init__(self, root: Root) -> None:
@@ -353,13 +351,11 @@ class DiskUse:
 
 # --- newest episodes -------------------------------------------------------------------------------------------------
 
-# At most this many episodes are candidates for the newest ones: reading the times of millions would take long.
+# At most this many episodes are candidates for the newest episodes: to read the times of millions would take long.
 _CANDIDATES = 8192
 
 
 class Ended(NamedTuple):
-    """An ended episode: the time of its last step in nanoseconds since the epoch, and its total reward."""
-
     time: int
     total_reward: float
 
@@ -412,7 +408,6 @@ class NewestEpisodes:
 
 
 def count_ended(snapshot: Snapshot) -> int:
-    """Count the ended episodes of a snapshot that have a visible step."""
     log = snapshot.log.without_discarded()
     # Episodes that began at `snapshot.reached` or later have no hidden steps, so most episodes need no check.
     older = log.select(log.time < snapshot.reached)
@@ -420,10 +415,10 @@ def count_ended(snapshot: Snapshot) -> int:
 
 
 def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
-    """Return a part of ``ended`` that probably has its newest episodes, ``most`` in number; no time is read.
+    """Return a part of ``ended`` that probably has its newest ``most`` episodes, without reading times.
 
-    These are the episodes of the newest segments. If there are more than `_CANDIDATES`, only those in the last rows are
-    returned.
+    The part has the episodes of the newest segments. If these are more than `_CANDIDATES` episodes, the part has only
+    those in the last rows.
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())

@@ -29,7 +29,7 @@ def evict(follower: Follower, retention: Retention, where: Callable[[Episode], b
 
 
 def hidden_before(follower: Follower) -> int:
-    """Refresh, and return a time, in nanoseconds since the epoch: the store's limits hide all steps before it."""
+    """Refresh and return a time in nanoseconds since the epoch: limits hide all steps published before this time."""
     follower.refresh()
     return follower.snapshot.hidden_before
 
@@ -42,5 +42,5 @@ def chosen_episodes(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dic
             if where(Episode(snapshot, position)):
                 chosen[int(episodes.first[position])] = int(episodes.steps[position])
         except SegmentGone:
-            continue  # its segment was evicted meanwhile
+            continue  # the episode's segment was evicted during the call
     return chosen

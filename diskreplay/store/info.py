@@ -41,7 +41,6 @@ def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[
 
 
 def _columns(snapshot: Snapshot, total_rewards: NDArray[np.float64] | None) -> dict[str, NDArray[Any]]:
-    """Return the columns of `episode_table`, without a column of total rewards if ``total_rewards`` is None."""
     episodes = snapshot.episodes
     end = episodes.end
     position = episodes.first & layout.POSITION_MASK
@@ -72,7 +71,7 @@ def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[N
     start = position // episodes.stride
     total_rewards, gone = np.zeros(len(episodes)), np.zeros(len(episodes), np.bool_)
     are_known = np.zeros(len(episodes), np.bool_)
-    # Episodes are sorted by id, so the episodes of a segment are next to one another.
+    # Episodes are sorted by id, so the episodes of a segment follow one another.
     for some in np.split(np.arange(len(episodes)), np.flatnonzero(np.diff(segment)) + 1) if len(episodes) else []:
         total_rewards[some], are_known[some] = snapshot.kept_reward_sums(episodes.select(some))
     order = np.flatnonzero(~are_known)
@@ -96,7 +95,7 @@ def _sum_lane(
 ) -> Iterator[NDArray[np.int64]]:
     """Sum the rewards of successive episodes of a lane, and write the sums to ``total_rewards``.
 
-    ``group`` has the indices of these episodes in ``snapshot.episodes``, and ``start`` the first row of every episode
+    ``group`` has the indices of these episodes in ``snapshot.episodes``. ``start`` has the first row of every episode
     of the snapshot. Rows are read in parts of about `_ROWS_AT_ONCE`. After each part, the indices of its episodes are
     yielded.
     """
@@ -114,7 +113,6 @@ def _sum_lane(
 
 
 def statistics(values: NDArray[Any]) -> dict[str, float] | None:
-    """Return the count, mean, standard deviation, minimum, median and maximum; None for an empty array."""
     if not len(values):
         return None
     values = values.astype(np.float64)
@@ -135,7 +133,6 @@ def store_info(
     progress: Progress | None,
     total_reward: bool = True,
 ) -> dict[str, Any]:
-    """Take a new snapshot, and return the dictionary of `Store.info` for it."""
     counter = StepCounter(root)
     snapshot, account = read_account(follower, counter)
     table = episode_table(snapshot, progress) if total_reward else _columns(snapshot, None)
@@ -203,7 +200,7 @@ def _segments(
 
 
 def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any], list[list[int]]]:
-    """Return the description of a segment or pack, and for each segment merged into it, its line from `read_members`.
+    """Return the description of a segment or pack, and the lines of `read_members` of all segments merged into it.
 
     A damaged segment is described as far as possible. Raises FileNotFoundError if the segment is gone.
     """
@@ -245,8 +242,8 @@ def _unproven(info: SegmentInfo, state: str) -> int:
 def segment_state(info: SegmentInfo) -> str:
     """Return the state of a segment: "sealed", "writing", "dead", "foreign" or "unknown".
 
-    "foreign": another machine wrote the segment to a shared file system, so the writer may be alive. "unknown": this
-    process cannot test the segment's lock.
+    The state is "foreign" if another machine wrote the segment to a shared file system, so that the writer may be
+    alive. It is "unknown" if this process cannot test the segment's lock.
     """
     if info.sealed:
         return "sealed"

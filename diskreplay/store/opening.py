@@ -124,7 +124,6 @@ def create(
 
 
 def _difference(found: Schema, wanted: Schema) -> str:
-    """Return the first difference of two schemas as a clause of an error message."""
     for path in found.leaves | wanted.leaves:
         if (one := found.leaves.get(path)) != (other := wanted.leaves.get(path)):
             return f"in which {path} is {one or 'missing'}, not {other or 'missing'}"
@@ -132,7 +131,10 @@ def _difference(found: Schema, wanted: Schema) -> str:
 
 
 def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
-    """Open the store at ``target``; StoreExists if its schema differs, or one of ``limits`` that is not None."""
+    """Open the store at ``target``.
+
+    Raise StoreExists if its schema differs, or a limit in ``limits`` that is not None.
+    """
     try:
         root = read_root(target)
     except StoreNotFound:

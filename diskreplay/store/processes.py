@@ -30,7 +30,7 @@ class Rate:
     Parameters
     ----------
     window_s : float
-        The length of the window in seconds. If only one number was added during this time, the rate is the change
+        The length of the window in seconds. If only one number was added in this window, the rate is the change
         since the number before it.
     least_s : float
         The minimum time in seconds between the first and the last number of a rate.
@@ -41,7 +41,7 @@ class Rate:
         self._seen: deque[tuple[float, float]] = deque()
 
     def add(self, time: float, value: float) -> float | None:
-        """Add a number and its time in seconds; return the change per second, or None before `least_s` has passed."""
+        """Add a number and its time in seconds; return the change per second, or None before ``least_s`` seconds."""
         self._seen.append((time, value))
         while len(self._seen) > 2 and self._seen[1][0] <= time - self._window_s:
             self._seen.popleft()
@@ -116,7 +116,7 @@ class Writers:
         # A segment may have been sealed since the steps were counted.
         unsealed = {info.number: state for info in own if (state := _state(info)) != "sealed"}
         states = set(unsealed.values())
-        # If the segments of a writer have different states, the writer is "writing" as soon as one of them is.
+        # If the segments of a writer have different states, the writer is "writing" if one of the segments is.
         state = "writing" if "writing" in states else min(states, key=_STATES.index, default=CLOSED)
         behind: list[int] = []
         for info in own:
@@ -138,7 +138,7 @@ class Writers:
 
 
 def _state(info: SegmentInfo) -> str:
-    """Return the state of a segment that was unsealed a moment ago; "sealed" also if the segment is gone now."""
+    """Return the state of a segment that was unsealed a moment ago; it is "sealed" if the segment is gone now."""
     try:
         return segment_state(info)
     except FileNotFoundError:
@@ -148,7 +148,7 @@ def _state(info: SegmentInfo) -> str:
 def _newest_and_undurable(info: SegmentInfo, snapshot: Snapshot) -> tuple[int, int]:
     """Return the times of a segment's newest row and of its oldest row that is not durable.
 
-    Times are in nanoseconds since the epoch; 0 means that there is no such row.
+    The times are in nanoseconds since the epoch. A time of 0 means that there is no such row.
     """
     slot, lanes = info.number - snapshot.origin, len(info.lanes)
     if not 0 <= slot < len(snapshot.lanes) or snapshot.lanes[slot] != lanes:
@@ -181,7 +181,8 @@ def _times(
 class SavedSampler:
     """The state of a sampler when it last saved.
 
-    `batches_per_second` is the rate between the last two saves that looks have found; None: fewer than two were found.
+    `batches_per_second` is the rate between the last two saves that looks have found. It is None if looks have found
+    fewer than two.
     """
 
     name: str
@@ -202,7 +203,7 @@ class SavedSamplers:
         self._known: dict[str, tuple[Saved, float | None]] = {}
 
     def read(self, now: float) -> list[SavedSampler]:
-        """Return the saved states, sorted by name; damaged states, and states deleted meanwhile, are left out."""
+        """Return the saved states, sorted by name, without damaged states and states deleted during the call."""
         names = state_names(self._root)
         self._known = {name: known for name, known in self._known.items() if name in names}
         found = []
@@ -256,25 +257,12 @@ class LimiterCounts:
 
 
 class Limiters:
-    """The counts of the rate limiters of a store. Not thread-safe.
-
-    Parameters
-    ----------
-    root : Root
-        The store.
-    known : iterable of RateLimiter
-        Limiters with the arguments that the writers and samplers use.
-    window_s : float
-        The length in seconds of the window over which rates are measured.
-    """
-
     def __init__(self, root: Root, known: Iterable[RateLimiter], window_s: float) -> None:
         self._root, self._window_s = root, window_s
         self._known = {limiter.name: limiter for limiter in known}
         self._rates: dict[str, Rate] = {}
 
     def read(self, now: float, inserted: Inserted) -> list[LimiterCounts]:
-        """Return the counts of each limiter, sorted by name."""
         found = []
         for name in limiter_names(self._root):
             with suppress(FormatError, OSError):
@@ -287,7 +275,6 @@ class Limiters:
 
 
 def _bounds(limiter: RateLimiter | None, inserted: Inserted, drawn: int) -> tuple[int | None, int | None, str | None]:
-    """Return `samples_until_held`, `inserts_until_held` and `held` of `LimiterCounts`."""
     if limiter is None:
         return None, None, None
     lead = inserted.ever * limiter.samples_per_insert - drawn

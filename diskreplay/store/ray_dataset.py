@@ -26,7 +26,7 @@ from diskreplay.store.tables import column_name, hidden_column, joined
 
 Where = Callable[[Episode], bool]
 
-# Bytes of a block of Ray: small enough for several blocks at once, and so large that Ray's cost per block is small.
+# The bytes of a block of Ray: small enough for several blocks at once, and so large that Ray's cost per block is small.
 BLOCK_BYTES = 32 << 20
 NEXT_OBS = "next_obs"
 _EVERY = "..."
@@ -44,7 +44,6 @@ _PROPERTIES: dict[str, Any] = {
 def to_ray_dataset(
     snapshot: Snapshot, root: Root, where: Where | None, fields: Sequence[str] | None
 ) -> "ray.data.Dataset":
-    """Return a dataset with the steps of a snapshot; see `Store.to_ray_dataset`."""
     source = StoreDatasource(root, snapshot, where, chosen_columns(root.schema, fields))
     return ray.data.read_datasource(source)
 
@@ -60,17 +59,18 @@ class Column:
 
     @property
     def is_next(self) -> bool:
-        """Whether the column has the observation after each step."""
         return self.leaf is not None and self.name.split(".")[0] == NEXT_OBS
 
     @property
     def row_bytes(self) -> int:
-        """Bytes per row."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def chosen_columns(schema: Schema, fields: Sequence[str] | None) -> tuple[Column, ...]:
-    """Return the columns that ``fields`` names (None: all without "next_obs"); SchemaError if one does not exist."""
+    """Return the columns that ``fields`` names; None names all columns except "next_obs".
+
+    Raises SchemaError if a named column does not exist.
+    """
     if isinstance(fields, str):  # each letter would be taken as a name
         raise ValueError(f'fields must be a sequence of columns, such as ("obs",), not {fields!r}')
     properties = {**_PROPERTIES, hidden_column(schema): np.dtype(np.bool_)}
@@ -91,8 +91,6 @@ def chosen_columns(schema: Schema, fields: Sequence[str] | None) -> tuple[Column
 
 
 class StoreDatasource(Datasource):  # type: ignore[misc]
-    """A source of Ray Data that reads the steps of a snapshot's episodes."""
-
     def __init__(self, root: Root, snapshot: Snapshot, where: Where | None, columns: tuple[Column, ...]) -> None:
         super().__init__()
         episodes = snapshot.episodes
@@ -104,7 +102,6 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
             self._steps = np.minimum(self._steps, episodes.obs_rows - 1)
 
     def get_name(self) -> str:
-        """Return the name that Ray displays."""
         return "Store"
 
     @property
@@ -123,7 +120,10 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[Any]:
-        """Return about ``parallelism`` tasks: each reads the episodes of several segments, or of a part of one."""
+        """Return about ``parallelism`` tasks.
+
+        Each reads the episodes of several segments, or of a part of one segment.
+        """
         cuts = segment_cuts(self._episodes.first >> POSITION_BITS, self._steps, parallelism)
         # The schema is taken from a block with one row, as Ray cannot make a tensor without rows.
         row = [np.zeros((1, *column.shape), column.dtype) for column in self._columns]
@@ -147,8 +147,8 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
 def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
     """Return indices that divide episodes, which are sorted by segment, into about ``parts`` parts of similar size.
 
-    The size of a part is its number of steps. A part ends where a segment ends, but a segment that is larger than a
-    part is divided.
+    The size of a part is its number of steps. A part ends where a segment ends, unless the segment is larger than a
+    part.
     """
     count, ends = len(steps), np.cumsum(steps)
     if not count:
@@ -170,7 +170,7 @@ def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class ReadSteps:
-    """A task of Ray Data: when it is called, it reads the steps of some episodes.
+    """A task of Ray Data: a call reads the steps of some episodes.
 
     ``number`` is the index of the first of these episodes among all episodes of the dataset. ``steps`` has, for each
     episode, the number of steps to read, and ``hidden`` the number of steps that were hidden when the dataset was made.
@@ -186,7 +186,7 @@ class ReadSteps:
     columns: tuple[Column, ...]
 
     def __call__(self) -> Iterator[Any]:
-        """Yield Ray's blocks, of up to `BLOCK_BYTES` bytes each, with the steps of one episode after the other."""
+        """Yield Ray's blocks of up to `BLOCK_BYTES` bytes, with the steps of one episode after another."""
         snapshot = _follower(self.path, self.uuid).refresh()[0]
         most = max(1, BLOCK_BYTES // max(1, sum(column.row_bytes for column in self.columns)))
         pieces: list[list[NDArray[Any]]] = []
@@ -207,7 +207,6 @@ class ReadSteps:
             yield _block(self.columns, pieces)
 
     def _rows(self, snapshot: Snapshot, at: int, column: Column, start: int, stop: int) -> NDArray[Any]:
-        """Return the values of a column for some steps of an episode."""
         episodes = self.episodes
         ids: Ints = episodes.first[at] + np.arange(start, stop) * episodes.stride[at]
         if column.leaf is not None:
@@ -245,7 +244,7 @@ def _block(columns: tuple[Column, ...], pieces: list[list[NDArray[Any]]]) -> Any
 
 @lru_cache(maxsize=1)
 def _follower(path: str, uuid: str) -> Follower:
-    """Return a `Follower` of the store; it is cached, as a worker process of Ray runs many tasks for one store."""
+    """Return a `Follower` of the store, cached because a worker process of Ray runs many tasks for one store."""
     root = read_root(Path(path))
     if root.uuid != uuid:
         raise StoreNotFound(f"the store at {path} was replaced since the dataset was made: make the dataset again")

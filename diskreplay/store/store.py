@@ -123,7 +123,6 @@ class Store:
             self._follower.reset_after_fork()
 
     def _begin_maintenance(self) -> None:
-        """Make the objects that seal, mark, merge and evict segments, if the store is open for writing."""
         if self._mode == "r":
             return
         self._retention = Retention(self._root, self._counters)
@@ -140,7 +139,6 @@ class Store:
                 self._sealer.submit(info, lock, of_dead_writer=True)
 
     def __repr__(self) -> str:
-        """Show the path, the mode and the number of visible steps."""
         steps = "closed" if self._follower is None else f"steps={len(self)}"
         return f"Store({str(self.path)!r}, mode={self._mode!r}, {steps})"
 
@@ -156,7 +154,6 @@ class Store:
         return markup.element("div", title, facts, markup.Html(self.schema._repr_html_()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as path and mode."""
         return Store, (str(self._root.path), self._mode)
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -193,7 +190,6 @@ class Store:
         return (self._follower or self._open_follower()).snapshot
 
     def __len__(self) -> int:
-        """Return the number of steps in the current snapshot."""
         return len(self.snapshot)
 
     @property
@@ -293,7 +289,7 @@ class Store:
         StoreNotFound
             The store was deleted or moved, or another store is at its path.
         ReplayError
-            The segment to restore is not in quarantine, is still damaged, or another one is in its place.
+            The segment to restore is not in quarantine, is still damaged, or another segment is in its place.
         StoreLocked
             Another process held the store's lock for a minute.
         """
@@ -330,9 +326,9 @@ class Store:
         """Copy the store consistently to a path, and return a description of the copy; writers may append meanwhile.
 
         The copy is the store at one moment of this call. It has every lane up to some step, including all steps that
-        were committed before the call, and the same ids, priorities, saved states and limits. It appears at its path
-        when it is complete. Episodes that were open at that moment are cut in the copy. The store lock is held while
-        counters are read and small files are copied; a writer that needs it waits.
+        were committed before the call, and the same ids, priorities, saved states and limits. The copy appears at its
+        path when it is complete. Episodes that were open at that moment are cut in the copy. The store lock is held
+        while counters are read and small files are copied; a writer that needs the lock waits.
 
         The checksums of sealed segments are verified in the copy. Damaged segments are copied unchanged and listed in
         `problems` of the result. If a call is interrupted or the disk is full, the copied files stay in a hidden folder
@@ -783,7 +779,6 @@ class Store:
 
     @staticmethod
     def _finish(parts: Iterable[Callable[[], None]]) -> list[Exception]:
-        """Call each function, and return the exceptions that they raised."""
         errors = []
         for part in parts:
             try:
@@ -803,9 +798,7 @@ class Store:
         return self._follower
 
     def __enter__(self) -> Self:
-        """Return the store."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the store."""
         self.close()

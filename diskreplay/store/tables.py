@@ -28,7 +28,7 @@ HIDDEN = "hidden"
 
 
 def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the columns of all steps; the key "episodes" has the columns of all episodes. See `Store.to_numpy`."""
+    """Return the columns of all steps; see `Store.to_numpy`. The key "episodes" has the columns of all episodes."""
     schema, (properties, leaves) = snapshot.schema, step_columns(snapshot)
     nested = {part: schema.unflatten(part, leaves) for part in ("obs", "action", "reward")}
     extra = _free_names("extra", schema.unflatten("extra", leaves), {*properties, "episodes"}) if schema.extra else {}
@@ -45,7 +45,6 @@ def _free_names(part: str, fields: dict[str, Any], taken: set[str]) -> dict[str,
 
 
 def to_pandas(snapshot: Snapshot) -> "pandas.DataFrame":
-    """Return all steps as a data frame; see `Store.to_pandas`."""
     with MissingExtra.raised_for("a data frame", "pandas"):
         import pandas
 
@@ -60,7 +59,6 @@ def to_pandas(snapshot: Snapshot) -> "pandas.DataFrame":
 
 
 def to_xarray(snapshot: Snapshot) -> "xarray.Dataset":
-    """Return all steps and episodes as a data set; see `Store.to_xarray`."""
     with MissingExtra.raised_for("a data set", "xarray"):
         import xarray
 
@@ -119,7 +117,6 @@ def _rows(snapshot: Snapshot, path: str) -> Iterator[Column]:
 
 
 def joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]) -> Column:
-    """Return an array of this shape and dtype with the concatenated ``parts``."""
     out, at = np.empty(shape, dtype), 0
     for part in parts:
         out[at : at + len(part)] = part
@@ -176,7 +173,7 @@ def _below(tree: Any, keys: list[str]) -> Any:
 
 
 def _missing(column: Column) -> NDArray[np.bool_]:
-    """Return, for each item along the first axis of a masked array, whether it is masked, (n,) bool."""
+    """Return a bool for each item along the first axis of a masked array: whether the item has a masked value."""
     return np.asarray(np.ma.getmaskarray(column).any(axis=tuple(range(1, column.ndim))))
 
 
@@ -190,7 +187,7 @@ def column_name(path: str, taken: Container[str] = ()) -> str:
 
 
 def _variable(dimension: str, path: str, column: Column) -> tuple[list[str], Column]:
-    # Dimensions have the same names as those of the arrays on disk.
+    # Dimensions have the names that arrays on disk have.
     return [dimension, *(f"{path.replace('/', '_')}_{i}" for i in range(column.ndim - 1))], column
 
 

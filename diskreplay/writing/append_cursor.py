@@ -1,4 +1,4 @@
-"""The class `Lane`, and `AppendCursor`, which appends quickly to one lane: it finds its arrays once for many steps."""
+"""The class `Lane`, and the class `AppendCursor`, which looks up a lane's arrays once for many appended steps."""
 
 from collections.abc import Mapping, Sequence
 from time import clock_gettime_ns
@@ -30,8 +30,8 @@ class Lane:
         self.cursor: AppendCursor | None = None
         self.open = False  # whether the lane has an open episode
         self.continues = False  # whether the next episode continues one that was cut as its segment had to end
-        self.resumes_at: list[bytes] | None = None  # then the next episode's first observation, if known
-        self.pending: list[bytes] | None = None  # the observation that is already written to the next row, if any
+        self.resumes_at: list[bytes] | None = None  # if `continues`: the next episode's first observation, or None
+        self.pending: list[bytes] | None = None  # the observation already written to the next row, or None
 
     @property
     def home(self) -> SegmentWriter:
@@ -82,7 +82,7 @@ class AppendCursor:
         self._lane, self._segment = lane, segment
         row = self._start = segment.rows[0]
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
-        # The last row to which a step with `next_obs` may be written: `next_obs` is written to the row after it.
+        # The last row to which a step with `next_obs` may be written: `next_obs` is written to the row after the step.
         self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         self._begin_limit = begin_limit
         self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]
@@ -114,7 +114,7 @@ class AppendCursor:
         - the segment has no reserved room for ``episode``.
 
         ``flags`` has the flags of the step. ``next_obs`` is written to the row after the step. If ``final_flags`` is
-        not 0, it has the flags of this row, which ends the episode. ``episode`` has the values of episode fields if the
+        not 0, this row ends the episode, and gets these flags. ``episode`` has the values of episode fields if the
         episode ends with the step. ``now`` is the time of the rows in nanoseconds; if it is 0, the method reads the
         clock.
 
@@ -153,7 +153,7 @@ class AppendCursor:
                 rows, next_obs = rows + 1, None
             if episode:
                 segment.write_values(0, episode)
-        # What `SegmentWriter.publish` does, without the call. The assignments that can fail on a full disk come first.
+        # `SegmentWriter.publish`, without the call. The assignments that can fail on a full disk come first.
         self._committed[0] = segment.rows[0] = rows
         segment.total_rows += rows - row
         if next_obs is not None:

@@ -1,9 +1,7 @@
 """Casts the values of a step for a writer: arrays to bytes, scalars to numbers, and truth values to bools.
 
-Values that do not fit the schema are refused, and so are values that the store's `validate` excludes.
-
-A writer makes one caster for each leaf of its schema. A caster returns values that need no cast at once, and calls
-`Field.cast` for all other values, so the rules and errors are the same as in `Field.cast`.
+A caster returns values that need no cast at once, and calls `Field.cast` for all other values. So the rules and errors
+are the same as in `Field.cast`.
 """
 
 import sys
@@ -31,7 +29,7 @@ NO_CHECKS: Mapping[str, Check] = {}
 
 
 def checks_of(schema: Schema, validate: str | None) -> Mapping[str, Check]:
-    """Return the checks for the ``validate`` of a store: a dict ``{path of a leaf: check}`` of the checked leaves."""
+    """Return the checks that a store's ``validate`` asks for, by the path of the leaf."""
     if validate is None:
         return NO_CHECKS
     found: dict[str, Check] = {
@@ -51,7 +49,6 @@ def _check_finite(path: str, values: NDArray[Any]) -> None:
 
 
 def _check_bounds(path: str, low: NDArray[Any], high: NDArray[Any], values: NDArray[Any]) -> None:
-    """Raise SchemaError if a value is less than ``low``, greater than ``high``, or NaN."""
     good = (values >= low) & (values <= high)
     if not good.all():
         at = np.unravel_index(int(np.argmin(good)), good.shape)
@@ -99,7 +96,7 @@ class LeafCaster:
         self._is_bytes = is_bytes(path, field.shape)
 
     def item(self, value: Any) -> Any:
-        """Return the bytes or the number for a value. Raises the errors of `Field.cast` and of the check."""
+        """Return the item of a value. Raises the errors of `Field.cast` and of the check."""
         array = self._field.cast(value, self._path)
         if self._check is not None:
             self._check(array)
@@ -116,7 +113,6 @@ class BytesCaster(LeafCaster):
         self._dtype, self._shape = field.dtype, field.shape
 
     def item(self, value: Any) -> Any:
-        """Return the bytes of a value in the leaf's dtype. Raises the errors of `Field.cast`."""
         if type(value) is np.ndarray and value.dtype is self._dtype and value.shape == self._shape:
             return value.tobytes()
         return LeafCaster.item(self, value)
@@ -133,7 +129,6 @@ class NumberCaster(LeafCaster):
         self._usual, self._others, (self._low, self._high) = _python_numbers(field.dtype)
 
     def item(self, value: Any) -> Any:
-        """Return ``value`` as a number that fits the dtype, usually unchanged. Raises the errors of `Field.cast`."""
         kind = type(value)
         if (kind is self._usual and self._low <= value <= self._high) or kind is self._exact:
             return value
@@ -143,14 +138,13 @@ class NumberCaster(LeafCaster):
 
 
 def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCaster:
-    """Return the fastest caster for the leaf ``field`` at ``path``; the caster applies ``check`` if it is given."""
     if check is not None:
         return LeafCaster(field, path, check)
     return BytesCaster(field, path) if is_bytes(path, field.shape) else NumberCaster(field, path)
 
 
 def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
-    """Return the type of most numbers that need no cast to a dtype, the other such types, and two bounds.
+    """Return the most common type of numbers that need no cast to a dtype, the other such types, and two bounds.
 
     The bounds are the smallest and the largest number of the dtype. NaN and infinities are not between the bounds, so
     they are left to `Field.cast`.
@@ -181,7 +175,6 @@ class PartCaster:
         self._names = dict(self._by_name).keys() if is_flat else None  # None: a single field, or nested mappings
 
     def items(self, value: Any) -> Items:
-        """Return the `Items` of a step's value. Raises the errors of `Schema.flatten`, `Field.cast` and the checks."""
         if self.lone is not None:
             return [self.lone.item(value)]
         if type(value) is dict and value.keys() == self._names:
@@ -210,8 +203,8 @@ def as_priority(value: Any) -> float:
 def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray[np.float64]:
     """Return the numbers to store as the priorities of ``count`` steps, ``(count,)``: see `as_priority`.
 
-    NaN in ``values`` stands for a step without a priority. If ``values`` is None, no step has a priority. In both
-    cases, the number is 0.0. Raises SchemaError if a priority at one of the indices ``chosen`` is infinite.
+    NaN in ``values`` stands for a step without a priority. If ``values`` is None, no step has a priority. The number of
+    a step without a priority is 0.0. Raises SchemaError if a priority at one of the indices ``chosen`` is infinite.
     """
     if values is None:
         return np.zeros(count)
@@ -227,7 +220,7 @@ def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray
 
 
 def as_flag(value: Any, name: str, reward: Any = None, floats: bool = False) -> bool:
-    """Return a truth value as a bool: it may be a bool, 0 or 1 of any library, or an array with one such value.
+    """Return as a bool: a bool, a 0 or 1 of any library, or an array with one such value.
 
     If ``floats`` is True, 0.0 and 1.0 are truth values too. Raises SchemaError for any other value. The message of the
     error also shows ``reward`` if it is given, as callers may have swapped the reward and a flag.
@@ -250,7 +243,7 @@ def as_flags(
     reward: Any = None,
     floats: bool = False,
 ) -> NDArray[np.bool_]:
-    """Return one bool per lane, ``(count,)``: ``value`` itself if it is such an array; ``value`` may be a tensor.
+    """Return one bool per lane, ``(count,)``: ``value`` itself if it has this type and shape.
 
     Only the values of the lanes ``chosen`` are checked (None: all lanes). For the other arguments see `as_flag`.
     """
@@ -274,7 +267,6 @@ def _shown(name: str, value: Any, reward: Any) -> str:
 
 
 def length(value: Any, name: str) -> int:
-    """Return the number of rows of ``value``, a field of a complete episode; SchemaError if it has no length."""
     try:
         return len(value)
     except TypeError:

@@ -1,8 +1,7 @@
 """Writing episodes to segments: the flags of rows, and cuts of episodes.
 
-`Writer` and `VectorWriter` are thin layers over this module. They first cast and check all values. So once rows are
-reserved for a step, the step is published unless the disk fails. The values of a step are `Items`: the bytes of an
-observation or an array, a number for any other scalar.
+`Writer` and `VectorWriter` cast and check all values before they call this module. So once rows are reserved for a
+step, the step is published unless the disk fails.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +51,6 @@ Places = TypeVar("Places", int, Ints)
 
 
 def step_flags(first: Truth, continues: Truth, terminated: Truth, truncated: Truth) -> Truth:
-    """Return the flags of a step, or of each of many steps; ``continues`` counts only where ``first`` is 1."""
     flags: Truth = first * FIRST | (first & continues) * CUT | terminated * TERMINATED | truncated * TRUNCATED
     return flags
 
@@ -66,8 +64,8 @@ def final_flags(ended: bool, has_observation: bool, has_values: bool) -> int:
 class EpisodeWriter:
     """The open segments of one writer, and the lanes that write to them.
 
-    Concurrency: one thread at a time, in the process that made it. Opening a segment takes the store lock; appending
-    takes no lock.
+    Concurrency: one thread at a time, in the process that made the writer. Opening a segment takes the store lock;
+    appending takes no lock.
     """
 
     def __init__(self, root: Root, lanes: int, retention: Retention, sealer: Sealer) -> None:
@@ -143,7 +141,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a step that a new `AppendCursor` refused, for example since its rows are in two chunks."""
+        """Write and publish a step that a new `AppendCursor` refused, for example because two chunks have its rows."""
         known = 0 if lane.pending is None else self.obs_count
         values = dict(zip(self.columns[known:], items[known:], strict=True))
         flags, final = _flags(lane, next_obs, terminated, truncated, episode)
@@ -194,10 +192,10 @@ class EpisodeWriter:
         final: int,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write successive steps of a lane to reserved rows, and ``next_obs`` to the row after them; then publish them.
+        """Write successive steps of a lane to reserved rows, with ``next_obs`` in the row after them, and publish all.
 
-        If ``final`` is not 0, it has the flags of the row after the steps, which ends the episode. ``episode`` has the
-        values of episode fields if the episode ends.
+        If ``final`` is not 0, the row after the steps ends the episode, and gets the flags ``final``. ``episode`` has
+        the values of episode fields if the episode ends.
 
         Raises StorageFull if the disk is full and the file system does not keep blocks that were reserved; the call may
         be repeated.
@@ -259,14 +257,10 @@ class EpisodeWriter:
         return self._with_room(lambda: self._make_room(lane, items, rows, whole, values))
 
     def reserve_next(self, segment: SegmentWriter, lanes: Ints, count: Ints | int) -> None:
-        """Reserve the next ``count`` rows of each of these lanes of a segment.
-
-        Raises StorageFull if the disk has no room; nothing was written.
-        """
         self._with_room(lambda: segment.reserve_next(lanes, count))
 
     def _with_room(self, reserve: Callable[[], T]) -> T:
-        """Return ``reserve()``; after StorageFull, delete the segment made in advance, and call ``reserve`` again."""
+        """Return ``reserve()``. After StorageFull, delete the segment made in advance, and call ``reserve`` again."""
         try:
             return reserve()
         except StorageFull:
@@ -356,14 +350,13 @@ class EpisodeWriter:
         lane.open, lane.pending, lane.continues, lane.resumes_at = False, None, False, None
 
     def report_cuts_to(self, listener: Callable[[], Callable[[int], None] | None]) -> None:
-        """Register a weak reference to a function, which is called instead of a warning, with the number of a lane.
+        """Register a weak reference to a function, which is called with a lane's number in place of a warning.
 
         The function is called if an observation differs from the ``next_obs`` of the lane's previous step.
         """
         self._cut_listener = listener
 
     def _note_discontinuity(self, lane: Lane) -> None:
-        """Call the function that `report_cuts_to` registered, with the lane's number; if there is none, warn once."""
         if (listener := self._cut_listener()) is not None:
             listener(lane.number)
         elif not self._warned:
@@ -380,9 +373,9 @@ class EpisodeWriter:
             lane.continues, lane.resumes_at = True, list(obs)
 
     def _continues(self, items: list[Any], known: list[bytes] | None) -> bool:
-        """Return whether the observation, the first of ``items``, equals ``known``; True if ``known`` is None.
+        """Return whether the observation at the start of ``items`` equals ``known``; True if ``known`` is None.
 
-        The bytes are compared first, and the values only if the bytes differ, which is rare.
+        The bytes are compared first. The values are compared only if the bytes differ, which is rare.
         """
         if known is None or items[: len(known)] == known:
             return True
@@ -418,7 +411,6 @@ class EpisodeWriter:
             self.rotation.waits_for_sealing = False
 
     def drain(self) -> None:
-        """Wait until every submitted segment is sealed."""
         self._sealer.drain()
 
 

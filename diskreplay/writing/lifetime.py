@@ -1,10 +1,5 @@
 """The lifetime of a writer: one call at a time, no call after `close`, and seals for writers that were not closed.
 
-A call deletes the attribute `free` of the writer's lock, and sets the attribute again at the end of the call. To delete
-an attribute, or to find it missing, is one operation: no other thread and no signal handler can interrupt it. A lock of
-`threading` would take several times as long. It would also stay locked if a signal handler raised between the statement
-that acquires the lock and the block that releases it.
-
 The segments of a writer that was not closed are sealed when it is garbage collected, or when the interpreter ends.
 """
 
@@ -33,6 +28,11 @@ class CallLock:
     """The lock of a writer: it is free while the attribute `free` exists.
 
     `taken` is True from `acquire` until `release`. While a method of the writer holds the lock, `taken` is False.
+
+    A call of a writer deletes `free`, and sets it again at the end of the call. To delete an attribute, or to find it
+    missing, is one operation: no other thread and no signal handler can interrupt it. A lock of `threading` would take
+    several times as long. A signal handler that raises between the acquisition of such a lock and the block that
+    releases the lock would leave it locked.
     """
 
     __slots__ = ("free", "taken")
@@ -53,7 +53,6 @@ class CallLock:
         return True
 
     def release(self) -> None:
-        """Release the lock after `acquire`."""
         self.taken, self.free = False, True
 
 
@@ -61,8 +60,8 @@ class OnError:
     """A context manager that calls a method with the error that its block raised.
 
     A context manager made from a generator function would take a microsecond longer. The reference to the method is
-    weak, since the method's object refers to this context manager: otherwise, both would stay in memory until a garbage
-    collection.
+    weak, since the method's object refers to this context manager. With a strong reference, both would stay in memory
+    until a garbage collection.
     """
 
     __slots__ = ("_method",)
@@ -70,11 +69,9 @@ class OnError:
     def __init__(self, method: weakref.WeakMethod[Callable[[BaseException], None]]) -> None:
         self._method = method
 
-    def __enter__(self) -> None:
-        """Do nothing."""
+    def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Call the method with the error that the block raised, if any."""
         if error is not None and (method := self._method()) is not None:
             method(error)
 
@@ -89,10 +86,7 @@ def note_exclusive(method: Callable[..., Any]) -> None:
 
 
 def one_call_at_a_time(method: Method) -> Method:
-    """Return a method that calls ``method`` while it holds the writer's lock, or raises if the lock is taken.
-
-    For the lock see `BaseWriter`.
-    """
+    """Return a method that calls ``method`` while it holds the writer's lock, or raises if the lock is taken."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,7 +108,7 @@ def one_call_at_a_time(method: Method) -> Method:
 
 
 def wait_for_calls(lock: CallLock, timeout_s: float = math.inf) -> bool:
-    """Acquire a writer's lock for good, and return True; return False if a call has it for over ``timeout_s`` seconds.
+    """Acquire a writer's lock for good and return True; return False if a call holds it for ``timeout_s`` seconds.
 
     The function may be called again after an interrupt.
     """
@@ -143,7 +137,7 @@ _TIMEOUT_S = 5.0
 
 
 class Dropped(NamedTuple):
-    """What is needed to seal the segments of a writer that was not closed.
+    """The objects with which the segments of a writer that was not closed are sealed.
 
     ``writer`` is a weak reference: ``writer()`` is the writer, or None if the writer was garbage collected.
     """
@@ -154,10 +148,10 @@ class Dropped(NamedTuple):
 
 
 def seal_when_dropped(writer: Any, episode_writer: EpisodeWriter, lock: CallLock) -> Any:
-    """Return a finalizer that seals the writer's segments; when the writer is closed, call ``detach()`` of it.
+    """Return a finalizer that seals the writer's segments; call the finalizer's ``detach()`` when the writer is closed.
 
-    The finalizer runs when the writer is garbage collected or the interpreter ends. The finalizer's attribute ``alive``
-    is True until the finalizer is detached or has run.
+    The finalizer runs when the writer is garbage collected or the interpreter ends. Its attribute ``alive`` is True
+    until it is detached or has run.
     """
     return weakref.finalize(writer, _drop, Dropped(episode_writer, lock, weakref.ref(writer)), os.getpid())
 
@@ -230,7 +224,7 @@ def _renew() -> None:
 
 os.register_at_fork(after_in_child=_renew)
 # `_end` has to run before the finalizers of writers. Exit functions run in the reverse order of their registration. So
-# `weakref` must register its own exit function before `_end` is registered. It does so when the first finalizer is
+# `weakref` must register its own exit function before `_end` is registered: it does so when the first finalizer is
 # made.
 weakref.finalize(Dropped, int)
 atexit.register(_end)

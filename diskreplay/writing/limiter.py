@@ -158,9 +158,9 @@ class AttachedLimiter:
     """The rate limiter of one writer or one sampler, connected to the counts in the store.
 
     The rule holds exactly, with any number of processes: a process takes the limiter's lock before it reads the counts,
-    and releases the lock after it has changed them. The number of drawn steps is the sum of 64 numbers in the store; a
-    process adds to the one that its process id selects. Several samplers may add to the same number, as they hold the
-    lock. If a process dies, its lock is released, and the steps that it has counted stay counted.
+    and releases the lock after it has changed them. The number of drawn steps is the sum of 64 numbers in the store.
+    Each process adds to the number that its process id selects. Several samplers may add to the same number, as they
+    hold the lock. If a process dies, its lock is released, and the steps that it has counted stay counted.
 
     Concurrency: one thread at a time, as for the writer or sampler itself. A forked child may use it.
     """
@@ -174,7 +174,7 @@ class AttachedLimiter:
             self._steps = StepCounter(root)
 
     def counts(self) -> tuple[Inserted, int]:
-        """Return `Inserted`, the numbers of steps ever inserted and still held, and the number of drawn steps."""
+        """Return the numbers of steps ever inserted and still held, and the number of drawn steps."""
         inserted = self._steps.read()
         capacity = self._root.limits.capacity
         held = inserted.held if capacity is None else min(inserted.held, capacity)

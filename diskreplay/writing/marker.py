@@ -15,13 +15,12 @@ Durability = str | float
 
 DEFAULT_DURABILITY_S = 5.0
 _MOST_SECONDS = 1_000_000
-# If marks of more segments than this are due, they are written together, with two syncs of the complete file system.
-# With fewer segments, their files are synced one by one, without waiting for the writes of other programs.
+# Marks of more segments than this are written together, with two syncs of the complete file system. The files of fewer
+# segments are synced one by one, without waiting for the writes of other programs.
 _MOST_ALONE = 4
 
 
 def check_durability(durability: Durability) -> Durability:
-    """Return ``durability``, a number of seconds as a float. Raises ValueError if the value is not valid."""
     if durability in ("none", "episode"):
         return durability
     if isinstance(durability, (int, float)) and not isinstance(durability, bool) and 0 < durability <= _MOST_SECONDS:
@@ -33,8 +32,6 @@ def check_durability(durability: Durability) -> Durability:
 
 
 class MarkedWriter(Protocol):
-    """The part of a writer that the thread of `Marker` uses."""
-
     def fail(self, error: Exception) -> None:
         """Record an error: the writer's next call raises it."""
 
@@ -116,13 +113,13 @@ class Marker:
                 self._left[segment.number] = left
 
     def has_left(self, number: int) -> bool:
-        """Return whether marks are still written for a segment that its writer has left."""
         return number in self._left
 
     def wait(self) -> None:
-        """Wait for marks in progress. The `Sealer` calls this before it seals segments that writers have left.
+        """Wait for marks in progress.
 
-        Marks that begin after the call do not disturb the sealing.
+        The `Sealer` calls this before it seals segments that writers have left. Marks that begin after the call do not
+        disturb the sealing.
         """
         with self._busy:
             pass
@@ -174,14 +171,15 @@ class Marker:
             return None
 
     def _mark(self, due: Sequence[MarkedWriter]) -> None:
-        """Write marks for the open segments of the writers in ``due``, and for all segments that writers have left."""
         writers: dict[SegmentWriter, MarkedWriter] = {}
         with self._busy:
             try:
                 with self._condition:
                     left = [left for left in self._left.values() if left.segment.has_unmarked]
                     for one in left:
-                        one.due = time.monotonic() + one.every_s  # the next attempt, if the disk has no room now
+                        one.due = (
+                            time.monotonic() + one.every_s
+                        )  # the time of the next attempt if the disk has no room now
                         # If a writer leaves a segment after this point, the segment is sealed only after these marks:
                         # see `wait`.
                 writers |= {segment: writer for writer in due for segment in writer.open if segment.has_unmarked}
@@ -193,7 +191,6 @@ class Marker:
                 self._fail(writers, dict.fromkeys(writers, error))
 
     def _mark_each(self, segments: Sequence[SegmentWriter]) -> dict[SegmentWriter, Exception]:
-        """Write a mark for each segment; return the error of each segment for which this failed."""
         if len(segments) > _MOST_ALONE and self._file_system is not None:
             return mark_together(segments, self._file_system.sync)
         failed: dict[SegmentWriter, Exception] = {}
@@ -208,5 +205,5 @@ class Marker:
         for segment, error in failed.items():
             reason = self._root.reason(error)
             has_left = not isinstance(reason, StorageFull) and self._left.pop(segment.number, None) is not None
-            if not (has_left and isinstance(reason, FileNotFoundError)):  # else it is sealed and evicted by now
+            if not (has_left and isinstance(reason, FileNotFoundError)):  # otherwise the segment was sealed and evicted
                 writers[segment].fail(reason)

@@ -35,8 +35,8 @@ class Preallocator:
     One thread makes the segment. A second thread reserves the next rows of lanes (see `SegmentWriter.reserve_ahead`),
     and unmaps segments to which the writer appends no more.
 
-    Concurrency: used by the thread that uses the writer. The thread that makes a segment runs only while it makes one;
-    the other thread runs from its first task until `close`.
+    Concurrency: used by the thread that uses the writer. The first thread runs only while it makes a segment. The
+    second thread runs from its first task until `close`.
     """
 
     def __init__(self, root: Root, retention: Retention) -> None:
@@ -47,7 +47,7 @@ class Preallocator:
         self._reserver = Workers(1, "diskreplay-reserver")
 
     def request(self, writer: int, lanes: Sequence[int], size: Size, has_priority: bool = False) -> None:
-        """Start making a segment in the background. `draft_segment` describes the arguments."""
+        """Start to make a segment in the background. `draft_segment` describes the arguments."""
         if self._thread is None and self._made is None:
             # A daemon thread: if the interpreter ends without close(), the next process removes the unfinished segment.
             self._thread = threading.Thread(
@@ -81,9 +81,9 @@ class Preallocator:
         return made
 
     def acquire(self) -> SegmentWriter | None:
-        """Give the segment that was made in advance a number and a place in the store, and return it; None without one.
+        """Give a number and a place in the store to the segment that was made in advance, and return it.
 
-        If the segment is still being made, the call waits for it.
+        Returns None if there is no such segment. If the segment is still being made, the call waits for it.
 
         Raises StoreLocked if another process has held the store lock for a minute, and StoreNotFound if the store was
         deleted or replaced since it was opened.
@@ -114,12 +114,10 @@ class Preallocator:
         return begun or segment is not None
 
     def unmap(self) -> None:
-        """Unmap the segment that was made in advance, in a forked child."""
         if self._made is not None:
             self._made.release()
 
     def reserve_ahead(self, segment: SegmentWriter, lanes: Ints) -> None:
-        """Start to reserve, in the background, rows that these lanes of a segment will soon need."""
         segment.begin_reserving()
         self._reserver.begin(Job(lambda: segment.reserve_ahead(lanes)))
 
@@ -132,7 +130,6 @@ class Preallocator:
         self._reserver.begin(Job(held.clear))
 
     def close(self) -> None:
-        """Delete the segment that was made in advance, if there is one, and end the threads."""
         self.discard()
         self._reserver.close()
 
@@ -143,23 +140,23 @@ class Preallocator:
 
 # --- the segment of each lane ----------------------------------------------------------------------------------------
 
-# A lane that does not append keeps an older segment open. The lane's episode is cut when the newest segment has
+# A lane that does not append keeps an older segment open. The episode of this lane is cut when the newest segment has
 # _MOST_TARGETS times the rows of a full segment.
 _MOST_TARGETS = 16
 
 # The size of a segment for one episode whose length is not known yet.
 _UNKNOWN = Size(256)
 # The minimum number of bytes of a chunk, by the number of rows of a chunk: {at least this many rows: bytes}. To create,
-# seal and delete a file takes as long as thousands of steps. For the fewest rows there is no minimum: with a minimum,
-# all rows of such a segment would be in one page, and damage to this page would cost all rows.
+# seal and delete a file takes as long as thousands of steps. A segment of few rows has no minimum. With a minimum, all
+# rows of such a segment would be in one page, and damage to this page would cost all rows.
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
-# If the newest segment was a quarter full after less than this many seconds, the next segment is not made in the
-# background: the newest segment would be full before it is ready.
+# If a quarter of the newest segment was filled in less than this many seconds, the next segment is not made in the
+# background: the newest segment would be full before the next one is ready.
 LEAST_QUARTER_S = 0.05
 
 
-# A forked child unmaps the segments of its parent's writers: otherwise, deleted segments would still take disk space.
+# A forked child unmaps the segments of its parent's writers. Otherwise, deleted segments would still take disk space.
 _alive = fork_listeners(lambda rotation: rotation.unmap())
 
 
@@ -188,7 +185,7 @@ class Rotation:
             root.segment_steps,
         )
         self._most_lane_rows = layout.most_lane_rows(len(lanes))
-        self.has_priority = False  # whether segments have the array of priorities
+        self.has_priority = False  # whether new segments get the array of priorities
         self._first_number: int | None = None
         self.newest: SegmentWriter | None = None
         self.preallocator = Preallocator(root, retention)
@@ -206,7 +203,6 @@ class Rotation:
 
     @property
     def open(self) -> list[SegmentWriter]:
-        """The open segments."""
         return list(self.by_number.values())
 
     def begin_marking(
@@ -229,18 +225,16 @@ class Rotation:
     # --- the end of a segment ----------------------------------------------------------------------------------------
 
     def has_to_end(self, segment: SegmentWriter) -> bool:
-        """Return whether open episodes in a segment must be cut before their next step, to let it be sealed."""
+        """Return whether the open episodes in a segment must be cut, so that it can be sealed."""
         newest = self.newest
         if newest is not None and segment is not newest:
             return self._holds(newest, 1)
         return self._holds(segment, 2) and (self._holds(segment, _MOST_TARGETS) or not self._older_lanes())
 
     def _holds(self, segment: SegmentWriter, targets: int) -> bool:
-        """Return whether a segment has at least ``targets`` times the rows of a full segment."""
         return segment.total_rows >= targets * self._target or segment.most_rows >= targets * self._most_lane_rows
 
     def has_room_for_episode(self) -> bool:
-        """Return whether a new episode may begin in the newest segment."""
         newest = self.newest
         return newest is not None and not self._is_full(newest, 1)
 
@@ -251,7 +245,6 @@ class Rotation:
         return total > 0 and (total + rows > 2 * self._target or most + rows > 2 * self._most_lane_rows)
 
     def _older_lanes(self) -> list[Lane]:
-        """Return the lanes that do not write to the newest segment; [] if each episode has its own segment."""
         newest = self.newest
         return [] if newest is None else [lane for n, m in self._members.items() if n != newest.number for lane in m]
 
@@ -293,7 +286,7 @@ class Rotation:
             older = self._older_lanes()
             if newest is not None and older and not self._holds(newest, _MOST_TARGETS):
                 # The lane moves to the newest segment although this segment is full, so that at most two segments are
-                # open. Open episodes in the older segment are cut when their lanes append the next time.
+                # open. Open episodes in the older segment are cut at the next appends of their lanes.
                 self._move(lane, newest)
                 return
             for straggler in [other for other in older if other.open]:
@@ -332,7 +325,7 @@ class Rotation:
             segment = SegmentWriter(info, lock, in_blocks=size.rows is not None)
         elif self.has_priority:
             try:
-                self._add_priority(segment)  # as `request` may have been called before `begin_priorities`
+                self._add_priority(segment)  # `request` may have been called before `begin_priorities`
             except BaseException:
                 segment.close()
                 self._hand_over(segment)
@@ -358,8 +351,8 @@ class Rotation:
     def _leave(self, segment: SegmentWriter, *, seal: bool = True, ends: bool = False) -> None:
         """Close a segment that no lane writes to; submit it to the `Sealer`, or release its lock if ``seal`` is False.
 
-        The chunks of a segment with several lanes are unmapped in the background, or at once if ``ends`` is True
-        because the writer is being closed.
+        The chunks of a segment with several lanes are unmapped in the background. If ``ends`` is True, the writer is
+        being closed, and the chunks are unmapped at once.
 
         The call may be repeated after an interrupt.
         """
@@ -375,12 +368,13 @@ class Rotation:
             self._hand_over(segment)
         else:
             segment.lock.release()
-        # Last: after an interrupt before this line, the segment is still in `open`, and this method is called again.
+        # These lines are last. After an interrupt before them, the segment is still in `open`, and this method is
+        # called again.
         self._members.pop(segment.number, None)
         self.by_number.pop(segment.number, None)
 
     def _hand_over(self, segment: SegmentWriter) -> None:
-        """Submit a closed segment to the `Sealer`; rows that a full disk kept unpublished are published first."""
+        """Submit a closed segment to the `Sealer`, which first publishes rows that a full disk kept unpublished."""
         self._sealer.submit(segment.info, segment.lock, publish_delayed=segment.publish_delayed)
 
     def unmap(self) -> None:
@@ -396,11 +390,12 @@ class Rotation:
         """Close every segment as it is, even with open episodes, and submit it to the `Sealer`.
 
         With ``seal=False``, the segments are not submitted: their locks are released, and the next process seals them.
-        The call may be repeated after an interrupt. After a call with ``seal=False``, later calls do not submit either.
+        The call may be repeated after an interrupt. After a call with ``seal=False``, later calls submit no segment
+        either.
         """
         seal = self._seals = self._seals and seal
         if self._marker is not None and not seal:
-            self._marker.remove(self)  # first: another process may seal a segment when its lock is released
+            self._marker.remove(self)  # before the locks are released: another process may then seal a segment
         try:
             for lane in self._lanes:
                 lane.segment = lane.cursor = None

@@ -13,14 +13,14 @@ from diskreplay.segments.sealing import seal_segments
 from diskreplay.segments.segment import DAMAGE, SegmentInfo, read_segment
 from diskreplay.writing.marker import Marker
 
-# The maximum number of segments in the queue: each keeps the file of its lock open.
+# The maximum number of segments in the queue: each of them keeps the file of its lock open.
 _MOST_WAITING = 128
 # With one segment per episode, syncing each segment alone would slow writers down. So sealing begins when the queue has
 # _FULL_BATCH segments, or after _BATCH_WAIT_S seconds.
 _FULL_BATCH = 64
 _BATCH_WAIT_S = 0.5
-# While another process holds a segment's lock, check after every so many seconds whether it has sealed the segment. To
-# seal takes at least as long.
+# While another process holds a segment's lock, this process checks every _POLL_S seconds whether the segment is sealed.
+# To seal a segment takes at least as long.
 _POLL_S = 0.01
 
 
@@ -92,9 +92,9 @@ class Sealer:
         """Wait until all submitted segments are sealed.
 
         Raises StorageFull if the disk has no room to seal a segment. The rows of the segment are intact and readable.
-        The next call, or the next process that opens the store with mode "a", tries to seal it again. If a segment was
-        not sealed because of another error, raises this error. The next process that opens the store with mode "a" then
-        seals the segment.
+        The next call, or the next process that opens the store with mode "a", tries to seal the segment again. If a
+        segment was not sealed because of another error, `drain` raises this error. The next process that opens the
+        store with mode "a" then seals the segment.
         """
         self._resubmit_postponed()
         with self._condition:
@@ -177,7 +177,6 @@ class Sealer:
                         self._error = reason
 
     def _seal_published(self, infos: list[SegmentInfo]) -> None:
-        """Publish rows that were not published because the disk was full, and then seal the segments."""
         for info in infos:
             if (publish_delayed := self._delayed.get(info.number)) is not None:
                 publish_delayed()
@@ -190,7 +189,7 @@ class Sealer:
             lock.release()
 
     def _run(self) -> None:
-        """Seal segments until the queue is empty; return at once if another thread is doing so."""
+        """Seal segments until the queue is empty; return at once if another thread seals them."""
         with self._condition:
             if self._runner is not None:
                 return
@@ -223,7 +222,7 @@ class Sealer:
             try:
                 self._after()
             except StoreLocked:
-                pass  # segments that have to be evicted are evicted after the next batch is sealed
+                pass  # due evictions are made after the next batch is sealed
             except StorageFull:
                 self._is_behind = True  # `drain` calls `after` again
             except BaseException as error:

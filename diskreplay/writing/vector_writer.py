@@ -1,6 +1,6 @@
 """The writer for a vector of environments, with a lane for each environment: one call appends a step to all lanes.
 
-A step of all lanes is written as a few arrays. Python loops only over the lanes that need more than this, such as
+A step of all lanes is written as a few arrays. Python loops only over the lanes that need more than a write, such as
 another segment.
 """
 
@@ -27,12 +27,12 @@ from diskreplay.writing.writer import BaseWriter
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# Two numbers that no segment has. _NOWHERE is the `home` in `LaneArrays` of a lane without a segment. _NONE is the
-# `home` of no lane.
+# Two numbers that no segment has. _NOWHERE is the `home` in `LaneArrays` of a lane without a segment. No lane has the
+# `home` _NONE.
 _NOWHERE = -1
 _NONE = -2
 
-# The kernel that writes a step of many lanes. It is only compiled if the same process also samples: a process that only
+# The kernel that writes a step of many lanes. It is compiled only if this process also samples: a process that only
 # writes should not wait for the compiler.
 STEP_KERNEL = "write_lanes"
 
@@ -57,7 +57,6 @@ class Step(NamedTuple):
 
     @property
     def ending(self) -> Ints:
-        """The lanes whose episodes end with the step."""
         return np.flatnonzero(self.ended) if self.lanes is None else self.lanes[self.ended[self.lanes]]
 
 
@@ -69,18 +68,18 @@ class LaneArrays:
         self.continues = np.zeros(count, np.bool_)
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
         self.known = np.zeros(count, np.bool_)  # whether the observation of a lane's next row is already written
-        # If True, every lane is `open` and `known`, and no lane `continues`, as before most steps. If False, the arrays
-        # have to be read to know this.
+        # If True, every lane is `open` and `known`, and no lane `continues`. This holds before most steps. If False,
+        # the three arrays have to be read.
         self.steady = False
         self._next_obs: list[Array] = []
         self._words: list[Array] = []  # views of `_next_obs` as integers: see `_word_of`
 
     def next_obs_of(self, lane: int) -> list[bytes]:
-        """Return the observation that is already written to a lane's next row: the bytes of each leaf."""
+        """Return the bytes of each leaf of the observation that is already written to a lane's next row."""
         return [kept[lane].tobytes() for kept in self._next_obs]
 
     def keep_next_obs(self, lanes: Ints | None, next_obs: list[Array]) -> None:
-        """Copy the next observations of some lanes (None: all): the caller may use its arrays for other values."""
+        """Copy the next observations of some lanes (None: all), because the caller may reuse its arrays."""
         if not self._next_obs:
             self._next_obs = [np.zeros_like(value, order="C") for value in next_obs]
             self._words = [np.frombuffer(value, _word_of(value)) for value in self._next_obs]
@@ -91,7 +90,7 @@ class LaneArrays:
                 kept[lanes] = value[lanes]
 
     def discontinuous(self, values: list[Array]) -> Bools | None:
-        """Return a mask of the lanes for which ``values`` and the observation already written to their next row differ.
+        """Return a mask of the lanes whose values differ from the observation already written to their next row.
 
         Returns None if no observation differs. The bytes are compared first, and the values only if the bytes differ.
         """
@@ -110,7 +109,7 @@ class LaneArrays:
 def _word_of(values: Array) -> np.dtype[Any]:
     """Return the widest unsigned integer dtype of which a whole number fills a row of ``values``.
 
-    Rows are compared as integers of this dtype: as floats, NaN would differ from itself.
+    Rows are compared as integers of this dtype, because as a float, NaN would differ from itself.
     """
     nbytes = values.nbytes // len(values)
     return np.dtype(f"u{next(size for size in (8, 4, 2, 1) if nbytes % size == 0)}")
@@ -205,7 +204,7 @@ class VectorSteps:
         self._update_lanes(step)
 
     def last_ids(self) -> Ints:
-        """Return the id of each lane's newest step; -1 for a lane that has no step in its segment."""
+        """Return the id of each lane's newest step; -1 for a lane that has no step in its present segment."""
         segments = self._episode_writer.rotation.open
         if len(segments) == 1 and not self._segment_per_episode:
             return self._last_ids_in(segments[0], None)
@@ -216,9 +215,9 @@ class VectorSteps:
         return found
 
     def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
-        """Return the id of each lane's newest step in a segment, or -1; with None for ``lanes``, of all lanes."""
+        """Return the id of each lane's newest step in a segment, or -1; all lanes if ``lanes`` is None."""
         at = self._places(lanes)
-        ids, count = segment.rows_of(at), len(segment.info.lanes)  # not ids yet: the rows after the newest steps
+        ids, count = segment.rows_of(at), len(segment.info.lanes)  # `ids` has the rows after the newest steps now
         nowhere = None
         if not self._state.steady:
             is_open = self._state.open if lanes is None else self._state.open[lanes]
@@ -232,7 +231,6 @@ class VectorSteps:
         return ids
 
     def _places(self, lanes: Ints | None) -> Ints | None:
-        """Return the indices that some lanes (None: all) have in their segment."""
         return self._only if self._segment_per_episode else lanes
 
     # --- making room -------------------------------------------------------------------------------------------------
@@ -263,7 +261,6 @@ class VectorSteps:
                 writer.make_room(writer.lanes[i], self._items(step.values, i), rows, values=values)
 
     def _reserve_ahead(self) -> None:
-        """Start to reserve, in the background, rows that the lanes will soon need."""
         rotation = self._episode_writer.rotation
         segments = rotation.open
         for segment in segments:
@@ -272,10 +269,7 @@ class VectorSteps:
                 rotation.preallocator.reserve_ahead(segment, lanes)
 
     def _reserve_next(self, step: Step) -> None:
-        """Reserve the rows for the step in all lanes with open episodes, except in segments that have to end.
-
-        `Rotation.has_to_end` tells which segments have to end.
-        """
+        """Reserve the rows for the step in all lanes with open episodes, except in segments that have to end."""
         state, rotation = self._state, self._episode_writer.rotation
         lanes = self._every if step.lanes is None else step.lanes
         for segment in rotation.open:
@@ -287,8 +281,8 @@ class VectorSteps:
     def _in_turn(self, step: Step) -> Iterator[int]:
         """Yield the lanes whose step needs more than a write, in ascending order.
 
-        The caller makes room for each yielded lane, before it asks for the next lane. Other lanes may then need more
-        than a write, too: when the last lane leaves an older segment, the newest segment may have to end.
+        The caller makes room for each yielded lane before it asks for the next lane. This may change what other lanes
+        need: when the last lane leaves an older segment, the newest segment may have to end.
         """
         rotation, last = self._episode_writer.rotation, -1
         changes = -1
@@ -304,7 +298,7 @@ class VectorSteps:
     def _needs_only_writing(self, newest: SegmentWriter, step: Step) -> bool:
         """Return whether the step can be written to the newest segment as soon as rows are reserved there.
 
-        The result may be False even if it can.
+        The result may be False although the step can be written.
         """
         state, rotation = self._state, self._episode_writer.rotation
         if len(rotation.by_number) > 1 or rotation.has_to_end(newest):
@@ -396,7 +390,7 @@ class VectorSteps:
         return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
 
     def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
-        """Write the observations of the step, except those that are already there as ``next_obs`` of the last step."""
+        """Write the observations of the step, except those that the previous step has written as ``next_obs``."""
         if self._state.steady:
             return
         known = self._state.known if lanes is None else self._state.known[lanes]
@@ -425,7 +419,6 @@ class VectorSteps:
 
 
 def _of(lanes: Ints | None, values: Sequence[Array]) -> Sequence[Array]:
-    """Return the rows of some lanes (None: all) of each array in ``values``; each array has a row per lane."""
     return values if lanes is None else [value[lanes] for value in values]
 
 

@@ -36,7 +36,7 @@ from diskreplay.writing.marker import Durability, Marker
 # The priority of one step, or an array of priorities.
 Priorities = TypeVar("Priorities", float, NDArray[Any])
 
-# In a forked child, the writers of its parent refuse every call.
+# In a forked child, the writers of the parent refuse every call.
 _alive = fork_listeners(lambda writer: writer.refuse_calls())
 
 
@@ -67,8 +67,8 @@ class BaseWriter:
         self._own_lock, self._on_error = CallLock(), OnError(weakref.WeakMethod(self._abandon_after))
         self._lock = self._own_lock
         self._closing, self._closer = threading.Lock(), 0
-        self.closes_later = False  # whether the present call has to close the writer: a signal handler called `close`
-        # Marking begins before the finalizer is made, as it fails if the system allows no more threads.
+        self.closes_later = False  # a signal handler called `close`: the present call has to close the writer
+        # Marking begins before the finalizer is made, because it fails if the system allows no more threads.
         episode_writer.rotation.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
         self._dropped = seal_when_dropped(self, episode_writer, self._own_lock)
         _alive.add(self)
@@ -84,7 +84,6 @@ class BaseWriter:
         self._lock = held
 
     def _refusal(self) -> Exception:
-        """Return the error that a call raises if it cannot acquire the lock."""
         if os.getpid() != self._pid:
             return WriterClosed(
                 "this writer belongs to the parent of this forked process; open the store here, and make a new writer"
@@ -99,7 +98,7 @@ class BaseWriter:
         return WriterClosed("this writer is closed; make a new one: store.writer()")
 
     def _background_failure(self) -> Exception | None:
-        """Return the error of a background thread, if there is one; unless it is StorageFull, close the writer."""
+        """Return the error of a background thread, if there is one. Unless it is StorageFull, close the writer."""
         rotation = self._episode_writer.rotation
         if rotation.failure is None or not self._own_lock.acquire():
             return None
@@ -113,7 +112,7 @@ class BaseWriter:
         return error
 
     def _release(self, lock: CallLock) -> None:
-        """Release the lock after a call during which `refuse_calls` was called; if `closes_later`, close the writer."""
+        """Release the lock after a call during which `refuse_calls` was called. If `closes_later`, close the writer."""
         if not self._closed:
             lock.free = True
         if self.closes_later:
@@ -151,7 +150,7 @@ class BaseWriter:
     ) -> list[NDArray[Any]]:
         """Cast the actions, rewards and extra fields of several steps to one array per leaf, in the schema's order.
 
-        For the other arguments see `_cast`.
+        For ``leading`` and ``rows`` see `_cast`.
         """
         values = self._cast("action", action, leading, rows) + self._cast("reward", reward, leading, rows)
         if extra or self._schema.extra:
@@ -187,7 +186,6 @@ class BaseWriter:
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Check, cast and append a whole episode to a lane; see `Writer.append_episode`."""
         obs, action, reward, terminated, truncated, episode, priority, extra = fetched(
             obs, action, reward, terminated, truncated, episode, priority, extra
         )
@@ -300,7 +298,7 @@ class BaseWriter:
             The disk refused a sync, here or in the background. It is unknown which steps are durable.
         """
         if os.getpid() != self._pid or not self._dropped.alive:
-            return  # the segment belongs to the parent, or the writer is completely closed
+            return  # the segments belong to the parent, or the writer is completely closed
         self.refuse_calls()
         if self._closer == threading.get_ident():
             return  # a signal handler calls `close` during a call of `close` in the same thread
@@ -349,7 +347,7 @@ class BaseWriter:
         self._episode_writer.report_cuts_to(weakref.WeakMethod(listener))
 
     def leave_at_exit(self) -> None:
-        """Do not seal this writer's segments when the interpreter ends: the owner of the writer then closes it."""
+        """Do not seal this writer's segments when the interpreter ends: the owner of the writer closes it then."""
         self._dropped.atexit = False
 
     def __reduce__(self) -> Any:
@@ -359,11 +357,9 @@ class BaseWriter:
         )
 
     def __enter__(self) -> Self:
-        """Return the writer."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the writer."""
         self.close()
 
 

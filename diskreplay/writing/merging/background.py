@@ -19,13 +19,14 @@ from diskreplay.segments.files.machine import boot_id
 
 # Merging is worthwhile from this number of segments on, and compressing from this number of bytes on.
 LEAST_SEGMENTS, MUCH_BYTES = 8, 256 << 20
-# Seconds before the first check of segments, and the minimum between checks: short-lived writers merge nothing.
+# Seconds before the first check of segments, and the minimum of seconds between checks. Short-lived writers merge
+# nothing.
 _FIRST_S, _BETWEEN_S = 5.0, 1.0
 # The number of segments that must be begun before the next check.
 _BEGUN = 32
-# If the child process still runs after this many seconds, it is asked to stop again.
+# If the child process still runs after this many seconds, it is asked again to stop.
 _ASK_AGAIN_S = 1.0
-# The exit code of a process that has merged segments: there may be more to merge.
+# The exit code of a child process that has merged segments: there may be more to merge.
 MERGED = 3
 _PROCESS = "diskreplay.writing.merging.process"
 
@@ -37,8 +38,8 @@ class _Stopped(Exception):
 class BackgroundCompaction:
     """Merges segments of one store in a child process, which is started when there may be something to merge.
 
-    A thread would need the GIL after each file, and take it from the collecting threads. The stores of a user take
-    turns: one store is merged at a time, and then a random one of the waiting stores.
+    A thread in this process would need the GIL after each file, and take it from the collecting threads. The stores of
+    a user take turns: one store is merged at a time, and then a random one of the waiting stores.
 
     Concurrency: any thread of the process that made it.
     """
@@ -56,7 +57,7 @@ class BackgroundCompaction:
         self._wait_s = _FIRST_S
 
     def note_sealed(self) -> None:
-        """Record that segments were sealed, and start merging if it is due."""
+        """Start merging if it is due; call this after segments were sealed."""
         with self._condition:
             is_due = self._has_new and (self._compresses or self._has_many)
             # If an error has ended the thread, a new one may be started.
@@ -69,7 +70,10 @@ class BackgroundCompaction:
 
     @property
     def _has_new(self) -> bool:
-        """Whether enough segments were begun since the last check, or there was no check: old segments may be many."""
+        """Whether enough segments were begun since the last check.
+
+        The result is True before the first check, as there may be many old segments.
+        """
         return self._looked_at is None or self._counters.peek(layout.NEXT_SEGMENT) - self._looked_at >= self._between
 
     @property
@@ -86,12 +90,11 @@ class BackgroundCompaction:
                 self._process.terminate()
 
     def stop(self) -> None:
-        """Stop, and wait until nothing is being merged."""
         self.stop_soon()
         thread = self._thread
         while thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(_ASK_AGAIN_S)
-            self.stop_soon()  # again: until the child has set its handler, it may ignore SIGTERM, as its parent does
+            self.stop_soon()  # again: a child without its own handler yet may ignore SIGTERM, like its parent
 
     def _run(self) -> None:
         with suppress(_Stopped):
@@ -99,14 +102,13 @@ class BackgroundCompaction:
             while goes_on:
                 self._pause(self._wait_s)
                 self._wait_s, has_merged = _BETWEEN_S, False
-                with suppress(OSError):  # no process could be started: try again later
+                with suppress(OSError):  # no process could be started: the loop tries again later
                     has_merged = self._merge()
                 with self._condition:
                     goes_on = has_merged or self._has_new
                     self._thread = self._thread if goes_on else None
 
     def _pause(self, seconds: float) -> None:
-        """Wait for this number of seconds. Raises _Stopped as soon as the store is being closed."""
         with self._condition:
             if self._condition.wait_for(lambda: self._is_stopped, seconds):
                 raise _Stopped
@@ -117,7 +119,7 @@ class BackgroundCompaction:
         Raises _Stopped, and OSError if no process could be started.
         """
         since, turn = self._looked_at, None
-        while not self._is_busy():  # if it is busy, another process is merging this store
+        while not self._is_busy():  # another process may be merging this store
             self._looked_at = self._counters.peek(layout.NEXT_SEGMENT)
             has_turn, turn = _try_turn()
             if has_turn:
@@ -149,9 +151,9 @@ def _segments_between(root: Root) -> int:
 
 
 def _try_turn() -> tuple[bool, Lock | None]:
-    """Return whether a store may be merged now, and the lock that makes the user's other stores wait meanwhile.
+    """Return whether a store may be merged now, and the lock that makes the user's other stores wait.
 
-    Without a private folder there is no lock, and each store may be merged.
+    Without a private folder there is no lock, and every store may be merged.
     """
     # On cluster nodes and in containers, XDG_RUNTIME_DIR often names a folder that does not exist.
     for above in (os.environ.get("XDG_RUNTIME_DIR", ""), None):
@@ -163,7 +165,7 @@ def _try_turn() -> tuple[bool, Lock | None]:
 
 
 def _private_folder(above: str) -> str:
-    """Return a folder in ``above`` that only this user can use, made if needed. Raises OSError if this fails."""
+    """Return a folder in ``above`` that only this user can use; make it if needed, or raise OSError."""
     if not os.path.isabs(above):
         raise NotADirectoryError(errno.ENOTDIR, "not an absolute path", above)
     folder = f"{above}/diskreplay-{os.geteuid()}"
@@ -180,7 +182,7 @@ def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes
 
     ``since`` is the value of the counter `layout.NEXT_SEGMENT` at the last check. The child holds the lock ``turn``
     until the child ends, even if this process dies. The working directory of the child is the store's folder, even if
-    the folder is moved meanwhile.
+    the folder is moved later.
     """
     from multiprocessing.spawn import get_executable  # programs that embed Python may set it
 

@@ -23,21 +23,18 @@ Progress = Callable[[int, int], None]
 
 # A pack has at most 1 / SHARE of the steps and bytes that the store's limits allow, as a pack is evicted as a whole.
 SHARE = 16
-# A segment with more than 1 / _ENOUGH of a pack's rows is not merged: copying it would gain little.
+# A segment with more than 1 / _ENOUGH of a pack's rows is not merged: a copy of this segment would gain little.
 _ENOUGH = 2
-# This many segments of about the same length are merged; fewer only if they fill a pack.
+# This many segments of about the same length are merged. Fewer are merged only if they fill a pack.
 _MANY = 64
 # A call of `run_due` begins no more packs after this many seconds, as other stores wait for their turn.
 _TURN_S = 30.0
 
 
-def _at_once() -> None:
-    """Do nothing: the ``pace`` of a compaction that need not leave processor time to other processes."""
+def _at_once() -> None: ...
 
 
 class Compacted(NamedTuple):
-    """The result of a compaction: the merged segments, their steps, and their bytes on disk before and after."""
-
     segments: int = 0
     steps: int = 0
     bytes_before: int = 0
@@ -45,8 +42,6 @@ class Compacted(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """A new pack, and the numbers of the segments and packs that it replaces."""
-
     pack: SegmentInfo
     numbers: list[int]
 
@@ -59,7 +54,6 @@ class Candidate(NamedTuple):
 
     @property
     def values(self) -> int:
-        """The number of episode values in the segment."""
         return sum(self.info.values)
 
 
@@ -83,7 +77,6 @@ class Compaction:
         self._only_compress = only_compress
 
     def run(self, progress: Progress | None = None) -> Compacted:
-        """Merge all segments that can be merged, and return the result; see `Store.compact`."""
         groups = self.groups(self.candidates())
         sizes = {one.info.number: disk_usage(one.info.path)[0] for group in groups for one in group}
         done, made = 0, list[Compacted]()
@@ -120,7 +113,7 @@ class Compaction:
             for group in self.groups(candidates)
             if self._pays(group, is_new=is_new)
         ]
-        # One call makes several packs, as it takes long to find the candidates among many segments.
+        # One call makes several packs, because the search for candidates among many segments takes long.
         until, has_merged = time.monotonic() + _TURN_S, False
         for group in due:
             has_merged = self.merge(group, pace) is not None or has_merged
@@ -185,7 +178,6 @@ class Compaction:
         return [group for group in groups if len(group) > 1 or any(self._compresses(one.info) for one in group)]
 
     def _compresses(self, info: SegmentInfo) -> bool:
-        """Return whether a segment has fields that are not compressed and that a pack would compress."""
         wide = {leaf for leaf, array in info.arrays.items() if is_compressed(array)}
         return self._level is not None and bool(wide - info.compressed.keys())
 

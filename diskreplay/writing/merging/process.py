@@ -1,6 +1,6 @@
 """The program of the child process of `BackgroundCompaction`: it merges segments of one store.
 
-To leave time to other processes, it sleeps often instead of running at a low priority. With a low priority, it might
+To leave time to other processes, it sleeps often instead of running at a low priority. A process of low priority might
 get no processor time on a busy machine while it holds the store lock, and every writer would wait for the lock.
 """
 
@@ -19,8 +19,8 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.writing.merging.background import MERGED
 from diskreplay.writing.merging.compaction import Compaction
 
-# The process rests after this many seconds of processor time. A rest takes at least this many times the processor time
-# used, and at most this many seconds.
+# The process rests after _WORK_S seconds of processor time. A rest takes at least _REST times the processor time used,
+# and at most _MOST_S seconds.
 _WORK_S, _REST, _MOST_S = 0.01, 3.0, 1.0
 # During a rest, the process checks every so many seconds whether it has to stop.
 _SLICE_S = 0.05
