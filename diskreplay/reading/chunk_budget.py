@@ -49,7 +49,6 @@ class Piece:
         return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False)}
 
     def array(self, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the memory as a read-only array that keeps this piece alive."""
         array = np.asarray(self).view(dtype).reshape(shape)
         array.flags.writeable = False
         return array
@@ -415,8 +414,6 @@ def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *,
 
 
 class _Kept(NamedTuple):
-    """Chunks that were decompressed together and are released together."""
-
     table: "weakref.ref[Chunks]"
     places: NDArray[np.int64]
     piece: weakref.ref[Piece]

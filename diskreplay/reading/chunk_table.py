@@ -392,7 +392,6 @@ class ChunkTable:
             return self._blocks(folder, line, first, stop)
 
     def rows_of_lanes(self, slot: int, lane: Ints, first: Ints, stop: Ints) -> NDArray[Any]:
-        """Return one array with the rows ``[first[i], stop[i])`` of each ``lane[i]``, one lane after another."""
         filled = first < stop
         lane, first, stop = lane[filled], first[filled], stop[filled]
         slots, count = np.full(len(lane), slot), stop - first
@@ -499,11 +498,7 @@ class MappingGuard:
 
 
 def no_reference() -> MappingGuard | None:
-    """Return None, as a dead weak reference to a `MappingGuard` does.
-
-    Readers that have not read addresses yet use this function in place of a weak reference. A reader has only a weak
-    reference between its calls, so it keeps no chunks mapped.
-    """
+    """Return None, as a dead weak reference to a guard does: readers without addresses use this function."""
     return None
 
 

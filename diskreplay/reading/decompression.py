@@ -68,7 +68,6 @@ def reads_no_disk() -> bool:
 
 
 def _decompress_next(shard: Shard, parts: Iterator[Part]) -> None:
-    """Decompress parts until ``parts`` is empty; several threads take parts from the same iterator."""
     for numbers, room in parts:
         memory = np.asarray(room.piece)[room.start :]
         shard.decompress(numbers, memory[: len(numbers) * shard.inner_bytes])
@@ -90,7 +89,6 @@ class _Cold:
             get_kernel("advise")(*_blocks(shard, numbers, block), MADV_WILLNEED)
 
     def note(self, has_read: bool) -> None:
-        """Record whether a call of `decompress` has read from disk; ``has_read`` is about the calling thread only."""
         self.calls_until_warm = _WARM_CALLS if has_read else max(0, self.calls_until_warm - 1)
 
 

@@ -68,10 +68,6 @@ class EpisodeLog:
         self.extend_to(end, self.steps + int(episodes.steps.sum()))
 
     def remove(self, gone: NDArray[np.bool_]) -> None:
-        """Remove the episodes where ``gone`` is True.
-
-        The generation changes, because other episodes get new positions.
-        """
         if not gone.any():
             return
         self.table = self.table.select(~gone)
@@ -126,14 +122,12 @@ class Evictions:
         self.found = Evicted(EpisodeTable.concatenate([]))
 
     def read(self, count: int) -> bool:
-        """Read the first ``count`` entries of the list of evictions; return whether any entry is new."""
         new = self._entries.new(count)[:, 0]
         if len(new):
             self._firsts = np.union1d(self._firsts, new)
         return len(new) > 0
 
     def add_lost(self, firsts: Ints) -> bool:
-        """Add the first id of each range of rows that was lost to damage; return False if ``firsts`` is empty."""
         if len(firsts):
             self._firsts = np.union1d(self._firsts, firsts)
         return len(firsts) > 0

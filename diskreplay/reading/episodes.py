@@ -83,7 +83,7 @@ class Episode:
 
     @property
     def continues(self) -> bool:
-        """Whether the episode continues one that was cut for its length: the environment was not reset before it."""
+        """Whether the episode continues an episode that was cut for its length, without a reset of the environment."""
         return bool(self._end & CONTINUES)
 
     @property
@@ -317,7 +317,6 @@ def episode_html(episode: Episode, schema: Schema) -> Html:
 
 
 def episodes_html(total: int, shown: Sequence[tuple[int, Episode]]) -> Html:
-    """Return a list of ``total`` episodes as HTML, with a table row for each ``(index, episode)`` in ``shown``."""
     rows = [
         [markup.text(at), markup.text(f"{len(episode):,}"), _total_reward(episode), markup.text(episode.ended)]
         for at, episode in shown

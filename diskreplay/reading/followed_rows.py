@@ -112,7 +112,6 @@ class FollowedRows:
         self.list_growing()
 
     def _read_new(self, infos: list[SegmentInfo | None], first_slot: int) -> None:
-        """Add the rows of new sealed segments, many segments at a time. Add the new unsealed segments to `live`."""
         sealed: list[_Sealed] = []
         pending = 0
         for slot, info in enumerate(infos, first_slot):
@@ -197,11 +196,6 @@ class FollowedRows:
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether newly ended episodes can be kept unchecked.
-
-        This holds if no episode is evicted or lost, and no earlier part of a discarded episode is sought: see
-        `Discards`.
-        """
         return self.evictions.has_none and not self._discards.waits
 
     def add_ended(self, end: int, steps: int) -> None:
@@ -275,7 +269,6 @@ class FollowedRows:
         return live.info.sealed
 
     def _take_sealed(self, slot: int, committed: Ints, observed: Ints) -> None:
-        """Add the rows of a newly sealed segment that were not read while it was growing."""
         span = self.slots.span(slot)
         self._parse_live(slot, np.arange(span.start, span.stop), committed, True)
         self.slots.set_rows(span, committed, observed)
@@ -299,7 +292,6 @@ class FollowedRows:
         self._add_rows(at, first, read, sealed)
 
     def _add_sealed(self, segments: list[_Sealed]) -> None:
-        """Add all rows of sealed segments; exclude a segment that is damaged or gone."""
         if not segments:
             return
         there = np.zeros(len(self.slots.lanes), np.bool_)
@@ -337,7 +329,6 @@ class FollowedRows:
         self.log.append(self.evictions.split(found.ended)[0])
 
     def _set_times(self, found: ParsedEpisodes, at: Ints) -> None:
-        """Set the time of each episode in ``found``: the time at which its first step was published."""
         slots = self.slots
         place, row = slots.places_of(found.ended), (found.ended.first & POSITION_MASK) // found.ended.stride
         still_open = found.open_start >= 0
@@ -387,7 +378,6 @@ class FollowedRows:
 
 
 def steps_not_shown(episodes: EpisodeTable, shown: Snapshot) -> int:
-    """Return the number of steps of these episodes that the snapshot does not have."""
     counts = np.zeros(len(episodes), np.int64)
     there, slot, _, lane, row = locate(episodes.first, shown.origin, shown.lanes)
     counts[there] = shown.committed_rows(slot[there], lane[there]) - row[there]

@@ -52,7 +52,6 @@ class Follower:
         self.snapshot = self._now.snapshot
 
     def _begin(self, generation: int) -> "_Generation":
-        """Read the complete store. Read it again if segments are merged into packs during the call."""
         attempts = _ATTEMPTS
         while True:
             try:
@@ -154,7 +153,6 @@ class _Generation:
 
     @property
     def kernel_name(self) -> str:
-        """The name of the kernel that reads the new rows of lanes that may grow."""
         return "advance_hiding" if self._is_timed else "advance"
 
     def update(self, *, force: bool = False) -> int:
@@ -191,7 +189,6 @@ class _Generation:
         return arrived + total - steps + rows.lost
 
     def _follow_counters(self, words: Ints, is_rearranged: bool) -> int:
-        """Add new segments, and drop deleted segments and evicted episodes; return the number of steps added."""
         rows = self.rows
         steps = rows.steps
         self._add_segments(int(words[layout.NEXT_SEGMENT]))

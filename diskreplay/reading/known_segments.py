@@ -167,7 +167,6 @@ class Slots:
         return place
 
     def count_open(self) -> int:
-        """Return the number of steps of all open episodes, in the rows read so far."""
         lanes = np.flatnonzero(self.rows[following.OPEN_START] >= 0)
         return int((self.rows[following.COMMITTED, lanes] - self.rows[following.OPEN_START, lanes]).sum())
 
@@ -197,7 +196,6 @@ class KnownSegments:
         return min([first, *(number for number in listed_numbers(self._root) if least <= number < first)])
 
     def read(self, number: int) -> SegmentInfo | None:
-        """Return a segment's attributes, or None if the segment is gone, was never written, or is damaged."""
         try:
             info = read_shown(self._root, number)
             return None if self._was_removed(info) else info

@@ -154,13 +154,11 @@ class CapacityFrontier:
         self.oldest, self.newer = self.newer, np.empty(len(self.newer), np.int64)  # OLDEST_AT is set by the kernel
 
     def make_ready(self) -> None:
-        """Allocate the arrays that the kernel needs to hide steps."""
         self._by_place = _places(self.oldest)
         self._heap = np.zeros((2 * len(self.oldest), hiding.HEAP_COLUMNS), np.int64)
         self.found[hiding.READY] = 1
 
     def arrays(self, segments: Segments, lines: int) -> tuple[Ints, ...]:
-        """Return the arrays with which the kernel hides steps, for a log with room for ``lines`` episodes."""
         if not self._hides:
             return (self._numbers,)
         if self._by_place is None:
@@ -198,7 +196,7 @@ class LiveLanesOwner(Protocol):
     def read_time(self, step_id: int) -> bool:
         """Map the chunk with the time of a step and return True.
 
-        If this fails, leave out its segment and return False.
+        If this fails, leave out the segment of the step and return False.
         """
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
@@ -298,7 +296,6 @@ class LiveLanes:
         self._held = no_reference
 
     def set_checked(self, slot: int, checked: int) -> None:
-        """Record that the chunks of a segment were checked up to row ``checked``."""
         self.segments[slot].checked_rows = checked
         self.growing[self.growing[:, following.SLOT] == slot, following.CHECKED] = checked
 
@@ -365,7 +362,6 @@ class LiveLanes:
         return held
 
     def _count_open(self) -> int:
-        """Return the number of steps of open episodes in growing segments; the kernel updates this number later."""
         place = places_of(self.growing[:, following.PLACE], self.growing[:, following.LANES])
         start = self._lanes[following.OPEN_START, place]
         return int((self._lanes[following.COMMITTED, place] - start)[start >= 0].sum())

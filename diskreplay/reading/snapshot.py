@@ -157,8 +157,6 @@ class SegmentTable(NamedTuple):
         The place of each segment's first lane among all lanes.
     clocks : (slots,) int64
         The wall time at which the clock of each segment showed 0, in nanoseconds since the epoch.
-    sealed : (slots,) bool
-        Whether each segment is sealed.
     evictions : Evicted
         The episodes that were evicted by hand, lost to damage, or discarded by their writers. They are not visible.
     generation : int
@@ -386,7 +384,6 @@ class Snapshot:
         return found, given
 
     def _ended_episodes(self, ids: Ints) -> EpisodeTable:
-        """Return the ended episode of each of these steps; a line of zeros if the step's episode is open or gone."""
         found, missing, count = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.arange(len(ids)), _NEWEST
         keys = lane_keys(ids, self.origin, self.lanes)
         while len(missing) and len(self.log):
@@ -418,7 +415,6 @@ class Snapshot:
         return slots, lane, self.tables.value_rows(slots, lane, last, committed)
 
     def value_rows(self, slot: Ints, lane: Ints, row: Ints) -> Ints:
-        """Return at which rows the arrays of episode fields have values of these rows: `ChunkTables.value_rows`."""
         return self.tables.value_rows(slot, lane, row, self.committed_rows(slot, lane))
 
     @property
@@ -460,10 +456,6 @@ class Snapshot:
         return kept + count(self.open, self.open.steps) - hidden, hidden, discarded, discarded - (total - kept)
 
     def kept_reward_sums(self, episodes: EpisodeTable) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return the stored sum of rewards of each episode, and a mask of the episodes that have a stored sum.
-
-        All ``episodes`` are in one segment.
-        """
         slot = int(episodes.first[0] >> POSITION_BITS) - self.origin
         row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)
         return self.tables.reward_sums(slot, lane, row, episodes.steps)
@@ -482,7 +474,6 @@ class Snapshot:
         return found
 
     def continued(self, episodes: EpisodeTable) -> NDArray[np.bool_]:
-        """Return whether each episode was cut for its length, and the snapshot has the episode that continues it."""
         found: NDArray[np.bool_] = (episodes.end & (CUT | OPEN)) == CUT
         first = episodes.first[found]
         slot, lane = (first >> POSITION_BITS) - self.origin, (first & POSITION_MASK) % episodes.stride[found]

@@ -27,7 +27,6 @@ class Steps(NamedTuple):
     lost: int = 0
 
     def by_key(self) -> dict[str, int]:
-        """Return the numbers with the keys of `Store.info`."""
         return {
             "steps": self.visible,
             "steps_hidden": self.hidden,

@@ -184,10 +184,6 @@ class Activity:
         return look
 
     def _compile(self, growing: Sequence[SegmentInfo]) -> None:
-        """From now on, find new rows with compiled code, if the unsealed segments ``growing`` have many lanes.
-
-        Without numba, nothing changes.
-        """
         if not (self._is_first or self._is_compiled) and sum(len(info.lanes) for info in growing) >= _MANY_LANES:
             self._is_compiled = True
             with suppress(MissingExtra):
@@ -245,7 +241,6 @@ class Activity:
         )
 
     def _is_full(self, steps: int, nbytes: int) -> bool:
-        """Return whether the store has reached a limit, so that old segments are deleted for new ones."""
         capacity, capacity_bytes = self._root.limits.capacity, self._root.limits.capacity_bytes
         if capacity is not None and steps >= capacity:
             return True
@@ -254,7 +249,6 @@ class Activity:
     def _limit(
         self, steps: int, nbytes: int, steps_per_s: float | None, bytes_per_s: float | None
     ) -> tuple[float | None, float | None]:
-        """Return the larger used part of the two capacities, and the seconds until one is reached; None if unknown."""
         limits, shares, seconds = self._root.limits, [], []
         for used, most, rate in (
             (steps, limits.capacity, steps_per_s),
@@ -374,7 +368,6 @@ class NewestEpisodes:
         self.newest: list[Ended] = []
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Add the episodes that ended after the snapshot of the last call."""
         log, is_first = snapshot.log, self._generation < 0
         if snapshot.generation == self._generation:
             new = log.select(slice(self._read, None)).without_discarded()
@@ -386,7 +379,6 @@ class NewestEpisodes:
         self._generation, self._read = snapshot.generation, len(log)
 
     def _take(self, snapshot: Snapshot, ended: EpisodeTable, after: int = 0) -> int:
-        """Add ended episodes to `newest`, and return how many of them ended after the time ``after``."""
         if not len(ended):
             return 0
         ended = _candidates(ended, self._most)

@@ -34,7 +34,6 @@ _ROWS_AT_ONCE = 1 << 22
 
 
 def episode_table(snapshot: Snapshot, progress: Progress | None = None) -> dict[str, NDArray[Any]]:
-    """Return the episodes of a snapshot as columns, oldest first; episodes whose segment is gone are left out."""
     total_rewards, gone = sum_rewards(snapshot, progress)
     table = _columns(snapshot, total_rewards)
     return {name: column[~gone] for name, column in table.items()} if gone.any() else table
@@ -256,10 +255,6 @@ def segment_state(info: SegmentInfo) -> str:
 
 
 def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a description of each writer, from the descriptions of its segments.
-
-    A writer is "closed" if all its segments are sealed.
-    """
     writers: dict[int, dict[str, Any]] = {}
     for segment in segments:
         if segment["writer"] is None:  # damaged: its writer is unknown

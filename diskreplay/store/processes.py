@@ -84,7 +84,6 @@ class Writers:
         self._appended: dict[int, int] = {}  # by writer: the time of its newest row, in nanoseconds since the epoch
 
     def read(self, now: float, snapshot: Snapshot, counter: StepCounter) -> list[WriterActivity]:
-        """Return the activity of each writer, dead writers first; ``counter`` has just counted the steps."""
         own: dict[int, list[SegmentInfo]] = {}
         for info in counter.growing():
             own.setdefault(info.writer, []).append(info)
@@ -203,7 +202,6 @@ class SavedSamplers:
         self._known: dict[str, tuple[Saved, float | None]] = {}
 
     def read(self, now: float) -> list[SavedSampler]:
-        """Return the saved states, sorted by name, without damaged states and states deleted during the call."""
         names = state_names(self._root)
         self._known = {name: known for name, known in self._known.items() if name in names}
         found = []

@@ -122,7 +122,7 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
     ) -> list[Any]:
         """Return about ``parallelism`` tasks.
 
-        Each reads the episodes of several segments, or of a part of one segment.
+        Each task reads the episodes of several segments, or of a part of one segment.
         """
         cuts = segment_cuts(self._episodes.first >> POSITION_BITS, self._steps, parallelism)
         # The schema is taken from a block with one row, as Ray cannot make a tensor without rows.
@@ -234,7 +234,6 @@ class ReadSteps:
 
 
 def _block(columns: tuple[Column, ...], pieces: list[list[NDArray[Any]]]) -> Any:
-    """Return a block of Ray with the concatenated rows of ``pieces``; each piece has an array for each column."""
     rows = sum(len(piece[0]) for piece in pieces)
     found = zip(columns, zip(*pieces, strict=True), strict=True)
     return BlockAccessor.batch_to_block(

@@ -228,7 +228,6 @@ class Store:
             self._compile_for(writer)
 
     def _compile_for(self, writer: object) -> None:
-        """Compile the kernel that a writer with many lanes uses; other writers need no kernel."""
         if isinstance(writer, VectorWriter) and writer.num_envs > layout.CLOSE_LANES:
             compile_all([STEP_KERNEL])
 

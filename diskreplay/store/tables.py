@@ -28,7 +28,6 @@ HIDDEN = "hidden"
 
 
 def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the columns of all steps; see `Store.to_numpy`. The key "episodes" has the columns of all episodes."""
     schema, (properties, leaves) = snapshot.schema, step_columns(snapshot)
     nested = {part: schema.unflatten(part, leaves) for part in ("obs", "action", "reward")}
     extra = _free_names("extra", schema.unflatten("extra", leaves), {*properties, "episodes"}) if schema.extra else {}
@@ -166,14 +165,12 @@ def _value(episode: Episode, keys: list[str]) -> Any:
 
 
 def _below(tree: Any, keys: list[str]) -> Any:
-    """Return ``tree[keys[0]][keys[1]]...``, or None if ``tree`` is None."""
     for key in keys if tree is not None else ():
         tree = tree[key]
     return tree
 
 
 def _missing(column: Column) -> NDArray[np.bool_]:
-    """Return a bool for each item along the first axis of a masked array: whether the item has a masked value."""
     return np.asarray(np.ma.getmaskarray(column).any(axis=tuple(range(1, column.ndim))))
 
 
@@ -192,7 +189,6 @@ def _variable(dimension: str, path: str, column: Column) -> tuple[list[str], Col
 
 
 def _scalars(name: str, column: Column) -> dict[str, Any]:
-    """Return a field as columns: one per element of a small vector, or one column of arrays for a larger field."""
     if column.ndim == 1:
         return {name: column}
     if column.ndim == 2 and column.shape[1] <= WIDEST:

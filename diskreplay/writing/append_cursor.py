@@ -35,7 +35,6 @@ class Lane:
 
     @property
     def home(self) -> SegmentWriter:
-        """The segment of the lane's next step; the lane must have a segment."""
         assert self.segment is not None
         return self.segment
 

@@ -96,7 +96,6 @@ class LeafCaster:
         self._is_bytes = is_bytes(path, field.shape)
 
     def item(self, value: Any) -> Any:
-        """Return the item of a value. Raises the errors of `Field.cast` and of the check."""
         array = self._field.cast(value, self._path)
         if self._check is not None:
             self._check(array)
@@ -220,10 +219,11 @@ def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray
 
 
 def as_flag(value: Any, name: str, reward: Any = None, floats: bool = False) -> bool:
-    """Return as a bool: a bool, a 0 or 1 of any library, or an array with one such value.
+    """Return a truth value as a bool.
 
-    If ``floats`` is True, 0.0 and 1.0 are truth values too. Raises SchemaError for any other value. The message of the
-    error also shows ``reward`` if it is given, as callers may have swapped the reward and a flag.
+    ``value`` may be a bool, a 0 or 1 of any library, or an array with one such value. If ``floats`` is True, 0.0 and
+    1.0 are truth values too. Raises SchemaError for any other value. The message of the error also shows ``reward`` if
+    it is given, as callers may have swapped the reward and a flag.
     """
     if type(value) is bool:
         return value

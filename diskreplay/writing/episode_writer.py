@@ -260,7 +260,6 @@ class EpisodeWriter:
         self._with_room(lambda: segment.reserve_next(lanes, count))
 
     def _with_room(self, reserve: Callable[[], T]) -> T:
-        """Return ``reserve()``. After StorageFull, delete the segment made in advance, and call ``reserve`` again."""
         try:
             return reserve()
         except StorageFull:

@@ -74,7 +74,6 @@ class Marker:
         self._file_system: FileSystemSync | None = None  # None if the thread is not running
 
     def add(self, segments: MarkedWriter, every_s: float) -> None:
-        """Write marks for a writer's open segments every ``every_s`` seconds, until `remove`."""
         with self._condition:
             self._file_system = self._file_system or FileSystemSync(str(self._root.folder))
             self._every[segments], self._due[segments] = every_s, time.monotonic() + every_s

@@ -47,7 +47,6 @@ class Preallocator:
         self._reserver = Workers(1, "diskreplay-reserver")
 
     def request(self, writer: int, lanes: Sequence[int], size: Size, has_priority: bool = False) -> None:
-        """Start to make a segment in the background. `draft_segment` describes the arguments."""
         if self._thread is None and self._made is None:
             # A daemon thread: if the interpreter ends without close(), the next process removes the unfinished segment.
             self._thread = threading.Thread(
@@ -217,7 +216,6 @@ class Rotation:
             marker.add(self, DEFAULT_DURABILITY_S if durability == "episode" else float(durability))
 
     def fail(self, error: Exception) -> None:
-        """Record an error of a background thread: the writer's next call raises it."""
         self.failure = error
         if (refuse_calls := self._refuse_calls()) is not None:
             refuse_calls()
@@ -260,7 +258,6 @@ class Rotation:
         return limit, min(limit, self._target)
 
     def begin_priorities(self) -> None:
-        """Add the array of priorities to open and later segments. Raises the errors of `Retention.add_priority`."""
         for segment in self.open:
             self._add_priority(segment)
         self.has_priority = True
@@ -301,7 +298,6 @@ class Rotation:
         self._move(lane, newest)
 
     def preallocate(self) -> None:
-        """Start to make the next segment in the background if the newest segment is a quarter full."""
         newest = self.newest
         if self._has_preallocated or newest is None or 4 * newest.total_rows < self._target:
             return

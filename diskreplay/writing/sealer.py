@@ -189,7 +189,6 @@ class Sealer:
             lock.release()
 
     def _run(self) -> None:
-        """Seal segments until the queue is empty; return at once if another thread seals them."""
         with self._condition:
             if self._runner is not None:
                 return

@@ -75,7 +75,6 @@ class LaneArrays:
         self._words: list[Array] = []  # views of `_next_obs` as integers: see `_word_of`
 
     def next_obs_of(self, lane: int) -> list[bytes]:
-        """Return the bytes of each leaf of the observation that is already written to a lane's next row."""
         return [kept[lane].tobytes() for kept in self._next_obs]
 
     def keep_next_obs(self, lanes: Ints | None, next_obs: list[Array]) -> None:
@@ -181,10 +180,7 @@ class VectorSteps:
         writer.lanes[:] = [_ArrayLane(i, self._state) for i in range(count)]
 
     def append(self, step: Step) -> None:
-        """Write and publish a step.
-
-        Raises StorageFull if the disk has no room; no lane's step was written.
-        """
+        """Write and publish a step. Raises StorageFull if the disk has no room; no lane's step was written."""
         self._episode_writer.read_clock()
         self._make_room(step)
         self._times.fill(self._episode_writer.now)
@@ -215,7 +211,6 @@ class VectorSteps:
         return found
 
     def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
-        """Return the id of each lane's newest step in a segment, or -1; all lanes if ``lanes`` is None."""
         at = self._places(lanes)
         ids, count = segment.rows_of(at), len(segment.info.lanes)  # `ids` has the rows after the newest steps now
         nowhere = None
@@ -269,7 +264,6 @@ class VectorSteps:
                 rotation.preallocator.reserve_ahead(segment, lanes)
 
     def _reserve_next(self, step: Step) -> None:
-        """Reserve the rows for the step in all lanes with open episodes, except in segments that have to end."""
         state, rotation = self._state, self._episode_writer.rotation
         lanes = self._every if step.lanes is None else step.lanes
         for segment in rotation.open:
@@ -315,7 +309,6 @@ class VectorSteps:
         return discontinuous is None or (step.lanes is not None and not np.count_nonzero(discontinuous[step.lanes]))
 
     def _lanes_that_need_more(self, step: Step) -> Ints:
-        """Return the lanes whose step needs more than a write: another segment, a cut, or reserved rows."""
         lanes = self._every if step.lanes is None else step.lanes
         if self._segment_per_episode:
             return lanes
@@ -390,7 +383,6 @@ class VectorSteps:
         return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
 
     def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
-        """Write the observations of the step, except those that the previous step has written as ``next_obs``."""
         if self._state.steady:
             return
         known = self._state.known if lanes is None else self._state.known[lanes]
@@ -423,7 +415,6 @@ def _of(lanes: Ints | None, values: Sequence[Array]) -> Sequence[Array]:
 
 
 def as_item(leaf: str, value: Any) -> Any:
-    """Return one lane's value of a leaf: bytes for an observation or an array, a number for any other scalar."""
     return value.tobytes() if is_bytes(leaf, value.shape) else value
 
 
@@ -473,8 +464,8 @@ class VectorWriter(BaseWriter):
         """Append one step of every lane; all arrays have a leading axis of ``num_envs``.
 
         Tensors on a CUDA device are copied to pinned memory after the operations of the current stream, and the call
-        waits once, for all copies. It cannot return earlier, since it checks the values before it writes them. After
-        the call, the step can be sampled, and the caller may change the tensors.
+        waits once, for all copies. The call cannot return earlier, since it checks the values before it writes them.
+        After the call, the step can be sampled, and the caller may change the tensors.
 
         Parameters
         ----------

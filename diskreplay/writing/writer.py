@@ -112,7 +112,6 @@ class BaseWriter:
         return error
 
     def _release(self, lock: CallLock) -> None:
-        """Release the lock after a call during which `refuse_calls` was called. If `closes_later`, close the writer."""
         if not self._closed:
             lock.free = True
         if self.closes_later:
@@ -158,7 +157,6 @@ class BaseWriter:
         return values
 
     def _with_priorities(self, cast: Priorities) -> Priorities:
-        """Return ``cast`` unchanged; the first call also adds the array of priorities to the segments."""
         if not self._gives_priorities:
             with self._on_error:
                 self._episode_writer.begin_priorities()
@@ -216,7 +214,6 @@ class BaseWriter:
             self._flush()
 
     def _end_episodes(self, lanes: Iterable[int], end: Callable[[Lane], None]) -> None:
-        """Call ``end``, which ends a lane's open episode without a step, for each of these lanes."""
         with self._recording(inserts=False):
             self._episode_writer.read_clock()
             for number in lanes:

@@ -78,7 +78,6 @@ class BackgroundCompaction:
 
     @property
     def _has_many(self) -> bool:
-        """Whether the range of segment numbers has room for `LEAST_SEGMENTS` segments."""
         return self._counters.peek(layout.NEXT_SEGMENT) - self._counters.peek(layout.FIRST_LIVE) >= LEAST_SEGMENTS
 
     def stop_soon(self) -> None:
@@ -142,7 +141,6 @@ class BackgroundCompaction:
 
 
 def _segments_between(root: Root) -> int:
-    """Return how many segments must be begun before the next check: fewer if long segments are to be compressed."""
     if root.compression is None or root.segment_steps == "episode":
         return _BEGUN
     limits = root.limits
@@ -165,7 +163,6 @@ def _try_turn() -> tuple[bool, Lock | None]:
 
 
 def _private_folder(above: str) -> str:
-    """Return a folder in ``above`` that only this user can use; make it if needed, or raise OSError."""
     if not os.path.isabs(above):
         raise NotADirectoryError(errno.ENOTDIR, "not an absolute path", above)
     folder = f"{above}/diskreplay-{os.geteuid()}"

@@ -47,8 +47,6 @@ class Merged(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A sealed segment that may be put into a pack, and the number of its rows."""
-
     info: SegmentInfo
     rows: int
 
@@ -58,7 +56,10 @@ class Candidate(NamedTuple):
 
 
 class Compaction:
-    """Compacts one store. Not thread-safe. Only one process at a time can compact a store; others get StoreLocked."""
+    """Compacts one store. Not thread-safe.
+
+    One process at a time can compact a store; other processes get StoreLocked.
+    """
 
     def __init__(
         self,
@@ -225,7 +226,6 @@ class Compaction:
         return Merged(pack, [info.number for info in infos])
 
     def _evicted(self) -> EvictedBySegment:
-        """Return the episodes that `Store.evict` has evicted: {segment: [(position of the first step, steps), ...]}."""
         evicted: dict[int, list[tuple[int, int]]] = {}
         for first, steps in EvictionEntries(self._root).new(self._counters.peek(layout.EVICTION_ENTRIES)).tolist():
             entry = first & layout.POSITION_MASK, steps
