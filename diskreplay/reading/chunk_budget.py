@@ -54,10 +54,7 @@ class Piece:
         return array
 
     def will_need(self, start: int, nbytes: int) -> None:
-        """Do nothing, because a piece is in memory.
-
-        The same method of a mapping requests pages from the disk.
-        """
+        """Do nothing, because a piece is in memory; for a mapping, this method requests pages from the disk."""
 
 
 def lone_piece(nbytes: int) -> Piece | None:
@@ -313,10 +310,7 @@ def allocate(nbytes: int, before: int) -> Piece | None:
 
 
 def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
-    """Return memory beyond the budget, for a chunk that the system refuses to map; None if no memory is left.
-
-    Before, this function releases an eighth of the read chunks that were last used before ``before``.
-    """
+    """Return memory for a chunk that the system refuses to map, beyond the budget; None if no memory is left."""
     _release(READ, before)
     return lone_piece(nbytes)
 
@@ -390,7 +384,7 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
         if table is None or piece is None:
             continue
         if (table.used[kept.places] >= before).any():
-            _kept.append(kept)  # some of these chunks were used at `before` or later
+            _kept.append(kept)
         else:
             leaving.setdefault(table, []).append(kept)
             nbytes -= kept.nbytes
@@ -445,10 +439,7 @@ def _counted() -> int:
 
 
 def _release(how: int, before: int = sys.maxsize) -> bool:
-    """Release chunks that are kept as ``how``: the least recently used eighth of those last used before ``before``.
-
-    Returns False if there are no such chunks.
-    """
+    """Release chunks that are kept as ``how``: the least recently used eighth of those last used before ``before``."""
     with ExitStack() as held:
         tables = [table for each in _not_busy(held) for table in each.leaves.values()]
         places = [np.flatnonzero((table.bases != 0) & (table.how == how) & (table.used < before)) for table in tables]

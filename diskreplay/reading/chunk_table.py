@@ -260,10 +260,7 @@ class ChunkTable:
         self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
 
     def _keep_copied(self, places: Ints, copied: NDArray[np.uint8], use: int) -> None:
-        """Set the addresses of chunks whose rows were copied from another pack, into which their own pack was merged.
-
-        ``copied`` has these rows. Decompressed chunks last used before ``use`` may be released to make room.
-        """
+        """Set the addresses of chunks to ``copied``: their rows, copied from the pack that their pack was merged into."""
         piece = Piece.of(copied)
         chunk_budget.make_room_decompressed(piece.nbytes, use)
         self.how[places] = DECOMPRESSED
@@ -274,10 +271,7 @@ class ChunkTable:
         self.bases[places] = addresses
 
     def _open(self, folder: int, chunk: int, use: int, *, copy: bool) -> None:
-        """Read or map a chunk; to make room, chunks last used before ``use`` may be released.
-
-        For ``copy`` see `_memory`.
-        """
+        """Read or map a chunk; to make room, chunks last used before ``use`` may be released."""
         source = self._tables.folder(folder)
         piece = self._memory(source, use, copy)
         if piece is None:

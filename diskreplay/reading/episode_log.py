@@ -112,8 +112,7 @@ class Evicted:
 class Evictions:
     """Finds episodes that were evicted by hand or lost to damage, by the ids of their first steps. Not thread-safe.
 
-    The store has a list of evictions by hand, and each segment has a list of its lost rows. ``found`` has the evicted
-    and the lost episodes that `split` has found so far.
+    ``found`` has the evicted and the lost episodes that `split` has found so far.
     """
 
     def __init__(self, root: Root) -> None:

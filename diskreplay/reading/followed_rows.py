@@ -301,7 +301,7 @@ class FollowedRows:
         flags = LaneFlags.concatenate([segment.flags for segment in segments])
         try:
             self._add_rows(at, np.zeros_like(at), flags, True)
-        except (SegmentGone, *DAMAGE) as error:  # flags or times of one segment are damaged or gone
+        except (SegmentGone, *DAMAGE) as error:
             if len(segments) == 1:
                 self.exclude(segments[0].slots[0], error)
             else:

@@ -196,7 +196,7 @@ class _Generation:
         gone = [layout.STEPS_EVICTED, layout.FIRST_LIVE, layout.CHANGES, layout.HORIZON]
         if (words[gone] != self._words[gone]).any():
             self._drop_gone(everywhere=is_rearranged)
-        if rows.evictions.read(int(words[layout.EVICTION_ENTRIES])):  # evictions by hand
+        if rows.evictions.read(int(words[layout.EVICTION_ENTRIES])):
             rows.remove_evicted()
             rows.list_growing()  # `keeps_all_ended` may be False now
         self._words = words

@@ -112,10 +112,7 @@ class Slots:
         return self.origin + len(self.lanes)
 
     def add(self, infos: Sequence[SegmentInfo | None], packs: Sequence[Pack]) -> int:
-        """Add slots for the next segments; return the number of new lanes.
-
-        None in ``infos`` stands for a segment that is gone, or in one of ``packs``.
-        """
+        """Add slots for new segments; None in ``infos`` stands for a segment that is gone, or in one of ``packs``."""
         start, count = self.end, len(infos)
         lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
         clocks, last = np.zeros(count, np.int64), np.zeros(count, np.int64)

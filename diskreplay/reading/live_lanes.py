@@ -268,7 +268,7 @@ class LiveLanes:
         self.open_steps = 0
         self._numbers = np.zeros(following.FOUND, np.int64)
         self._arrays: tuple[Ints, ...]  # the arguments of the kernel
-        self._addresses: Ints  # the addresses of these arrays
+        self._addresses: Ints  # the addresses of `_arrays`
         self._found = self._numbers.data  # the same memory, read as Python's own numbers
         self._leaves = leaves
         self._held: Callable[[], MappingGuard | None] = no_reference  # keeps the chunks at the addresses

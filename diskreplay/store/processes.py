@@ -137,7 +137,6 @@ class Writers:
 
 
 def _state(info: SegmentInfo) -> str:
-    """Return the state of a segment that was unsealed a moment ago; it is "sealed" if the segment is gone now."""
     try:
         return segment_state(info)
     except FileNotFoundError:

@@ -28,7 +28,7 @@ class Lane:
         self.segment: SegmentWriter | None = None
         self.at = 0  # the lane's index in the segment
         self.cursor: AppendCursor | None = None
-        self.open = False  # whether the lane has an open episode
+        self.open = False
         self.continues = False  # whether the next episode continues one that was cut as its segment had to end
         self.resumes_at: list[bytes] | None = None  # if `continues`: the next episode's first observation, or None
         self.pending: list[bytes] | None = None  # the observation already written to the next row, or None

@@ -372,10 +372,7 @@ class EpisodeWriter:
             lane.continues, lane.resumes_at = True, list(obs)
 
     def _continues(self, items: list[Any], known: list[bytes] | None) -> bool:
-        """Return whether the observation at the start of ``items`` equals ``known``; True if ``known`` is None.
-
-        The bytes are compared first. The values are compared only if the bytes differ, which is rare.
-        """
+        """Return whether the observation at the start of ``items`` equals ``known``; True if ``known`` is None."""
         if known is None or items[: len(known)] == known:
             return True
         rows = zip(self._obs_dtypes, items, known, strict=False)

@@ -212,8 +212,7 @@ class AttachedLimiter:
     ) -> Lock:
         """Wait until ``may(*self.counts())`` is true, and return the acquired lock of the limiter.
 
-        For ``check`` see `inserting`; ``action`` is part of the message at the timeout. Raises StoreNotFound if the
-        store was deleted or replaced since it was opened.
+        For ``check`` see `inserting`. Raises StoreNotFound if the store was deleted or replaced since it was opened.
         """
         try:
             return self._wait_for(may, action, check)

@@ -91,7 +91,7 @@ class LaneArrays:
     def discontinuous(self, values: list[Array]) -> Bools | None:
         """Return a mask of the lanes whose values differ from the observation already written to their next row.
 
-        Returns None if no observation differs. The bytes are compared first, and the values only if the bytes differ.
+        Returns None if no observation differs.
         """
         found = None
         if not self.steady and not np.count_nonzero(self.known):
@@ -200,7 +200,6 @@ class VectorSteps:
         self._update_lanes(step)
 
     def last_ids(self) -> Ints:
-        """Return the id of each lane's newest step; -1 for a lane that has no step in its present segment."""
         segments = self._episode_writer.rotation.open
         if len(segments) == 1 and not self._segment_per_episode:
             return self._last_ids_in(segments[0], None)

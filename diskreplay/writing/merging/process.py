@@ -52,7 +52,6 @@ class Pace:
         self._cpu_s, self._wall_s = time.process_time(), time.monotonic()
 
     def __call__(self) -> None:
-        """Sleep if a rest is due; the rest is shorter if many segments were begun since the last check."""
         worked = time.process_time() - self._cpu_s
         if worked >= _WORK_S:
             begun = self._counters.peek(layout.NEXT_SEGMENT) - self._since
