@@ -66,7 +66,7 @@ def lone_piece(nbytes: int) -> Piece | None:
 
 @lru_cache(maxsize=8)
 def zeros_piece(nbytes: int) -> Piece:
-    """Return a piece of zeros that all callers share, and to which no caller may write."""
+    """Return a piece of zeros that all callers share; no caller may write to it."""
     memory = np.zeros(nbytes, np.uint8)
     return Piece(memory, memory.ctypes.data, nbytes)
 

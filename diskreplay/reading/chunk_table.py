@@ -36,8 +36,8 @@ from diskreplay.segments.files.mapping import (
 from diskreplay.segments.folder import GONE, LACKING, Folder, Pack
 from diskreplay.segments.segment import SegmentInfo, read_segment
 
-# Rows of at least this many bytes are wide. Of wide rows, the system reads from disk only the pages that callers need.
-# With narrower rows, every page is soon needed, so the system may read ahead.
+# Rows of at least this many bytes are wide. The system reads only the pages of wide rows that callers need from disk.
+# It may read narrower rows ahead, because every page is soon needed.
 WIDE_ROW = 1024
 
 # The size in bytes of the largest chunk file that is read and not mapped. Only files with narrow rows of sealed
@@ -68,7 +68,7 @@ class ChunkTable:
     """The chunks of one array in all folders of a store: their addresses in memory, and the objects that hold them.
 
     A folder has one segment or one pack. Chunks of a segment have a line of rows for each lane. Chunks of a pack have a
-    single line, in which the rows of all lanes follow one another. One mapping serves all chunks of a pack, unless the
+    single line: the rows of all lanes follow one another. One mapping serves all chunks of a pack, unless the
     array is compressed, or the pack was merged into another one. The place of a chunk is its index in ``bases``,
     ``used`` and ``how``.
 
@@ -260,7 +260,10 @@ class ChunkTable:
         self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
 
     def _keep_copied(self, places: Ints, copied: NDArray[np.uint8], use: int) -> None:
-        """Set the addresses of chunks to ``copied``: their rows, copied from the pack that their pack was merged into."""
+        """Set the addresses of chunks of a pack that was merged into another pack.
+
+        ``copied`` has the rows of these chunks, copied from the other pack.
+        """
         piece = Piece.of(copied)
         chunk_budget.make_room_decompressed(piece.nbytes, use)
         self.how[places] = DECOMPRESSED
@@ -525,9 +528,8 @@ class ChunkTables:
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self.root, self._counters = root, counters
-        # The numbers of the folders whose segments may still get the array of priorities, and the value that the
-        # counter SEALED had when the attributes of these segments were last read.
-        self._lacking, self._counted = set[int](), -1
+        # The numbers of the folders whose segments may still get the array of priorities.
+        self._lacking, self._counted = set[int](), -1  # `_counted`: the counter SEALED at the last read of attributes
         self.lock = threading.RLock()
         self.known: list[Folder | None] = []
         self.packs: dict[int, Pack] = {}
@@ -543,8 +545,9 @@ class ChunkTables:
     def addresses(self, leaves: Iterable[str]) -> tuple[MappingGuard, list[Addresses]]:
         """Return ``held``, and the `Addresses` of each array in ``leaves``.
 
-        All addresses in the result, also those that are set later, are valid while the returned guard exists. A caller
-        that keeps the guard can use the result again without another call, as long as ``held`` is still this guard.
+        All addresses in the result are valid while the returned guard exists, also addresses that are set later. A
+        caller that keeps the guard can use the result again without another call, as long as ``held`` is still this
+        guard.
         """
         with self.lock:
             if not self.held.is_of(self.leaves.values()):  # an interrupt came between a change and `note_change`
@@ -646,7 +649,7 @@ class ChunkTables:
         return [folder for folder, pack in self.packs.items() if pack.compressed_bytes(leaf) is not None]
 
     def bytes_of(self, leaf: str) -> tuple[int, int]:
-        """Return an array's size in bytes in all packs in which it is compressed: decompressed, and on disk."""
+        """Return the decompressed size and the compressed size of an array, in bytes, in all packs that compress it."""
         table, packs = self.leaves[leaf], self.packs_with_compressed(leaf)
         decompressed = int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
         return decompressed, sum(self.packs[folder].compressed_bytes(leaf) or 0 for folder in packs)

@@ -24,7 +24,7 @@ from diskreplay.segments.documents.root import Root
 
 
 class EpisodeLog:
-    """Ended episodes in the order in which a reader has found them.
+    """The ended episodes that a reader has found, in the order of their discovery.
 
     ``steps`` is the number of all their steps. ``generation`` changes when an episode gets another position in the
     table, or other bits for its end (see `ids.OPEN`).
@@ -189,7 +189,8 @@ class Discards:
     def __init__(self) -> None:
         self.episodes = EpisodeTable.concatenate([])
         self._generation, self._read = -1, 0  # the log's generation and length at the last search
-        # (slot, lane) of each lane in which the last episode is part of a discarded episode, and was not found yet.
+        # (slot, lane) of each lane that ends with an earlier part of a discarded episode, if the part was not found
+        # yet.
         self._tails: set[tuple[int, int]] = set()
         # The latest argument of `with_evicted` and the result for it; None if `episodes` has changed since that call.
         self._left_out: tuple[Evicted, Evicted] | None = None
@@ -247,7 +248,7 @@ class Discards:
             self._seek_parts_before(episodes, follower)
 
     def _seek_parts_before(self, episodes: EpisodeTable, follower: FollowedLanes) -> None:
-        """Record the lanes in which `_find_parts` searches for the parts before these episodes.
+        """Record the lanes that `_find_parts` has to search for the parts before these episodes.
 
         The part before an episode is the last episode of the same lane in an earlier segment of the writer: the latest
         earlier segment with rows of this lane.

@@ -1,4 +1,4 @@
-"""The class `Follower` makes snapshots of a store: it reads the complete store once, and then only what has changed."""
+"""The class `Follower` makes snapshots of a store: it reads the complete store once, and then only changes."""
 
 import threading
 import time

@@ -69,7 +69,9 @@ class Merged(Exception):
 
 
 class Slots:
-    """What a reader knows of each segment, by slot: the segment with number ``origin`` has slot 0. Not thread-safe.
+    """The facts that a reader knows of each segment, by slot. Not thread-safe.
+
+    The slot of a segment is its number minus ``origin``.
 
     Snapshots share some of the arrays. So when a value of `lanes`, `sealed` or `clocks` changes, the array is replaced
     by a changed copy.

@@ -65,7 +65,7 @@ class CapacityFrontier:
     oldest : (lanes,) int64
         The first visible row of each lane, `hiding.NEVER` if its segment is gone. A change replaces the array.
     newer : (lanes,) int64
-        Memory to which the kernel writes the next ``oldest``.
+        The memory for the next ``oldest``, which the kernel writes.
     found : memoryview
         The numbers that `kernels.hiding` calls `found`.
     """

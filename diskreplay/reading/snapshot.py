@@ -112,7 +112,7 @@ class LaneMap:
         return places
 
     def next_rows(self, snapshot: Any, places: Ints) -> Ints:
-        """Return, for each place, the place of the same lane in the next segment in which this lane has rows, or -1."""
+        """Return, for each place, the place of the same lane in the next segment that has rows of this lane, or -1."""
         found = self.following[places]
         while True:
             found[found >= len(snapshot.committed)] = -1  # these segments are newer than the snapshot
@@ -401,7 +401,7 @@ class Snapshot:
         return EpisodeTable(found)
 
     def value_places(self, episodes: EpisodeTable) -> tuple[Ints, Ints, Ints]:
-        """Return the slots, lanes and rows at which the arrays of episode fields have the values of ended episodes.
+        """Return the slots, lanes and rows of the values of ended episodes in the arrays of episode fields.
 
         All ``episodes`` must have values. For the rows see `ChunkTables.value_rows`.
         """

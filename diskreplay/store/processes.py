@@ -146,7 +146,7 @@ def _state(info: SegmentInfo) -> str:
 def _newest_and_undurable(info: SegmentInfo, snapshot: Snapshot) -> tuple[int, int]:
     """Return the times of a segment's newest row and of its oldest row that is not durable.
 
-    The times are in nanoseconds since the epoch. A time of 0 means that there is no such row.
+    The times are in nanoseconds since the epoch. A time is 0 if no such row exists.
     """
     slot, lanes = info.number - snapshot.origin, len(info.lanes)
     if not 0 <= slot < len(snapshot.lanes) or snapshot.lanes[slot] != lanes:

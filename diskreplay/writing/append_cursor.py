@@ -19,7 +19,7 @@ EpisodeItems = Mapping[str, Any]
 
 
 class Lane:
-    """The stream of one environment: the segment of its next step, and what is known of its open episode."""
+    """The stream of one environment: the segment of its next step, and the state of its open episode."""
 
     __slots__ = ("at", "continues", "cursor", "number", "open", "pending", "resumes_at", "segment")
 
@@ -29,7 +29,7 @@ class Lane:
         self.at = 0  # the lane's index in the segment
         self.cursor: AppendCursor | None = None
         self.open = False
-        self.continues = False  # whether the next episode continues one that was cut as its segment had to end
+        self.continues = False  # the last episode was cut because its segment had to end, and the next one continues it
         self.resumes_at: list[bytes] | None = None  # if `continues`: the next episode's first observation, or None
         self.pending: list[bytes] | None = None  # the observation already written to the next row, or None
 
@@ -81,7 +81,7 @@ class AppendCursor:
         self._lane, self._segment = lane, segment
         row = self._start = segment.rows[0]
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
-        # The last row to which a step with `next_obs` may be written: `next_obs` is written to the row after the step.
+        # The last row for a step with `next_obs`, which is written to the row after the step.
         self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         self._begin_limit = begin_limit
         self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]

@@ -132,12 +132,12 @@ def is_inside(writer: Any) -> bool:
 
 # --- writers that were not closed -------------------------------------------------------------------------------------
 
-# Seconds to wait for a writer's call in progress, for example that of a daemon thread while the interpreter ends.
+# Seconds to wait for a call of a writer in progress, such as a call by a daemon thread while the interpreter ends.
 _TIMEOUT_S = 5.0
 
 
 class Dropped(NamedTuple):
-    """The objects with which the segments of a writer that was not closed are sealed.
+    """The objects that are needed to seal the segments of a writer that was not closed.
 
     ``writer`` is a weak reference: ``writer()`` is the writer, or None if the writer was garbage collected.
     """

@@ -31,7 +31,7 @@ class RateLimiter:
       ``(inserted + 1) * samples_per_insert - drawn <= offset + error_buffer``.
 
     If one call appends several steps (one of each lane, or an episode), all are inserted as soon as the rule allows the
-    first step. All steps ever committed count as inserted, also those of writers without a limiter. Only steps drawn by
+    first step. All steps ever committed count as inserted, also steps of writers without a limiter. Only steps drawn by
     samplers with a limiter of this name count as drawn. All limiters of one name must have the same arguments.
 
     Immutable; any number of writers and samplers, in any processes on this machine, may use it.

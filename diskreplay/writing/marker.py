@@ -107,7 +107,7 @@ class Marker:
         Call this after `add` and before `remove` of the writer.
         """
         with self._condition:
-            if segments in self._every:  # otherwise a mark has failed, and nobody knows which rows are durable
+            if segments in self._every:  # otherwise a mark has failed, and it is unknown which rows are durable
                 left = _LeftSegment(segment, segments, self._every[segments], self._due[segments])
                 self._left[segment.number] = left
 

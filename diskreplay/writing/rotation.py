@@ -1,4 +1,4 @@
-"""The open segments of a writer: to which segment each lane writes, and when the lane moves to the next segment.
+"""The open segments of a writer, the segment of each lane, and the moves of lanes to the next segment.
 
 Background threads make the next segment and reserve rows, so that no append waits for files.
 """
@@ -151,7 +151,7 @@ _UNKNOWN = Size(256)
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
 # If a quarter of the newest segment was filled in less than this many seconds, the next segment is not made in the
-# background: the newest segment would be full before the next one is ready.
+# background. It would be ready only after the newest segment is full.
 LEAST_QUARTER_S = 0.05
 
 

@@ -25,7 +25,7 @@ _POLL_S = 0.01
 
 
 class Sealer:
-    """Seals segments in the order in which they were submitted.
+    """Seals segments in the order of their submission.
 
     ``after`` is called each time a batch of segments was sealed. ``marker`` marks segments that the writers of this
     process have left, until the segments are sealed.
@@ -167,8 +167,9 @@ class Sealer:
                         continue
                     reason = self._root.reason(error)
                     if isinstance(reason, StorageFull):
-                        # Only segments that are still marked keep their locks, each of which is an open file. Segments
-                        # of dead writers are not marked, and may be more than the files that the process may have open.
+                        # Only segments that are still marked keep their locks, because each lock is an open file.
+                        # Segments of dead writers are not marked, and may be more than the files that the process may
+                        # have open.
                         is_held = self._marker.has_left(info.number)
                         held |= {info.number} if is_held else set()
                         with self._condition:

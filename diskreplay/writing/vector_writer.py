@@ -106,7 +106,7 @@ class LaneArrays:
 
 
 def _word_of(values: Array) -> np.dtype[Any]:
-    """Return the widest unsigned integer dtype of which a whole number fills a row of ``values``.
+    """Return the widest unsigned integer dtype that divides a row of ``values`` into a whole number of integers.
 
     Rows are compared as integers of this dtype, because as a float, NaN would differ from itself.
     """
