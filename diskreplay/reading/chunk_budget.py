@@ -1,4 +1,6 @@
-"""The budget of memory for chunks, shared by all stores of a process. When it is used up, older chunks are released.
+"""The budget of memory for chunks, shared by all stores of a process.
+
+When the budget is used up, older chunks are released.
 
 A chunk is a part of a field's array. A compressed array is a zarr shard: its inner chunks are decompressed one by one.
 
@@ -36,7 +38,7 @@ class Piece:
     __slots__ = ("__weakref__", "_memory", "address", "nbytes")
 
     def __init__(self, memory: object, address: int, nbytes: int) -> None:
-        self._memory = memory  # the whole block: each piece of a block keeps the block alive
+        self._memory = memory  # each piece keeps the memory of its block alive
         self.address = address
         self.nbytes = nbytes
 
@@ -105,7 +107,7 @@ class Arena:
         """Forget all blocks in a forked child: another thread may have been changing the blocks during the fork."""
         self._lock = threading.Lock()
         self._returned: deque[tuple[_Block, int]] = deque()
-        self._blocks: dict[int, list[_Block]] = {}  # by the size of their pieces
+        self._blocks: dict[int, list[_Block]] = {}  # {size of the pieces: blocks}
 
     @property
     def nbytes(self) -> int:
@@ -199,7 +201,7 @@ def _piece_bytes(nbytes: int) -> int:
 # decompressed into memory, or copied from another pack. IN_PACK: all chunks of its pack are mapped at once.
 MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 
-# The kernel allows a process 65,530 mappings. The trainer needs some of them itself.
+# The kernel allows a process 65,530 mappings. The trainer itself needs some of these mappings.
 MOST_MAPPINGS = 30_000
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -274,7 +276,7 @@ def _reset_after_fork() -> None:
 
 
 def share(tables: StoreChunks) -> None:
-    """Register a store's chunks: other stores may release some to make room, and a forked child releases all."""
+    """Register a store's chunks, so that other stores can release some of them, and a forked child releases all."""
     _alive.add(tables)
     weakref.finalize(tables, _keep_no_spare).atexit = False
 
@@ -300,8 +302,8 @@ def make_room(before: int) -> None:
 def allocate(nbytes: int, before: int) -> Piece | None:
     """Return memory to read a chunk of ``nbytes`` bytes into, or None if the chunk must be mapped instead.
 
-    If the budget is used up, this function first releases read chunks: the least recently used eighth of those last
-    used before ``before`` (see `now`).
+    If the budget is used up, read chunks are released first: the least recently used eighth of the read chunks that
+    were last used before ``before`` (see `now`).
     """
     piece = _arena.allocate(nbytes, MOST_READ)
     if piece is None and _release(READ, before):
@@ -396,7 +398,7 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
 def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *, is_lone: bool) -> None:
     """Record that the chunks at ``places`` of a table were decompressed into ``nbytes`` bytes of a piece.
 
-    ``is_lone`` tells that the piece is not from a `_Block`. The bytes of such a piece count as used while it exists.
+    ``is_lone`` is True if the piece is not from a `_Block`. The bytes of such a piece count as used while it exists.
     """
     if is_lone:
         _counts.append(piece.nbytes)

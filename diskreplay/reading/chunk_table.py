@@ -36,8 +36,8 @@ from diskreplay.segments.files.mapping import (
 from diskreplay.segments.folder import GONE, LACKING, Folder, Pack
 from diskreplay.segments.segment import SegmentInfo, read_segment
 
-# Rows of at least this many bytes are wide. The system reads only the pages of wide rows that callers need from disk.
-# It may read narrower rows ahead, because every page is soon needed.
+# Rows of at least this many bytes are wide. The system reads only the needed pages of wide rows from disk. The system
+# may read narrower rows ahead, because every page is soon needed.
 WIDE_ROW = 1024
 
 # The size in bytes of the largest chunk file that is read and not mapped. Only files with narrow rows of sealed
@@ -93,8 +93,8 @@ class ChunkTable:
     """
 
     def __init__(self, tables: "ChunkTables", array: RowArray) -> None:
-        # Weak, to avoid a cycle: old tables and their mappings are freed as soon as the last snapshot that uses them is
-        # gone, without the garbage collector.
+        # The reference is weak, to avoid a cycle. Old tables and their mappings are freed as soon as the last snapshot
+        # that uses them is gone, without the garbage collector.
         self._tables: ChunkTables = weakref.proxy(tables)
         self.array, self.leaf = array, array.path
         self.dtype, self.shape = array.dtype, array.shape
@@ -141,7 +141,7 @@ class ChunkTable:
         self._add_places(np.zeros(int(chunks.sum()), np.int64), np.repeat(how, chunks))
 
     def note_array(self, folder: int) -> None:
-        """Record that a folder's segment has this array now: its writer may have made it after `add_folders`."""
+        """Record that a folder's segment has this array now: the writer may have made it after `add_folders`."""
         if self.shift[folder] == LACKING:
             shift = self.shift.copy()
             shift[folder] = self._tables.folder(folder).division(self.leaf)[0]
@@ -186,9 +186,9 @@ class ChunkTable:
             return
         chunk = row >> int(self.shift[folder])
         if 0 < chunk <= int(self.chunks[folder]):
-            before = self._place(folder, chunk - 1)  # read before `bases`: see `_extend`
+            before = self._place(folder, chunk - 1)  # this is read before `bases`: see `_extend`
             if self.bases[before]:
-                with suppress(ReplayError, OSError):  # raised again for a caller that needs the chunk
+                with suppress(ReplayError, OSError):  # the error is raised again if a caller needs the chunk
                     self.ensure(*np.array([[slot], [0], [row], [row]]))
 
     def _has(self, folder: Ints, first: Ints, last: Ints) -> bool:
@@ -233,7 +233,7 @@ class ChunkTable:
             if inside.any():
                 self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
         for folder, chunk, place in zip(folders.tolist(), chunks.tolist(), places.tolist(), strict=True):
-            if not self.bases[place]:  # else it was decompressed above, or mapped with another chunk of its pack
+            if not self.bases[place]:  # otherwise it was decompressed above, or its whole pack was mapped
                 self._open(folder, chunk, use, copy=copy)
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
@@ -357,7 +357,7 @@ class ChunkTable:
         """
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
-        if len(places) > len(holder):  # skip places without a chunk in memory: the loop is shorter
+        if len(places) > len(holder):  # skip places without chunks in memory, to shorten the loop
             held = np.fromiter(holder, np.int64, len(holder))
             places = held[np.isin(held, places)]
         for place in places.tolist():
@@ -383,7 +383,7 @@ class ChunkTable:
         """
         bits = int(self.shift[folder])
         where, first_chunk, last_chunk = np.array([[folder], [first >> bits], [(stop - 1) >> bits]])
-        # The lock is held until the rows are taken: another thread could release these chunks to map others.
+        # The lock is held until the rows are taken: another thread could release these chunks to map other chunks.
         with self._tables.lock:
             self._ensure(where, first_chunk, last_chunk)
             return self._blocks(folder, line, first, stop)
@@ -400,7 +400,7 @@ class ChunkTable:
     def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
         """Return the value at each ``(slots[i], lane[i], row[i])``, ``(n, *shape)``."""
         out = np.empty((len(row), *self.shape), self.dtype)
-        # One segment at a time, under the lock. Without the lock, the chunks of this segment could be released before
+        # Each segment is copied under the lock. Without the lock, the chunks of the segment could be released before
         # their values are copied.
         for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
@@ -418,14 +418,14 @@ class ChunkTable:
     def priorities(self, ids: Ints, origin: int, lanes: Ints) -> Floats:
         """Return the stored priority of each step, NaN if the step has none or is gone.
 
-        Only call this method of the table of priorities, `ChunkTables.priorities`. ``lanes`` has the number of lanes of
+        Call this method only on the table of priorities, `ChunkTables.priorities`. ``lanes`` has the number of lanes of
         each segment, beginning with segment ``origin``.
         """
         found = np.empty(len(ids))
         if self._read_priorities(ids, origin, lanes, found) < 0:
             return found
         known, slots, _, lane, row = locate(ids, origin, lanes)
-        # One segment at a time, under the lock, for the reason given in `values`.
+        # Each segment is read under the lock, for the reason given in `values`.
         for slot in np.unique(slots[known]).tolist():
             here = np.flatnonzero((slots == slot) & known)
             some = np.full(len(here), np.nan)
@@ -468,7 +468,7 @@ class ChunkTable:
     def _block(self, folder: int, chunk: int) -> tuple[NDArray[Any], int]:
         """Return an array with a chunk's rows, ``(lanes, rows, *shape)``, and the index of the chunk's first row in it.
 
-        For a pack, ``lanes`` is 1. If one mapping has all chunks of the pack, the array has the rows of all of them.
+        For a pack, ``lanes`` is 1. If one mapping has all chunks of the pack, the array has all their rows.
         """
         source, place = self._tables.folder(folder), self._place(folder, chunk)
         held, address = self.holder[place], int(self.bases[place])
@@ -482,7 +482,7 @@ class ChunkTable:
 
 
 class MappingGuard:
-    """Keeps chunks in memory while it exists: all chunks that the tables held when it was made."""
+    """Keeps chunks in memory while the guard exists: all chunks that the tables held when it was made."""
 
     __slots__ = ("__weakref__", "_holders")
 
@@ -495,7 +495,7 @@ class MappingGuard:
 
 
 def no_reference() -> MappingGuard | None:
-    """Return None, as a dead weak reference to a guard does: readers without addresses use this function."""
+    """Return None, as a dead weak reference does: a reader calls this function while it has no guard."""
     return None
 
 
@@ -522,8 +522,8 @@ class ChunkTables:
     leaves : dict of str to ChunkTable
         The table of each array.
     held : MappingGuard
-        Keeps all chunks that are in memory now. It is replaced by a new guard after an array or the ``holder`` of a
-        table was replaced: see `addresses`.
+        Keeps all chunks that are in memory now. A new guard replaces it after an array or the ``holder`` of a table was
+        replaced: see `addresses`.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -576,7 +576,7 @@ class ChunkTables:
         if counted != self._counted:
             with self.lock:
                 for number in sorted(self._lacking):
-                    with suppress(OSError, ReplayError):  # raised again when a reader reads steps of the segment
+                    with suppress(OSError, ReplayError):  # the error is raised again when a reader reads steps
                         self._note(number, read_segment(self.root, self.folder(number).info.number))
                 self._counted = counted
         return self.leaves.get(layout.PRIORITY)
@@ -605,7 +605,7 @@ class ChunkTables:
             self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return each lane's folder number, its line in the folder's chunks, and the number of rows before it there.
+        """Return each lane's folder number, its line in the folder's chunks, and the number of rows before the lane.
 
         Raises
         ------
@@ -672,7 +672,7 @@ class ChunkTables:
             if has_priorities and leaf not in self.leaves:  # not made before: most stores have no priorities
                 table = ChunkTable(self, self.root.blueprint.with_priority.arrays[leaf])
                 table.add_folders(self.known)
-                self.leaves = {**self.leaves, leaf: table}  # replaced, as another thread may iterate over it
+                self.leaves = {**self.leaves, leaf: table}  # a new dict: another thread may iterate over the old one
                 self.note_change()
             elif has_priorities:
                 self.leaves[leaf].note_array(number)

@@ -45,7 +45,7 @@ class EpisodeLog:
     def reserve(self, room: int) -> Ints:
         """Return the array of the table's lines, with at least ``room`` free lines at its end for new episodes.
 
-        The caller writes the free lines; `extend_to` then adds them to the table.
+        The caller writes new episodes to the free lines. `extend_to` adds these lines to the table.
         """
         size = len(self.table)
         if size + room > len(self._lines):
@@ -175,7 +175,7 @@ class FollowedLanes(Protocol):
     def published_rows(self, slot: int, lane: int) -> int: ...
 
     def is_followed(self, slot: int, lane: int) -> bool:
-        """Return whether the episodes in all published rows of a lane were found, and the last of these has ended."""
+        """Return whether the episodes in all published rows of a lane were found, and the last episode has ended."""
 
 
 class Discards:
@@ -200,7 +200,10 @@ class Discards:
         return len(self._tails) > 0
 
     def with_evicted(self, evicted: Evicted) -> Evicted:
-        """Return the discarded episodes and ``evicted`` together: the same object as before if both are unchanged."""
+        """Return the discarded episodes and ``evicted`` together.
+
+        Return the same object again if both are unchanged.
+        """
         if not len(self.episodes):
             return evicted
         if self._left_out is None or self._left_out[0] is not evicted:
@@ -227,7 +230,7 @@ class Discards:
         self._read = len(log)
         new = new.select(new.end & DISCARDED != 0)
         if not len(new) and not self._tails:
-            return new  # the usual case
+            return new  # most calls return here
         if len(new):
             there = [follower.lanes_of(slot) is not None for slot in _slots(new, follower).tolist()]
             new = new.select(np.array(there) & ~np.isin(new.first, self.episodes.first))
@@ -269,7 +272,7 @@ class Discards:
                     break
 
     def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> tuple[EpisodeTable, bool]:
-        """Set the flag DISCARDED of the earlier parts in lanes whose rows were all followed; return those parts.
+        """Set the flag DISCARDED of the earlier parts in lanes whose published rows were all read; return these parts.
 
         The second value is True if no such lane was found, so the search is over for now.
         """

@@ -28,7 +28,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents.layout import LEAST_PRIORITY, PRIORITY, TIME
 from diskreplay.segments.episode_table import add_rewards
 
-ENDS_SHOWN = 5  # the episodes that a notebook shows at the start of a long list, and also at its end
+ENDS_SHOWN = 5  # a notebook shows this many episodes from the start of a long list, and from its end
 
 
 def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The rows of a store whose flags a reader has read, to find the episodes.
+"""The rows of a store whose flags a reader has read to find episodes.
 
 The slot of a segment is its number minus the number ``origin`` of the first segment.
 """
@@ -51,7 +51,7 @@ class FollowedRows:
     log : EpisodeLog
         The ended episodes.
     live : LiveLanes
-        The lanes that may grow. It calls this object as its `LiveLanesOwner`.
+        The lanes that may grow. `LiveLanes` calls this object as its `LiveLanesOwner`.
     newly_discarded : list of EpisodeTable
         The discarded episodes that were found since the caller last emptied this list.
     lost : int

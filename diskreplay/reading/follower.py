@@ -91,7 +91,7 @@ class Follower:
     def close(self) -> None:
         """Unmap all files, except files that arrays or unfinished batches still use."""
         with self._lock:
-            self._broken = True  # even if this is interrupted, the next refresh starts over
+            self._broken = True  # even if this call is interrupted, the next refresh starts over
             self._now.rows.release()
 
     def refresh(self) -> tuple[Snapshot, int]:
@@ -120,7 +120,7 @@ class Follower:
 
 
 class _Generation:
-    """All that a follower knows of a store, until it reads the complete store again. Used by one thread.
+    """A follower's knowledge of a store, replaced when it reads the complete store again. Used by one thread.
 
     ``known`` has the segments, ``rows`` has their rows, and ``snapshot`` is the latest snapshot. The constructor and
     `update` raise `Merged` if the complete store has to be read again.
@@ -158,7 +158,7 @@ class _Generation:
     def update(self, *, force: bool = False) -> int:
         raw, rows = self._counters.raw(), self.rows
         if raw == self._raw and not (force or rows.live.segments or self._limits.max_age_s is not None):
-            return 0  # the fast path, as samplers refresh for every batch
+            return 0  # this path is fast, as samplers refresh for every batch
         changed, arrived = force, 0
         if force or raw != self._raw:
             self._raw = raw
@@ -198,7 +198,7 @@ class _Generation:
             self._drop_gone(everywhere=is_rearranged)
         if rows.evictions.read(int(words[layout.EVICTION_ENTRIES])):
             rows.remove_evicted()
-            rows.list_growing()  # `keeps_all_ended` may be False now
+            rows.list_growing()  # `keeps_all_ended` may be False now, and is read again
         self._words = words
         if self._is_timed:
             self._until = int(max(words[layout.FRONTIER], words[layout.HORIZON]))

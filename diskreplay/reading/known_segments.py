@@ -210,7 +210,7 @@ class KnownSegments:
         Raises
         ------
         FormatError
-            A later release of diskreplay wrote the segment, so it is not damaged.
+            A later release of diskreplay wrote the segment, so the segment is not damaged.
         """
         if isinstance(error, UnknownFeature):
             raise error
@@ -237,7 +237,7 @@ class KnownSegments:
         """Return whether any segment on disk is not in ``known``, or has replaced a segment of ``known``.
 
         For each segment number, ``known`` has the `Identity` of the segment's metadata file (zarr.json). For a segment
-        that may grow, it has the inode of the segment's folder instead.
+        that may grow, ``known`` has the inode of the segment's folder instead.
         """
         if self._lowest() < self.slots.origin:
             return True

@@ -73,7 +73,7 @@ class CapacityFrontier:
     def __init__(self, capacity: int | None, hides: bool) -> None:
         self._hides = hides
         self._numbers = np.zeros(hiding.FOUND, np.int64)
-        self.found = self._numbers.data  # the same memory, read as Python's own numbers
+        self.found = self._numbers.data  # the memory of `_numbers`, read as Python numbers
         self.found[hiding.CAPACITY], self.found[hiding.LAST] = -1 if capacity is None else capacity, -1
         self._set_oldest(np.zeros(0, np.int64))
         self._by_place: Ints | None
@@ -104,10 +104,11 @@ class CapacityFrontier:
         self.found[hiding.OLDEST_AT] = oldest.ctypes.data
 
     def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints, open_start: Ints) -> None:
-        """Hide all steps of lanes whose segments are gone; steps of their open episodes no longer count as hidden.
+        """Hide all steps of lanes whose segments are gone.
 
-        ``gone`` is the mask of these lanes. ``place`` has, for each episode of the log, the place of its lane among all
-        lanes. ``open_start`` has the first row of each lane's open episode, -1 if the lane has no open episode.
+        Steps of open episodes in these lanes no longer count as hidden. ``gone`` is the mask of these lanes. ``place``
+        has, for each episode of the log, the place of its lane among all lanes. ``open_start`` has the first row of
+        each lane's open episode, -1 if the lane has no open episode.
         """
         self._take_over()
         found = self.found
@@ -133,7 +134,7 @@ class CapacityFrontier:
     def _forget(self, generation: int) -> None:
         self.generation = generation
         self._numbers[[hiding.SEEN, hiding.SIZE, hiding.READY, hiding.FRONT, hiding.WAITING]] = 0
-        self._by_place = None  # made when the first steps are hidden: most stores hide none
+        self._by_place = None  # the array is made when the first steps are hidden
         self._following = np.zeros(0, np.int64)
 
     def follow(self, log: EpisodeLog, place: Ints, open_start: Ints) -> None:
@@ -206,7 +207,7 @@ class LiveLanesOwner(Protocol):
         """
 
     def segment_table(self) -> SegmentTable:
-        """Return the table of all segments; the same object as in the last call if nothing in the table has changed."""
+        """Return the table of all segments; return the same object again if nothing in the table has changed."""
 
 
 class LiveSegment:
@@ -269,7 +270,7 @@ class LiveLanes:
         self._numbers = np.zeros(following.FOUND, np.int64)
         self._arrays: tuple[Ints, ...]  # the arguments of the kernel
         self._addresses: Ints  # the addresses of `_arrays`
-        self._found = self._numbers.data  # the same memory, read as Python's own numbers
+        self._found = self._numbers.data  # the memory of `_numbers`, read as Python numbers
         self._leaves = leaves
         self._held: Callable[[], MappingGuard | None] = no_reference  # keeps the chunks at the addresses
         self._record = np.zeros(0, np.int64)  # the record of the next snapshot, see `kernels.frozen`
@@ -302,13 +303,13 @@ class LiveLanes:
     def advance(self, changed: bool, until: int, owner: LiveLanesOwner) -> Ints | None:
         """Read newly published rows. Hide steps that were published before ``until`` or exceed the capacity.
 
-        Returns the record of a new snapshot, or None if nothing has changed. ``changed`` is True if anything else in
-        the store has changed.
+        Returns the record of a new snapshot, or None if nothing has changed. ``changed`` is True if the caller has
+        found other changes of the store.
         """
         found, frontier, record = self._found, self._frontier, self._record
         found[following.CHANGED], found[following.FOLLOWED] = changed, False
         while True:
-            held = self._tables.held  # see `ChunkTables.addresses`
+            held = self._tables.held  # for `held` see `ChunkTables.addresses`
             if held is not self._held() or self._log.table is not self._table:
                 held = self._prepare(owner)
                 record = self._record
@@ -336,14 +337,14 @@ class LiveLanes:
             if not owner.read_time(frontier.needed):
                 found[following.CHANGED] |= True
                 found[following.FOLLOWED] = False
-        elif status != following.ADDED:  # damage, unchecked or unmapped rows, or too many rows for the log's room
+        elif status != following.ADDED:  # the rows are damaged, unchecked, unmapped, or too many for the log
             owner.prepare_segment(int(self.growing[found[following.LEFT], following.SLOT]), status == following.DAMAGED)
             found[following.CHANGED] |= True
 
     def _prepare(self, owner: LiveLanesOwner) -> MappingGuard:
         """Collect the arrays that the kernel uses until one of them is replaced.
 
-        Returns a guard: while it exists, the chunks stay at the addresses in these arrays.
+        Returns a guard: the chunks stay at the addresses in these arrays while the guard exists.
         """
         segments, frontier = owner.segment_table(), self._frontier
         ended = self._log.reserve(2 * MANY_ROWS)

@@ -1,4 +1,4 @@
-"""Snapshots: the rows and episodes of all lanes at one moment. Also connects a writer's lanes across segments."""
+"""Snapshots, the rows and episodes of all lanes at one moment, and maps of a writer's lanes across segments."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -106,7 +106,7 @@ class LaneMap:
         self.previous[order[1:][same]] = order[:-1][same]
 
     def places(self, ids: Ints) -> Ints:
-        """Return the place of each id's segment lane. Before, call `update` with a snapshot that has the ids."""
+        """Return the place of each id's segment lane; call `update` first, with a snapshot that has the ids."""
         slot = (ids >> POSITION_BITS) - self._origin
         places: Ints = self._base[slot] + (ids & POSITION_MASK) % self._counts[slot]
         return places
@@ -125,7 +125,7 @@ class LaneMap:
     def growing(self, snapshot: Any) -> Ints:
         """Return the keys of all lanes of the writers that have an unsealed segment, in ascending order."""
         live = ~snapshot.sealed & (snapshot.lanes > 0)
-        there = slice(len(snapshot.committed))  # without segments that are newer than the snapshot
+        there = slice(len(snapshot.committed))  # this leaves out segments that are newer than the snapshot
         writers = np.unique(self.key[there][live[self.slot[there]]] >> LANE_BITS)
         return self.keys[np.isin(self.keys >> LANE_BITS, writers)]
 
@@ -133,7 +133,8 @@ class LaneMap:
 def is_abandoned(snapshot: Any, writer: int) -> bool:
     """Return whether a writer with unsealed segments has died: no process holds the locks of these segments.
 
-    On a shared file system, the locks that other machines hold cannot be seen, so their writers do not count as dead.
+    On a shared file system, the locks that other machines hold cannot be seen, so writers of other machines do not
+    count as dead.
     """
     growing = map(snapshot.tables.info, np.flatnonzero(~snapshot.sealed & (snapshot.lanes > 0)).tolist())
     live = [info for info in growing if info is not None and info.writer == writer]
@@ -158,7 +159,8 @@ class SegmentTable(NamedTuple):
     clocks : (slots,) int64
         The wall time at which the clock of each segment showed 0, in nanoseconds since the epoch.
     evictions : Evicted
-        The episodes that were evicted by hand, lost to damage, or discarded by their writers. They are not visible.
+        The episodes that were evicted by hand, lost to damage, or discarded by their writers. These episodes are not
+        visible.
     generation : int
         The generation of the log. In all snapshots with the same generation, a position in ``log`` stands for the same
         episode.
@@ -221,9 +223,9 @@ class SegmentTable(NamedTuple):
 class Snapshot:
     """The state of a store that a reader sees until it refreshes.
 
-    Immutable; any number of threads may use one. Some arrays have a value per lane, such as ``committed``, the number
-    of complete rows, and ``observed``, the number of rows with an observation. In these arrays, the index of a lane is
-    ``lane_base[slot] + lane``.
+    A snapshot is immutable, and any number of threads may use it. Some arrays have a value per lane, such as
+    ``committed``, the number of complete rows, and ``observed``, the number of rows with an observation. In these
+    arrays, the index of a lane is ``lane_base[slot] + lane``.
 
     Attributes
     ----------
@@ -300,7 +302,7 @@ class Snapshot:
         return self._counters[following.COMMITTED]
 
     def committed_rows(self, slot: Ints, lane: Ints) -> Ints:
-        """Return the number of complete rows of each ``(slot[i], lane[i])``; quicker than `committed` for few lanes."""
+        """Return the number of complete rows of each ``(slot[i], lane[i])``; this is quick for few lanes."""
         rows: Ints = self.lane_rows[following.COMMITTED, self.lane_base[slot] + lane]
         column = self.segments.live_base[slot]
         grows = column >= 0
@@ -435,8 +437,8 @@ class Snapshot:
     def count_by_segment(self) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the numbers of steps of each slot, as four arrays.
 
-        The arrays count the steps that are visible, that are hidden, that are discarded, and that are both discarded
-        and evicted. The third number includes the fourth.
+        The arrays count visible steps, hidden steps, discarded steps, and steps both discarded and evicted. The third
+        array includes the steps of the fourth.
         """
 
         def count(episodes: EpisodeTable, steps: Ints) -> Ints:

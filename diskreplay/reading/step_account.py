@@ -47,7 +47,7 @@ class StepAccount:
         The number of steps of the store in each class. `total.inserted` is `counted.ever`: the sum of all classes, plus
         `quarantined`.
     counted : Inserted
-        The numbers of steps that rate limiters use: ever inserted, and still held.
+        The numbers of steps that rate limiters use: steps ever inserted, and steps still held.
     quarantined : int
         The number of steps in quarantine, which are in no class.
     segments : dict of int to Steps

@@ -59,9 +59,9 @@ _FULL = 7 / 8
 class Disk:
     """The number of bytes of a store, and the number of free bytes of its file system.
 
-    `bytes_per_hour` is the growth of the store. It is None in the first minute, and for a store at its limit, which no
-    longer grows. `full_in_s` is the time in seconds until the disk is full at this rate. It is None if the disk will
-    not fill.
+    `bytes_per_hour` is the growth of the store. The growth is None in the first minute, and for a store at its limit,
+    which no longer grows. `full_in_s` is the time in seconds until the disk is full at this rate. This time is None if
+    the disk will not fill.
     """
 
     bytes: int
@@ -123,7 +123,7 @@ class Look:
 
 
 class Activity:
-    """Looks at a store repeatedly. It writes nothing and takes no lock.
+    """Looks at a store repeatedly, without writing to it and without taking a lock.
 
     The time that a look takes depends on the changes since the last look, not on the size of the store.
 
@@ -313,7 +313,7 @@ class DiskUse:
     """The bytes that a store takes on disk. Not thread-safe.
 
     A segment is measured at each look while it may grow, and at the next two looks, because sealing releases its
-    reserved blocks. Its size does not change later.
+    reserved blocks. The size of a segment does not change later.
     """
 
     def __init__(self, root: Root) -> None:
@@ -410,7 +410,7 @@ def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
     """Return a part of ``ended`` that probably has its newest ``most`` episodes, without reading times.
 
     The part has the episodes of the newest segments. If these are more than `_CANDIDATES` episodes, the part has only
-    those in the last rows.
+    the episodes in the last rows.
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())

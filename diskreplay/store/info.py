@@ -242,14 +242,14 @@ def segment_state(info: SegmentInfo) -> str:
     """Return the state of a segment: "sealed", "writing", "dead", "foreign" or "unknown".
 
     The state is "foreign" if another machine wrote the segment to a shared file system, so that the writer may be
-    alive. It is "unknown" if this process cannot test the segment's lock.
+    alive. The state is "unknown" if this process cannot test the segment's lock.
     """
     if info.sealed:
         return "sealed"
     held = is_held(info.lock_path)
     if held or held is None:
         return "writing" if held else "unknown"
-    if read_segment(info.root, info.number).sealed:  # the process that held the lock has just sealed it
+    if read_segment(info.root, info.number).sealed:  # the process that held the lock has just sealed the segment
         return "sealed"
     return "dead" if may_seal(info) else "foreign"
 
@@ -257,7 +257,7 @@ def segment_state(info: SegmentInfo) -> str:
 def _writers(segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
     writers: dict[int, dict[str, Any]] = {}
     for segment in segments:
-        if segment["writer"] is None:  # damaged: its writer is unknown
+        if segment["writer"] is None:  # the segment is damaged, so its writer is unknown
             continue
         writer = writers.setdefault(
             segment["writer"],

@@ -37,9 +37,9 @@ def create(
     capacity : int, optional
         The maximum number of steps to keep; the oldest steps are removed first. None: no limit.
     capacity_bytes : int, optional
-        The maximum number of bytes of all segments on disk. It is enforced when a segment is begun or sealed: whole
-        sealed segments are deleted, the oldest first. In between, each writer adds less than two segments. None: no
-        limit.
+        The maximum number of bytes of all segments on disk. The limit is enforced when a segment is begun or sealed:
+        whole sealed segments are deleted, the oldest first. In between, each writer adds less than two segments. None:
+        no limit.
     max_age_s : float, optional
         Segments are deleted this many seconds after they were sealed. The limit is enforced when a segment is begun or
         sealed, or when `Store.evict` is called. Segments from before a reboot may be deleted later if no time service,
@@ -68,8 +68,8 @@ def create(
     Raises
     ------
     StoreExists
-        Something exists at ``path``. With ``exist_ok``: what exists is not a store, or a store with another schema or
-        limit.
+        Something exists at ``path``. With ``exist_ok``: something that is not a store exists there, or a store with
+        another schema or limit.
     StorageFull
         The disk has no room for the store.
     SchemaError

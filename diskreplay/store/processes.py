@@ -58,8 +58,8 @@ class WriterActivity:
     whether it is alive. A closed writer was closed after the first look.
 
     `segments` has the numbers of the writer's unsealed segments. `lanes` is the number of the writer's environments.
-    `steps` is the number of all its steps on disk. A power loss now would lose the steps that the writer appended in
-    the last `durable_behind_s` seconds; None means that this time is unknown.
+    `steps` is the number of all the writer's steps on disk. A power loss now would lose the steps that the writer
+    appended in the last `durable_behind_s` seconds; None means that this time is unknown.
     """
 
     writer: int
@@ -81,7 +81,7 @@ class Writers:
         self._new: dict[int, int] = {}
         self._steps: dict[int, int] = {}
         self._rates: dict[int, Rate] = {}
-        self._appended: dict[int, int] = {}  # by writer: the time of its newest row, in nanoseconds since the epoch
+        self._appended: dict[int, int] = {}  # {writer: time of its newest row, in nanoseconds since the epoch}
 
     def read(self, now: float, snapshot: Snapshot, counter: StepCounter) -> list[WriterActivity]:
         own: dict[int, list[SegmentInfo]] = {}
@@ -179,8 +179,8 @@ def _times(
 class SavedSampler:
     """The state of a sampler when it last saved.
 
-    `batches_per_second` is the rate between the last two saves that looks have found. It is None if looks have found
-    fewer than two.
+    `batches_per_second` is the rate between the last two saves that looks have found. The rate is None if looks have
+    found fewer than two saves.
     """
 
     name: str
@@ -240,7 +240,7 @@ class LimiterCounts:
     `samples_until_held` is the number of steps that can be drawn before samplers have to wait. `inserts_until_held` is
     the number of steps that can be inserted before writers have to wait. `held` names who has to wait now: "samplers",
     "writers", "samplers and writers", or None. These three values are None if the limiter was not passed to `Activity`,
-    as its arguments are not on disk.
+    as the arguments of limiters are not on disk.
     """
 
     name: str

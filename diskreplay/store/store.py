@@ -275,7 +275,7 @@ class Store:
         foreign : bool
             Also seal segments that another machine wrote. Their writer must be dead, which cannot be checked from here.
         salvage : bool
-            Also keep steps that no mark proves, as far as their flags are valid. They may have wrong bytes.
+            Also keep steps that no mark proves, as far as their flags are valid. These steps may have wrong bytes.
         restore : int, optional
             The number of a segment to bring back from quarantine. Nothing else is repaired then.
         max_lost_steps : int, optional
@@ -310,9 +310,9 @@ class Store:
     def verify(self, deep: bool = False, progress: Callable[[int, int], None] | None = None) -> "list[Problem]":
         """Check the store on disk, and return a list of problems.
 
-        It checks the structure and file sizes. It compares the metadata to the schema, and the flags to the counters.
-        With ``deep``, it also compares every sealed chunk with its checksum. Writers may append meanwhile. See
-        docs/repair.md.
+        The call checks the structure and file sizes. It compares the metadata to the schema, and the flags to the
+        counters. With ``deep``, the call also compares every sealed chunk with its checksum. Writers may append
+        meanwhile. See docs/repair.md.
         """
         from diskreplay.integrity.verify.verify import verify  # few processes need it
 
@@ -324,9 +324,9 @@ class Store:
     ) -> "Backup":
         """Copy the store consistently to a path, and return a description of the copy; writers may append meanwhile.
 
-        The copy is the store at one moment of this call. It has every lane up to some step, including all steps that
-        were committed before the call, and the same ids, priorities, saved states and limits. The copy appears at its
-        path when it is complete. Episodes that were open at that moment are cut in the copy. The store lock is held
+        The copy is the store at one moment of this call. The copy has every lane up to some step, including all steps
+        that were committed before the call, and the same ids, priorities, saved states and limits. The copy appears at
+        its path when it is complete. Episodes that were open at that moment are cut in the copy. The store lock is held
         while counters are read and small files are copied; a writer that needs the lock waits.
 
         The checksums of sealed segments are verified in the copy. Damaged segments are copied unchanged and listed in
@@ -399,7 +399,7 @@ class Store:
         -------
         dict
             ``segments`` (how many were merged), their ``steps``, and their bytes on disk, ``bytes_before`` and
-            ``bytes_after``. All are 0 if there was nothing to merge.
+            ``bytes_after``. All numbers are 0 if there was nothing to merge.
 
         Raises
         ------
@@ -435,8 +435,8 @@ class Store:
 
         The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or the
         calling process dies, either all of these episodes are evicted or none. Bytes are deleted when all steps of a
-        segment are evicted or hidden. If a sampler has already drawn the ids of a batch, it still delivers the batch.
-        The priorities of evicted steps are deleted, and later updates of these priorities are skipped.
+        segment are evicted or hidden. If a sampler has already drawn the ids of a batch, the sampler still delivers the
+        batch. The priorities of evicted steps are deleted, and later updates of these priorities are skipped.
 
         Parameters
         ----------
@@ -469,9 +469,9 @@ class Store:
     ) -> None:
         """Change the limits of the store, for every process that has it open.
 
-        Steps that exceed a smaller limit are hidden at the next refresh. They are deleted when their whole segment is
-        deleted. A larger limit does not bring hidden steps back. Open writers keep the segment size that they started
-        with.
+        Steps that exceed a smaller limit are hidden at the next refresh. Hidden steps are deleted when their whole
+        segment is deleted. A larger limit does not bring hidden steps back. Open writers keep the segment size that
+        they started with.
 
         Parameters
         ----------
@@ -621,10 +621,10 @@ class Store:
     def to_pandas(self) -> "pandas.DataFrame":
         """Return the steps of the current snapshot as a data frame, indexed by `episode` and `step`.
 
-        It has the columns of `to_numpy`, without `episodes`. Each element of a vector of up to 64 elements has its own
-        column, such as `obs[0]`; a larger field is a column of arrays. A nested field has a name such as `obs.image`,
-        and an extra field called `id` has the name `extra.id`. ``pandas.DataFrame(store.episode_table())`` is a data
-        frame of the episodes.
+        The data frame has the columns of `to_numpy`, without `episodes`. Each element of a vector of up to 64 elements
+        has its own column, such as `obs[0]`; a larger field is a column of arrays. A nested field has a name such as
+        `obs.image`, and an extra field called `id` has the name `extra.id`. ``pandas.DataFrame(store.episode_table())``
+        is a data frame of the episodes.
 
         Raises
         ------
@@ -658,10 +658,10 @@ class Store:
     ) -> "ray.data.Dataset":
         """Return the steps of the current snapshot as a dataset of Ray Data with one row per step.
 
-        It has the columns of `to_pandas`, including `episode` and `step`. Arrays are tensors: ``obs`` has the shape
-        of the field. This call reads no steps: Ray's tasks read them later, on the caller's machine. Each task reads
-        several small segments, or a part of a large segment, and yields blocks of up to 32 MiB. The rows of an episode
-        are in order inside a block. Ray's execution options decide the order of blocks.
+        The dataset has the columns of `to_pandas`, including `episode` and `step`. Arrays are tensors: ``obs`` has the
+        shape of the field. This call reads no steps: Ray's tasks read them later, on the caller's machine. Each task
+        reads several small segments, or a part of a large segment, and yields blocks of up to 32 MiB. The rows of an
+        episode are in order inside a block. Ray's execution options decide the order of blocks.
 
         Parameters
         ----------

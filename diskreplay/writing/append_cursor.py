@@ -137,7 +137,7 @@ class AppendCursor:
         for i in range(known, self._count):
             targets[i][at] = items[i]
         self._done[at] = flags
-        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # what `clock_ns` returns, without the call
+        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # as `clock_ns` does, without the call
         rows = row + 1
         if next_obs is not None:
             for i, target in enumerate(self._obs):
@@ -152,7 +152,8 @@ class AppendCursor:
                 rows, next_obs = rows + 1, None
             if episode:
                 segment.write_values(0, episode)
-        # `SegmentWriter.publish`, without the call. The assignments that can fail on a full disk come first.
+        # These lines do the same as `SegmentWriter.publish`, without the call. The assignments that can fail on a full
+        # disk come first.
         self._committed[0] = segment.rows[0] = rows
         segment.total_rows += rows - row
         if next_obs is not None:

@@ -160,8 +160,8 @@ def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple
 class PartCaster:
     """Casts a step's value of ``part`` ("obs", "action" or "extra") to `Items`, one per leaf in the schema's order.
 
-    If this part of the schema is a single field, ``lone`` is the caster of the field. If it is a mapping of fields,
-    ``lone`` is None.
+    If this part of the schema is a single field, ``lone`` is the caster of the field. If this part is a mapping of
+    fields, ``lone`` is None.
     """
 
     def __init__(self, schema: Schema, part: str, checks: Mapping[str, Check] = NO_CHECKS) -> None:
@@ -181,7 +181,7 @@ class PartCaster:
         return [self._casters[path].item(raw) for path, raw in self._schema.flatten(self._part, value)]
 
 
-_BOOL = np.dtype(np.bool_)  # made once: a comparison with np.bool_ would look up this dtype each time
+_BOOL = np.dtype(np.bool_)  # made once, as a comparison with np.bool_ would look up this dtype each time
 _PRIORITY = Field((), "float64")
 _priority_caster = leaf_caster(_PRIORITY, "priority")
 

@@ -160,7 +160,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a complete episode at once; the first axis of each array in ``values`` is the steps."""
+        """Write and publish a complete episode at once; the first axis of each array in ``values`` has the steps."""
         steps, ended = len(values[0]), terminated or truncated
         self.read_clock()
         self.cut(lane, None, None, marked=True)
@@ -293,8 +293,8 @@ class EpisodeWriter:
 
         The episode gets a final observation if one is known: the observation that is already visible after the last
         step, or else ``final_obs``. With ``marked``, a row that ends the episode is always written, so readers see the
-        end at once. Otherwise readers may see it only when the lane's next row is published, or when the segment is
-        sealed.
+        end at once. Otherwise readers may see the end only when the lane's next row is published, or when the segment
+        is sealed.
         """
         lane.continues, lane.resumes_at = False, None
         if not lane.open:
@@ -381,7 +381,7 @@ class EpisodeWriter:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cut open episodes and submit every segment to the `Sealer`; call this again if it was interrupted."""
+        """Cut open episodes and submit every segment to the `Sealer`; after an interrupt, call this again."""
         self.read_clock()
         full: StorageFull | None = None
         try:
@@ -422,7 +422,7 @@ def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
 def _flags(
     lane: Lane, next_obs: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
 ) -> tuple[int, int]:
-    """Return the flags of a lane's next step, and of the row after it if this row ends the episode, else 0."""
+    """Return the flags of a lane's next step, and of the row after the step; 0 if that row does not end the episode."""
     flags = step_flags(not lane.open, lane.continues, terminated, truncated)
     if next_obs is not None and (terminated or truncated):
         return flags, final_flags(True, True, bool(episode))

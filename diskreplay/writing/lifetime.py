@@ -1,6 +1,7 @@
 """The lifetime of a writer: one call at a time, no call after `close`, and seals for writers that were not closed.
 
-The segments of a writer that was not closed are sealed when it is garbage collected, or when the interpreter ends.
+The segments of a writer that was not closed are sealed when the writer is garbage collected, or when the interpreter
+ends.
 """
 
 import _thread
@@ -32,7 +33,7 @@ class CallLock:
     A call of a writer deletes `free`, and sets it again at the end of the call. To delete an attribute, or to find it
     missing, is one operation: no other thread and no signal handler can interrupt it. A lock of `threading` would take
     several times as long. A signal handler that raises between the acquisition of such a lock and the block that
-    releases the lock would leave it locked.
+    releases the lock would leave the lock taken.
     """
 
     __slots__ = ("free", "taken")
@@ -60,8 +61,8 @@ class OnError:
     """A context manager that calls a method with the error that its block raised.
 
     A context manager made from a generator function would take a microsecond longer. The reference to the method is
-    weak, since the method's object refers to this context manager. With a strong reference, both would stay in memory
-    until a garbage collection.
+    weak, since the method's object refers to this context manager. With a strong reference, both objects would stay in
+    memory until a garbage collection.
     """
 
     __slots__ = ("_method",)
@@ -150,8 +151,8 @@ class Dropped(NamedTuple):
 def seal_when_dropped(writer: Any, episode_writer: EpisodeWriter, lock: CallLock) -> Any:
     """Return a finalizer that seals the writer's segments; call the finalizer's ``detach()`` when the writer is closed.
 
-    The finalizer runs when the writer is garbage collected or the interpreter ends. Its attribute ``alive`` is True
-    until it is detached or has run.
+    The finalizer runs when the writer is garbage collected or the interpreter ends. The attribute ``alive`` of the
+    finalizer is True until the finalizer is detached or has run.
     """
     return weakref.finalize(writer, _drop, Dropped(episode_writer, lock, weakref.ref(writer)), os.getpid())
 

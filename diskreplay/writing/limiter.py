@@ -111,8 +111,8 @@ class RateLimiter:
 
     def _least_buffer(self, steps: int) -> float:
         # The value inserted * samples_per_insert - drawn has two bounds, 2 * error_buffer apart. Writers stop when the
-        # value is less than samples_per_insert below the upper bound. For a sampler to draw a batch then, the value
-        # must be at least `steps` above the lower bound.
+        # value is less than samples_per_insert below the upper bound. A sampler can then draw a batch only if the value
+        # is at least `steps` above the lower bound.
         return (steps + self.samples_per_insert) / 2
 
     def may_insert(self, inserted: Inserted, drawn: int) -> bool:

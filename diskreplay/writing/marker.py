@@ -44,7 +44,7 @@ class MarkedWriter(Protocol):
 class _LeftSegment:
     """An unsealed segment to which its writer appends no more.
 
-    It is marked every ``every_s`` seconds. ``due`` is the time of the next mark by `time.monotonic`.
+    The segment is marked every ``every_s`` seconds. ``due`` is the time of the next mark by `time.monotonic`.
     """
 
     segment: SegmentWriter
@@ -186,7 +186,7 @@ class Marker:
                 if writers:
                     self._root.check_still_there()
                     self._fail(writers, self._mark_each(list(writers)))
-            except Exception as error:  # whatever its class: the writer must learn that its rows are not marked
+            except Exception as error:  # any error: the writer must learn that its rows are not marked
                 self._fail(writers, dict.fromkeys(writers, error))
 
     def _mark_each(self, segments: Sequence[SegmentWriter]) -> dict[SegmentWriter, Exception]:

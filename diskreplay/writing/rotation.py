@@ -151,7 +151,7 @@ _UNKNOWN = Size(256)
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
 # If a quarter of the newest segment was filled in less than this many seconds, the next segment is not made in the
-# background. It would be ready only after the newest segment is full.
+# background. The next segment would be ready only after the newest segment is full.
 LEAST_QUARTER_S = 0.05
 
 
@@ -209,7 +209,8 @@ class Rotation:
     ) -> None:
         """Make published rows durable in the background, until `abandon`.
 
-        ``refuse_calls`` is a weak reference to a function. If a mark fails and the function still exists, it is called.
+        ``refuse_calls`` is a weak reference to a function. This function is called if a mark fails and the function
+        still exists.
         """
         if durability != "none":
             self._marker, self._refuse_calls = marker, refuse_calls
@@ -249,8 +250,8 @@ class Rotation:
     def row_limits(self) -> tuple[int, int]:
         """Return the arguments ``limit`` and ``begin_limit`` of an `AppendCursor`, for a writer with one lane.
 
-        When the next row is ``limit`` or later, call `preallocate` and `has_to_end` before each step. When it is
-        ``begin_limit`` or later, call `assign_segment` before a step that begins an episode.
+        When the next row is ``limit`` or later, call `preallocate` and `has_to_end` before each step. When the next row
+        is ``begin_limit`` or later, call `assign_segment` before a step that begins an episode.
         """
         if self.segment_per_episode:
             return 2 * self._target, 1

@@ -217,7 +217,8 @@ class Sealer:
             try:
                 self._seal(list({lock: (info, lock) for info, lock in batch if not lock.is_released}.values()), held)
             finally:
-                # Not the locks of segments in `held`: `drain` may have submitted these segments again during `_seal`.
+                # The locks of segments in `held` are kept: `drain` may have submitted these segments again during
+                # `_seal`.
                 self._release([(info, lock) for info, lock in batch if info.number not in held])
             try:
                 self._after()

@@ -32,18 +32,18 @@ Bools = NDArray[np.bool_]
 _NOWHERE = -1
 _NONE = -2
 
-# The kernel that writes a step of many lanes. It is compiled only if this process also samples: a process that only
-# writes should not wait for the compiler.
+# The kernel that writes a step of many lanes. The kernel is compiled only if this process also samples: a process that
+# only writes should not wait for the compiler.
 STEP_KERNEL = "write_lanes"
 
 
 class Step(NamedTuple):
     """One step of the lanes ``lanes``, or of all lanes (None). The arrays have a row for each lane of the vector.
 
-    Rows of lanes that are not in ``lanes`` are ignored. Three masks tell how the step ended each lane's episode: it is
-    terminated where ``ends`` is True, truncated where ``cuts`` is True, and one or both where ``ended`` is True.
-    ``some_end`` is True if any element of ``ended`` is True. ``episode`` has the values of episode fields for the ended
-    episodes.
+    Rows of lanes that are not in ``lanes`` are ignored. Three masks tell how the step ended each lane's episode: the
+    episode is terminated where ``ends`` is True, truncated where ``cuts`` is True, and one or both where ``ended`` is
+    True. ``some_end`` is True if any element of ``ended`` is True. ``episode`` has the values of episode fields for the
+    ended episodes.
     """
 
     lanes: Ints | None
@@ -156,7 +156,7 @@ class _ArrayLane(Lane):
 
     @pending.setter
     def pending(self, value: list[bytes] | None) -> None:
-        # This is only set to None: `LaneArrays.keep_next_obs` sets observations, for many lanes at once.
+        # `pending` is only set to None here. `LaneArrays.keep_next_obs` sets observations, for many lanes at once.
         assert value is None
         self._arrays.known[self.number] = self._arrays.steady = False
 
@@ -274,8 +274,8 @@ class VectorSteps:
     def _in_turn(self, step: Step) -> Iterator[int]:
         """Yield the lanes whose step needs more than a write, in ascending order.
 
-        The caller makes room for each yielded lane before it asks for the next lane. This may change what other lanes
-        need: when the last lane leaves an older segment, the newest segment may have to end.
+        The caller makes room for each yielded lane before it asks for the next lane. This may change the needs of other
+        lanes: when the last lane leaves an older segment, the newest segment may have to end.
         """
         rotation, last = self._episode_writer.rotation, -1
         changes = -1

@@ -68,7 +68,7 @@ class BaseWriter:
         self._lock = self._own_lock
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # a signal handler called `close`: the present call has to close the writer
-        # Marking begins before the finalizer is made, because it fails if the system allows no more threads.
+        # Marking begins before the finalizer is made, because marking fails if the system allows no more threads.
         episode_writer.rotation.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
         self._dropped = seal_when_dropped(self, episode_writer, self._own_lock)
         _alive.add(self)
@@ -98,7 +98,10 @@ class BaseWriter:
         return WriterClosed("this writer is closed; make a new one: store.writer()")
 
     def _background_failure(self) -> Exception | None:
-        """Return the error of a background thread, if there is one. Unless it is StorageFull, close the writer."""
+        """Return the error of a background thread, if there is one.
+
+        Unless the error is StorageFull, close the writer.
+        """
         rotation = self._episode_writer.rotation
         if rotation.failure is None or not self._own_lock.acquire():
             return None
@@ -237,7 +240,7 @@ class BaseWriter:
 
         Raises StoreNotFound if the store is gone.
         """
-        if not isinstance(error, (StorageFull, StoreLocked)):  # these are raised before anything was written
+        if not isinstance(error, (StorageFull, StoreLocked)):  # both errors are raised before anything was written
             self._abandon()
             self._episode_writer.explain(error)
 

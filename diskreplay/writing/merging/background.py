@@ -57,10 +57,10 @@ class BackgroundCompaction:
         self._wait_s = _FIRST_S
 
     def note_sealed(self) -> None:
-        """Start merging if it is due; call this after segments were sealed."""
+        """Start a merge if one is due; call this after segments were sealed."""
         with self._condition:
             is_due = self._has_new and (self._compresses or self._has_many)
-            # If an error has ended the thread, a new one may be started.
+            # If an error has ended the thread, a new thread may be started.
             is_idle = self._thread is None or not self._thread.is_alive()
             if is_due and is_idle and not self._is_stopped:
                 thread = threading.Thread(target=self._run, name="diskreplay-compaction", daemon=True)
@@ -93,7 +93,7 @@ class BackgroundCompaction:
         thread = self._thread
         while thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(_ASK_AGAIN_S)
-            self.stop_soon()  # again: a child without its own handler yet may ignore SIGTERM, like its parent
+            self.stop_soon()  # a child without a handler yet may have ignored SIGTERM, like its parent
 
     def _run(self) -> None:
         with suppress(_Stopped):
@@ -175,7 +175,7 @@ def _private_folder(above: str) -> str:
 
 
 def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes]":
-    """Start and return a child process that merges segments; it imports modules from the paths of this process.
+    """Start and return a child process that merges segments; the child imports modules from the paths of this process.
 
     ``since`` is the value of the counter `layout.NEXT_SEGMENT` at the last check. The child holds the lock ``turn``
     until the child ends, even if this process dies. The working directory of the child is the store's folder, even if

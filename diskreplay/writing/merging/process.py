@@ -1,7 +1,8 @@
 """The program of the child process of `BackgroundCompaction`: it merges segments of one store.
 
-To leave time to other processes, it sleeps often instead of running at a low priority. A process of low priority might
-get no processor time on a busy machine while it holds the store lock, and every writer would wait for the lock.
+To leave time to other processes, the process sleeps often instead of running at a low priority. A process of low
+priority might get no processor time on a busy machine while it holds the store lock, and every writer would wait for
+the lock.
 """
 
 import os
