@@ -519,8 +519,6 @@ class ChunkTables:
         The index of each segment's first lane among the lanes of all slots.
     first_rows : (lanes,) int64
         The row of the pack at which each lane begins, or `frozen.OWN_FOLDER` if the lane's segment is not in a pack.
-    leaves : dict of str to ChunkTable
-        The table of each array.
     held : MappingGuard
         Keeps all chunks that are in memory now. A new guard replaces it after an array or the ``holder`` of a table was
         replaced: see `addresses`.

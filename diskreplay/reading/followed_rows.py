@@ -42,20 +42,8 @@ class FollowedRows:
 
     To follow a row means to read its flags once, to find the episodes of its lane.
 
-    Attributes
-    ----------
-    slots : Slots
-        The number of rows of each lane.
-    tables : ChunkTables
-        The addresses of the rows in memory.
-    log : EpisodeLog
-        The ended episodes.
-    live : LiveLanes
-        The lanes that may grow. `LiveLanes` calls this object as its `LiveLanesOwner`.
-    newly_discarded : list of EpisodeTable
-        The discarded episodes that were found since the caller last emptied this list.
-    lost : int
-        The number of steps of segments that turned out to be damaged or gone. The caller resets it to 0.
+    ``newly_discarded`` has the discarded episodes that were found since the caller last emptied this list. ``lost`` is
+    the number of steps of segments that turned out to be damaged or gone; the caller resets it to 0.
     """
 
     def __init__(

@@ -229,8 +229,6 @@ class Snapshot:
 
     Attributes
     ----------
-    segments : SegmentTable
-        The table of the segments.
     steps : int
         The number of visible steps.
     record : ndarray of int64

@@ -98,11 +98,11 @@ class Compaction:
         return Compacted(len(every), steps, sum(disk_usage(info.path)[0] for info in every), 0)
 
     def run_due(self, pace: Callable[[], None]) -> bool:
-        """Merge segments that have about the same length, or compress segments, if that pays.
+        """Merge segments of about the same length, or compress segments, if many are due.
 
-        Return whether any were merged. Only segments of about the same length are merged with each other. So when the
-        steps of a pack are copied again, the new pack is about `_MANY` times as long. ``pace`` is called often during
-        the work: it can pause the work, or end it by raising.
+        Return whether any segments were merged. Only segments of about the same length are merged with each other. So
+        when the steps of a pack are copied again, the new pack is about `_MANY` times as long. ``pace`` is called often
+        during the work: it can pause the work, or end it by raising.
         """
         kinds: dict[tuple[int, bool], list[Candidate]] = {}
         for one in self.candidates(pace):
