@@ -312,7 +312,7 @@ def allocate(nbytes: int, before: int) -> Piece | None:
 
 
 def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
-    """Return memory for a chunk that the system refuses to map, beyond the budget; None if no memory is left."""
+    """Return memory beyond the budget, for a chunk that the system refuses to map; None if no memory is left."""
     _release(READ, before)
     return lone_piece(nbytes)
 

@@ -125,10 +125,7 @@ class ChunkTable:
         return self._tables.lock
 
     def add_folders(self, folders: Sequence[Folder | None]) -> None:
-        """Add folders after the present ones.
-
-        In the arrays with a value per chunk, a pack gets room for all its chunks, and a segment for one chunk.
-        """
+        """Add folders: a pack with room for all its chunks, and a segment with room for one chunk."""
         divided = [(0, 0) if folder is None else folder.division(self.leaf) for folder in folders]
         shift, chunks = np.array(divided, np.int64).reshape(-1, 2).T
         how = np.full(len(folders), MAPPED, np.uint8)
@@ -233,7 +230,7 @@ class ChunkTable:
             if inside.any():
                 self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
         for folder, chunk, place in zip(folders.tolist(), chunks.tolist(), places.tolist(), strict=True):
-            if not self.bases[place]:  # otherwise it was decompressed above, or its whole pack was mapped
+            if not self.bases[place]:  # otherwise the chunk was decompressed above, or its whole pack was mapped
                 self._open(folder, chunk, use, copy=copy)
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:

@@ -189,7 +189,7 @@ class Episode:
             A path of `Schema.step_leaves`: "reward", "obs/image", "extra/log_prob".
         first, stop : int
             The range of rows ``[first, stop)``; with ``stop=None``, the range ends with the last row. Observations have
-            one row more than there are steps if the episode has a final observation.
+            one row more than the steps if the episode has a final observation.
 
         Raises
         ------

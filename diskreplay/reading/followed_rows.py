@@ -1,4 +1,4 @@
-"""The rows of a store whose flags a reader has read to find episodes.
+"""The rows that a reader follows: it reads the flags of each row once, to find episodes.
 
 The slot of a segment is its number minus the number ``origin`` of the first segment.
 """

@@ -139,7 +139,7 @@ class _Generation:
         self._root, self._counters, self.known = root, counters, known
         self._words = counters.read()
         # Limits hide single steps, in the order of their publication. A store without a limit may have hidden steps of
-        # an earlier limit, which stay hidden. In other stores without a limit, times are never read.
+        # an earlier limit, which stay hidden. In other stores without a limit, the follower reads no times.
         self._limits = replace(root.limits)
         self._is_timed = self._limits.are_set or bool(self._words[[layout.FRONTIER, layout.HORIZON]].any())
         self._raw = b""

@@ -289,5 +289,5 @@ class KnownSegments:
                 raise Merged
 
     def merged_since(self, first: int) -> set[int]:
-        """Return the numbers of the segments in all packs whose numbers are ``first`` or higher."""
+        """Return the numbers of the segments that were merged into packs with numbers from ``first`` on."""
         return merged_numbers(self._root, first) if self._counters.peek(layout.NEXT_SEGMENT) > first else set()

@@ -63,7 +63,8 @@ class CapacityFrontier:
     generation : int
         The generation of the `EpisodeLog` whose hidden steps were counted last.
     oldest : (lanes,) int64
-        The first visible row of each lane, `hiding.NEVER` if its segment is gone. A change replaces the array.
+        The first visible row of each lane, `hiding.NEVER` if its segment is gone. A change of a value replaces the
+        array.
     newer : (lanes,) int64
         The memory for the next ``oldest``, which the kernel writes.
     found : memoryview

@@ -300,7 +300,7 @@ class Snapshot:
         return self._counters[following.COMMITTED]
 
     def committed_rows(self, slot: Ints, lane: Ints) -> Ints:
-        """Return the number of complete rows of each ``(slot[i], lane[i])``; this is quick for few lanes."""
+        """Return the number of complete rows of each ``(slot[i], lane[i])``; `committed` is slower for few lanes."""
         rows: Ints = self.lane_rows[following.COMMITTED, self.lane_base[slot] + lane]
         column = self.segments.live_base[slot]
         grows = column >= 0

@@ -322,10 +322,7 @@ class DiskUse:
         self._growing_before: Collection[int] = ()
 
     def read(self, growing: Collection[int], progress: Progress | None = None) -> int:
-        """Return the number of bytes on disk; ``growing`` has the numbers of the segments that may grow.
-
-        ``progress(done, total)`` is called with numbers of segments.
-        """
+        """Return the number of bytes on disk; ``growing`` has the numbers of the segments that may grow."""
         there = listed_numbers(self._root)
         self._at_rest = {number: self._at_rest[number] for number in there if number in self._at_rest}
         measured = [number for number in there if number not in self._at_rest]

@@ -29,7 +29,7 @@ def evict(follower: Follower, retention: Retention, where: Callable[[Episode], b
 
 
 def hidden_before(follower: Follower) -> int:
-    """Refresh and return a time in nanoseconds since the epoch: limits hide all steps published before this time."""
+    """Refresh and return a time in nanoseconds since the epoch: every hidden step was published before this time."""
     follower.refresh()
     return follower.snapshot.hidden_before
 

@@ -295,7 +295,7 @@ class Store:
         if not dry_run:
             self._check_writable("repair")
             self._root.check_still_there()
-        from diskreplay.integrity.repair.repair import repair as repair_store  # few processes need it
+        from diskreplay.integrity.repair.repair import repair as repair_store  # few processes need this module
 
         repaired = repair_store(
             self._root.home,
@@ -314,7 +314,7 @@ class Store:
         counters. With ``deep``, the call also compares every sealed chunk with its checksum. Writers may append
         meanwhile. See docs/repair.md.
         """
-        from diskreplay.integrity.verify.verify import verify  # few processes need it
+        from diskreplay.integrity.verify.verify import verify  # few processes need this module
 
         return verify(self._root.home, deep=deep, progress=progress)
 
@@ -331,7 +331,7 @@ class Store:
 
         The checksums of sealed segments are verified in the copy. Damaged segments are copied unchanged and listed in
         `problems` of the result. If a call is interrupted or the disk is full, the copied files stay in a hidden folder
-        next to the path, ``.NAME.backup``. The same call then continues from there.
+        next to the path, ``.NAME.backup``. The same call then continues with these files.
 
         Parameters
         ----------
@@ -359,7 +359,7 @@ class Store:
             The store was deleted or replaced since it was opened.
         """
         self._open_follower()
-        from diskreplay.integrity.backup.backup import back_up  # few processes need it
+        from diskreplay.integrity.backup.backup import back_up  # few processes need this module
 
         return back_up(self._root, path, link=link, progress=progress)
 
@@ -417,7 +417,7 @@ class Store:
         follower = self._open_follower()
         if not dry_run:
             self._check_writable("compact")
-        from diskreplay.writing.merging.compaction import Compaction  # few processes need it
+        from diskreplay.writing.merging.compaction import Compaction  # few processes need this module
 
         level = self._root.compression if compression is None else compression_level(compression)
         retention = Retention(self._root, self._counters) if dry_run else self._retention

@@ -349,10 +349,6 @@ class EpisodeWriter:
         lane.open, lane.pending, lane.continues, lane.resumes_at = False, None, False, None
 
     def report_cuts_to(self, listener: Callable[[], Callable[[int], None] | None]) -> None:
-        """Register a weak reference to a function, which is called with a lane's number in place of a warning.
-
-        The function is called if an observation differs from the ``next_obs`` of the lane's previous step.
-        """
         self._cut_listener = listener
 
     def _note_discontinuity(self, lane: Lane) -> None:

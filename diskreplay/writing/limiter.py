@@ -15,7 +15,7 @@ from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.locks import Lock, try_lock
 
 # The time between checks of the counts grows from _SHORTEST_S to _LONGEST_S seconds, by the factor _GROWTH after each
-# check. The first time is short, as the other side may be about to insert or draw.
+# check. The first wait is short, as the other side may be about to insert or draw.
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.0002, 0.01, 1.5
 
 
@@ -162,7 +162,7 @@ class AttachedLimiter:
     Each process adds to the number that its process id selects. Several samplers may add to the same number, as they
     hold the lock. If a process dies, its lock is released, and the steps that it has counted stay counted.
 
-    Concurrency: one thread at a time, as for the writer or sampler itself. A forked child may use it.
+    Concurrency: one thread at a time, as for the writer or sampler itself. A forked child may use the limiter.
     """
 
     def __init__(self, limiter: RateLimiter, root: Root) -> None:
@@ -185,7 +185,7 @@ class AttachedLimiter:
         """Return a context manager that waits until a step may be inserted, and holds the limiter's lock in its block.
 
         The block has to commit the step. During the wait, ``check`` is called repeatedly; if it raises an error, the
-        wait ends with this error. Raises RateLimited at the timeout. In both cases, no step is counted.
+        wait ends with this error. Raises RateLimited at the timeout. If the call raises, no step is counted.
         """
         lock = self._wait(self.limiter.may_insert, "insert a step", check)
         try:

@@ -59,16 +59,16 @@ class Marker:
     A segment is left when its writer appends no more to it. Left segments are marked, too, until they are sealed, which
     may be several intervals later.
 
-    Concurrency: any thread of the process that made it. The marking thread runs while there are writers, or unsealed
-    segments that writers have left.
+    Concurrency: any thread of the process that made the `Marker`. The marking thread runs while there are writers, or
+    unsealed segments that writers have left.
     """
 
     def __init__(self, root: Root) -> None:
         self._root = root
         self._condition = threading.Condition()
-        self._every: dict[MarkedWriter, float] = {}  # the interval of each writer
-        self._due: dict[MarkedWriter, float] = {}  # the time of each writer's next mark
-        self._left: dict[int, _LeftSegment] = {}  # by segment number
+        self._every: dict[MarkedWriter, float] = {}
+        self._due: dict[MarkedWriter, float] = {}
+        self._left: dict[int, _LeftSegment] = {}  # {segment number: segment}
         self._busy = threading.RLock()  # held while segments are being marked
         self._thread: threading.Thread | None = None
         self._file_system: FileSystemSync | None = None  # None if the thread is not running

@@ -392,7 +392,7 @@ class Rotation:
         """
         seal = self._seals = self._seals and seal
         if self._marker is not None and not seal:
-            self._marker.remove(self)  # before the locks are released: another process may then seal a segment
+            self._marker.remove(self)  # marking must end before another process can seal a segment
         try:
             for lane in self._lanes:
                 lane.segment = lane.cursor = None

@@ -30,7 +30,7 @@ class Sealer:
     ``after`` is called each time a batch of segments was sealed. ``marker`` marks segments that the writers of this
     process have left, until the segments are sealed.
 
-    Concurrency: any thread of the process that made it. The sealing thread runs while there is work.
+    Concurrency: any thread of the process that made the `Sealer`. The sealing thread runs while there is work.
     """
 
     def __init__(self, root: Root, after: Callable[[], Any], marker: Marker) -> None:

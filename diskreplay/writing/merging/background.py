@@ -41,7 +41,7 @@ class BackgroundCompaction:
     A thread in this process would need the GIL after each file, and take it from the collecting threads. The stores of
     a user take turns: one store is merged at a time, and then a random one of the waiting stores.
 
-    Concurrency: any thread of the process that made it.
+    Concurrency: any thread of the process that made this object.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, is_busy: Callable[[], bool]) -> None:
