@@ -123,7 +123,7 @@ class CapacityFrontier:
             self._by_place[hiding.LINE, gone] = -1
 
     def _take_over(self) -> None:
-        """Set ``oldest`` to the rows that the kernel has reached, if it has stopped before all steps were hidden."""
+        """Set ``oldest`` to the kernel's present rows if the kernel has stopped before all steps were hidden."""
         if self.found[hiding.LAST] >= 0 and self._by_place is not None:
             self._set_oldest(self._by_place[hiding.OLDEST].copy())
             hiding.note_last(self._numbers)
@@ -185,8 +185,8 @@ class LiveLanesOwner(Protocol):
     def keeps_all_ended(self) -> bool:
         """Whether newly ended episodes can be kept unchecked.
 
-        This holds if no episode is evicted or lost, and no earlier part of a discarded episode is sought: see
-        `Discards`.
+        Newly ended episodes need no check if no episode is evicted or lost, and no earlier part of a discarded episode
+        is sought: see `Discards`.
         """
 
     def add_ended(self, end: int, steps: int) -> None:
@@ -228,8 +228,8 @@ class LiveSegment:
 
         ``before`` has the numbers of complete rows from the last call: they never decrease.
         """
-        # `observed` must be read first. If it is one more than `committed`, the extra row is the row after the complete
-        # rows.
+        # `observed` must be read first. If `observed` is one more than `committed`, the extra row is the row after the
+        # complete rows.
         observed = self.observed.copy()
         committed = self.committed.copy()
         lanes = len(committed)

@@ -1,1 +1,1 @@
-"""The store: opening, limits, eviction, tables and activity. It uses reading, writing and integrity."""
+"""The store: opening, limits, eviction, tables and activity. This package uses reading, writing and integrity."""

@@ -243,7 +243,7 @@ class Store:
         Parameters
         ----------
         progress : callable, optional
-            ``progress(done, total)`` is called with two numbers of bytes: of rewards read so far, and of all rewards.
+            ``progress(done, total)`` is called with the bytes of the rewards read so far, and of all rewards.
         total_reward : bool
             Whether to sum the rewards of every episode. If False, `total_reward` is None.
         """
@@ -578,7 +578,7 @@ class Store:
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
         """Return the properties of all episodes as columns, oldest episode first: id, segment, lane, length, ...
 
-        ``progress(done, total)`` is called with two numbers of bytes: of rewards read so far, and of all rewards.
+        ``progress(done, total)`` is called with the bytes of the rewards read so far, and of all rewards.
         """
         return episode_table(self.snapshot, progress)
 

@@ -105,7 +105,7 @@ def step_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Colum
 
 
 def hidden_column(schema: Schema) -> str:
-    """Return the name of the column `HIDDEN`: ``is_hidden`` if an extra field has that name."""
+    """Return the name of the column `HIDDEN`: ``is_hidden`` if an extra field is called ``hidden``."""
     return f"is_{HIDDEN}" if HIDDEN in schema.extra else HIDDEN
 
 
