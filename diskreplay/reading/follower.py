@@ -64,7 +64,6 @@ class Follower:
                 attempts -= 1
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
-        """From now on, use the compiled kernels that ``kernel(name)`` returns."""
         kernel(self.kernel_name)  # outside the lock: compilation takes seconds, and others may refresh meanwhile
         with self._lock:
             self._kernel = kernel
@@ -76,7 +75,6 @@ class Follower:
 
     @property
     def damaged(self) -> dict[int, str]:
-        """A description of the damage of each segment that is left out, by segment number."""
         return self._now.known.damaged
 
     @property

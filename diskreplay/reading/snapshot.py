@@ -46,7 +46,6 @@ LANE_BITS = layout.MAX_LANES.bit_length() - 1
 
 
 def writer_and_lane(key: Any) -> tuple[Any, Any]:
-    """Return the writer and the lane number in a key, or in each key of an array: see `LaneMap.key`."""
     return key >> LANE_BITS, key & (layout.MAX_LANES - 1)
 
 
@@ -344,7 +343,6 @@ class Snapshot:
         return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
 
     def leaf(self, path: str) -> ChunkTable:
-        """Return the `ChunkTable` of the array of one leaf of the schema, or of the array ``done``."""
         return self.segments.tables.leaves[path]
 
     @computed_once

@@ -110,7 +110,6 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
         return False
 
     def estimate_inmemory_data_size(self) -> int:
-        """Return the number of bytes of all rows, including episodes that `where` excludes."""
         return int(self._steps.sum()) * self._row_bytes
 
     @property
@@ -186,7 +185,6 @@ class ReadSteps:
     columns: tuple[Column, ...]
 
     def __call__(self) -> Iterator[Any]:
-        """Yield Ray's blocks of up to `BLOCK_BYTES` bytes, with the steps of one episode after another."""
         snapshot = _follower(self.path, self.uuid).refresh()[0]
         most = max(1, BLOCK_BYTES // max(1, sum(column.row_bytes for column in self.columns)))
         pieces: list[list[NDArray[Any]]] = []

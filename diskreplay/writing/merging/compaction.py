@@ -129,7 +129,6 @@ class Compaction:
         return len(group) >= _MANY or is_full or is_much
 
     def candidates(self, pace: Callable[[], None] = _at_once) -> list[Candidate]:
-        """Return the sealed segments that may be put into a pack, sorted by the time of their last step."""
         infos = []
         words = self._counters.read()
         for number in live_numbers(self._root, words):
