@@ -316,7 +316,12 @@ class Population:
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
-        self._end = self._write_third(snapshot, still_open)
+        kind, left = RUNS if self._looks_at_open else RUNS_AND_OPEN, self._partly
+        end = self._write_starts(snapshot, left, kind, self._ended)
+        if end < 0:  # some runs are wholly hidden now
+            end = ~end
+            self._partly = np.compress(left[COUNT] > 0, left, axis=1)
+        self._end = end if still_open is None else self._write_starts(snapshot, still_open.lines, LINES, end)
         if self._ended >= MANY:
             self._block.settle(self._ended)
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
@@ -386,19 +391,6 @@ class Population:
         self._block.sort(start, end)
         self._oldest_new = min(self._oldest_new, self._block.time_of(start))
         self._ended = end
-
-    def _write_third(self, snapshot: Snapshot, still_open: EpisodeTable | None) -> int:
-        """Write the third region of the block, see the module's docstring, and return its end.
-
-        The third region has the visible parts of the runs in `_partly`, and the runs of the episodes in `still_open`.
-        If `still_open` is None, the region has the runs of all open episodes.
-        """
-        left = self._partly
-        end = self._write_starts(snapshot, left, RUNS_AND_OPEN if still_open is None else RUNS, self._ended)
-        if end < 0:  # some runs are wholly hidden now
-            end = ~end
-            self._partly = np.compress(left[COUNT] > 0, left, axis=1)
-        return end if still_open is None else self._write_starts(snapshot, still_open.lines, LINES, end)
 
     def _write_starts(self, snapshot: Snapshot, given: Ints, kind: int, at: int) -> int:
         """Return the result of `kernels.runs.starts`, which writes runs into the block from index `at` on."""
