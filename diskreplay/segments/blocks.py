@@ -1,11 +1,8 @@
-"""Checksums of the blocks of sealed chunk files: only the rows of damaged blocks are lost, not the whole segment.
+"""Checksums of the blocks of sealed chunk files: if a block is damaged, only its rows are lost, not the whole segment.
 
 A block is a part of a chunk file, of at most 64 KiB. The file ``durable/blocks`` of a sealed segment has the CRC-32C of
-every block of every chunk file, as little-endian uint32. The checksums are sorted by the path of the array, then by the
-number of the chunk, then by the number of the block. Each checksum is XORed with the CRC-32C of a block of zeros of the
-same length. The result is 0 for a block of zeros, so ``durable/blocks`` has holes where the chunk files have holes. The
-CRC-32C of a whole chunk file can be computed from the checksums of its blocks. The segment's attributes have the
-CRC-32C of each chunk file too, so a reader can verify the checksums of one chunk file without those of the others.
+every block, as little-endian uint32. Each CRC-32C is XORed with the CRC-32C of a block of zeros of the same length, so
+``durable/blocks`` has holes where the chunk files have holes.
 """
 
 import os
@@ -34,11 +31,7 @@ _INVERSION = 0xFFFFFFFF
 
 
 def block_bytes(row_bytes: int) -> int:
-    """Return the size of a block in bytes, for an array with rows of ``row_bytes`` bytes.
-
-    A block has as many rows as fit in 64 KiB, rounded down to a power of two, and at most 512. If a single row is
-    larger than 64 KiB, a block has 64 KiB and need not begin where a row begins.
-    """
+    """Return the size of a block in bytes; a block has whole rows, unless a single row is larger than 64 KiB."""
     if row_bytes > layout.BLOCK_BYTES:
         return layout.BLOCK_BYTES
     return min(layout.BLOCK_ROWS, layout.floor_power_of_two(layout.BLOCK_BYTES // row_bytes)) * row_bytes
@@ -48,17 +41,16 @@ def block_bytes(row_bytes: int) -> int:
 class BlockSums:
     """The checksums of the blocks of a segment's chunks, collected in memory until `write` writes them.
 
-    ``chunks`` maps the path of an array and the number of a chunk to the checksums of the chunk's blocks, in the form
-    that `stored` returns.
+    ``chunks`` has, by the path of an array and the number of a chunk, what `stored` returns for the blocks of the
+    chunk.
     """
 
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
     def add(self, array: RowArray, chunk: int, fd: int, block: int | None = None) -> int:
-        """Add the checksums of the blocks of a chunk file, and return the checksum of the whole file.
+        """Add the checksums of the blocks of the open chunk file ``fd``, and return the checksum of the whole file.
 
-        ``fd`` is the open chunk file. ``block`` is the size of a block in bytes; None: what `block_bytes` returns for
-        the array. Holes of the file are not read.
+        ``block`` is the size of a block in bytes. If ``block`` is None, `block_bytes` gives the size.
         """
         size, block = os.fstat(fd).st_size, block or block_bytes(array.row_bytes)
         sums, crc = read_sums(fd, size, block)
@@ -66,11 +58,10 @@ class BlockSums:
         return crc
 
     def content(self) -> bytes:
-        """Return the content of ``durable/blocks``: all of ``chunks``, sorted by array path and chunk number."""
         return b"".join(self.chunks[key] for key in sorted(self.chunks))
 
     def write(self, segment: str) -> int:
-        """Write ``durable/blocks`` into ``segment``, a segment's folder; return the checksum of the new file."""
+        """Write ``durable/blocks`` into a segment's folder, and return the checksum of the new file."""
         data = self.content()
         write_sparse(f"{segment}/{layout.BLOCKS}", data)
         return int(crc32c(data))
@@ -79,8 +70,7 @@ class BlockSums:
 def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
     """Return the checksums of the blocks of a file's first ``size`` bytes, and the checksum of all these bytes.
 
-    A block inside a hole is not read. Raises FormatError if the file is shorter than ``size``, and the system's OSError
-    if it cannot be read.
+    Blocks inside holes are not read. Raises FormatError if the file is shorter than ``size``.
     """
     if size <= block:  # a shortcut: many segments are small
         data = os.pread(fd, size, 0)
@@ -101,9 +91,8 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
                 crc32c(part.data[i : min(i + block, count)]) for i in range(0, count, block)
             ]
             crc, at, done = crc32c(part.data, crc), at + count, done + count
-    # `crc` is the checksum of the bytes that were read; holes were not read. If no hole is before `at`, `crc`
-    # is the checksum of all bytes before `at`. The loop computes `crc` because the bytes are in the processor's cache
-    # then, and `combine` would take longer.
+    # `crc` has the bytes that were read. If no hole was skipped, this is the checksum of all bytes before `at`, and the
+    # slower `combine` is not needed.
     crc = crc if done == at else combine(sums[: -(-at // block)], at, block)
     return sums, with_zeros(crc, size - at)
 
@@ -112,12 +101,12 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
 
 
 def stored(sums: Sums, size: int, block: int) -> bytes:
-    """Return the checksums of the blocks of a file of ``size`` bytes, in the form of ``durable/blocks``."""
+    """Return checksums of the blocks of a file of ``size`` bytes in the form of ``durable/blocks``."""
     return (sums ^ _of_zeros(size, block)).astype("<u4").tobytes()
 
 
 def parse(data: bytes, size: int, block: int) -> Sums:
-    """Return the checksums of the blocks of a file of ``size`` bytes; ``data`` is what `stored` returned for them."""
+    """Return the checksums that `stored` was called with; ``data`` is the result of that call."""
     return np.frombuffer(data, "<u4").astype(np.uint32) ^ _of_zeros(size, block)
 
 
@@ -134,14 +123,12 @@ def _of_zeros(size: int, block: int) -> Sums:
 def combine(sums: Sums, size: int, block: int) -> int:
     """Return the checksum of a file of ``size`` bytes from the checksums of its blocks.
 
-    The checksum of the concatenation A + B is the XOR of two numbers. The first number is the checksum of A, after
-    CRC-32C's register was advanced by ``len(B)`` zero bytes without inverting it. The second number is the checksum of
-    B.
+    The checksum of A + B is the XOR of two numbers: the checksum of B, and the checksum of A multiplied by `_zeros` of
+    ``len(B)``.
     """
     if len(sums) < 2:
         return int(sums.sum())
-    # The checksums of neighbouring blocks are combined in pairs, until one checksum is left. The last block may be
-    # shorter, so its checksum is combined last.
+    # Neighbours are combined in pairs until one checksum is left. The file's last block may be shorter than the others.
     values, zeros = sums[:-1], _zeros(block)
     while len(values) > 1:
         if len(values) % 2:
@@ -153,7 +140,7 @@ def combine(sums: Sums, size: int, block: int) -> int:
 
 
 def with_zeros(crc: int, nbytes: int) -> int:
-    """Return the checksum of some bytes and ``nbytes`` zeros after them; ``crc`` is the checksum of the bytes alone."""
+    """Return the checksum of some bytes followed by ``nbytes`` zeros; ``crc`` is the checksum of the bytes alone."""
     return _multiply(_zeros(nbytes), crc ^ _INVERSION) ^ _INVERSION if nbytes else crc
 
 
@@ -164,7 +151,7 @@ def _sum_of_zeros(nbytes: int) -> int:
 
 @lru_cache(maxsize=64)
 def _zeros(nbytes: int) -> int:
-    """Return the polynomial that advances CRC-32C's register by ``nbytes`` zeros: x to the power of 8 * ``nbytes``."""
+    """Return x to the power of 8 * ``nbytes``: multiplying CRC-32C's register by it appends ``nbytes`` zeros."""
     product = 1 << 31  # the polynomial 1, with its bits reversed
     for bit in range(nbytes.bit_length()):
         if nbytes >> bit & 1:
@@ -174,7 +161,6 @@ def _zeros(nbytes: int) -> int:
 
 @cache
 def _power_of_two_zeros(bit: int) -> int:
-    """Return what `_zeros` returns for ``2**bit`` zeros."""
     half = _power_of_two_zeros(bit - 1) if bit else 0
     return _multiply(half, half) if bit else 1 << 23  # x**8
 
@@ -183,10 +169,7 @@ _Register = TypeVar("_Register", int, Sums)
 
 
 def _multiply(polynomial: int, register: _Register) -> _Register:
-    """Return ``polynomial`` times ``register`` over GF(2), modulo CRC-32C's polynomial.
-
-    ``register`` is one polynomial or an array of polynomials, and the result is of the same kind.
-    """
+    """Return ``polynomial`` times ``register`` over GF(2), modulo CRC-32C's polynomial."""
     product = register ^ register  # zeros
     for bit in range(31, -1, -1):
         product ^= (register >> bit & 1) * polynomial
@@ -198,21 +181,17 @@ def _multiply(polynomial: int, register: _Register) -> _Register:
 
 
 class Chunk(NamedTuple):
-    """A chunk file of a sealed segment.
-
-    ``number`` is the chunk's number in its array, and ``name`` the file's path below the segment. ``nbytes`` is the
-    size of the file and ``block`` the size of a block, both in bytes.
-    """
+    """A chunk file of a sealed segment; ``name`` is the file's path below the segment's folder."""
 
     array: RowArray
     number: int
     name: str
     nbytes: int
-    block: int  # bytes
+    block: int  # the size of a block in bytes
 
 
 def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
-    """Yield the chunk files of a sealed segment that have a checksum, in the order of ``durable/blocks``."""
+    """Yield the chunk files that have a checksum, in the order in which ``durable/blocks`` has their blocks."""
     numbers: dict[str, list[int]] = {}
     for name in info.checksums:
         leaf, _, file = name.rpartition("/")

@@ -1,7 +1,6 @@
 """The table of a sealed segment's episodes, ``episodes/``: it has one line per episode, and each column is an array.
 
-Sealing computes the table from the rows of the segment. Readers take reward sums from it instead of reading and adding
-rewards. `parse_episodes` finds the episodes in the flags of rows, for sealing and for readers.
+Readers take reward sums from the table, so they need not read and add rewards.
 """
 
 import os
@@ -42,11 +41,10 @@ _ENDS = TERMINATED | TRUNCATED | OBSERVATION_ONLY | END_MARKER
 
 
 class LaneSlice(NamedTuple):
-    """Slices of lanes: each slice is a range of rows of one lane, and its first row begins an episode.
+    """Slices of lanes, one entry of each column per slice.
 
-    Each column has one entry per slice. ``segment`` is the segment's number, ``lanes`` its number of lanes, and
-    ``sealed`` whether it is sealed. ``lane`` is the slice's lane, ``first_row`` its first row in the lane, and ``rows``
-    its number of rows.
+    A slice is ``rows`` rows of the lane ``lane``, from row ``first_row`` on. The first row of a slice begins an
+    episode. ``segment`` is the number of the slice's segment, and ``lanes`` this segment's number of lanes.
     """
 
     segment: Ints
@@ -58,10 +56,10 @@ class LaneSlice(NamedTuple):
 
 
 class ParsedEpisodes(NamedTuple):
-    """The result of `parse_episodes`: the ended episodes, and the open episode of each slice.
+    """The ended episodes, and the open episode of each slice.
 
-    ``open_start`` has, for each slice, the first row of its open episode, or -1 if no episode is open.
-    ``open_continues`` has, for each slice, whether the open episode continues an episode that was cut for its length.
+    ``open_start`` is the first row of the open episode, or -1 if no episode is open. ``open_continues`` is whether the
+    open episode continues an episode that was cut for its length.
     """
 
     ended: EpisodeTable
@@ -76,7 +74,7 @@ class Gaps(NamedTuple):
     rows: Ints
 
     def before(self, positions: Ints) -> Ints:
-        """Return, for each of these positions in the array, the number of zeros that were left out before it."""
+        """Return, for each position in the array, the number of zeros that were left out before this position."""
         total: Ints = np.append(0, np.cumsum(self.rows))
         return total[np.searchsorted(self.at, positions)]
 
@@ -84,15 +82,14 @@ class Gaps(NamedTuple):
 def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | None = None) -> ParsedEpisodes:
     """Return the episodes of slices of lanes; ``flags`` has the flags of all slices, concatenated.
 
-    ``gaps`` are the zeros that were left out of ``flags``; ``slices.rows`` does not count the rows with these zeros.
-    Raises FormatError if the flags of a slice do not form a sequence of episodes.
+    ``gaps`` are zeros that were left out of ``flags``. ``slices.rows`` does not count the rows of these zeros. Raises
+    FormatError if the flags of a slice do not form a sequence of episodes.
     """
     end_at = np.cumsum(slices.rows)
     begin_at = end_at - slices.rows
     filled = np.flatnonzero(slices.rows)
     starts, marks = _starts(flags)
-    # The first row of every slice begins an episode. So an episode ends before the next episode begins, or with the
-    # last flag of the array.
+    # The first row of every slice begins an episode, so an episode ends where the next episode begins.
     discards = marks[marks >= DISCARDED]
     if ((discards != DISCARD) & (discards != DISCARD_BEFORE)).any() or not (flags[begin_at[filled]] & FIRST).all():
         raise _damaged(flags, slices, "the flags in done are damaged at row {}")
@@ -127,7 +124,7 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
         starts, start, steps, end = (np.delete(column, newest) for column in (starts, start, steps, end))
     if not len(starts):
         return ParsedEpisodes(EpisodeTable.concatenate([]), open_start, open_continues)
-    # If several slices begin at the same position, only the last of them has rows: `side="right"` finds that one.
+    # Empty slices begin at the same position as the slice after them: `side="right"` finds the slice that has rows.
     which = np.searchsorted(begin_at, starts, side="right") - 1 if len(begin_at) > 1 else np.zeros(1, np.int64)
     row, stride = start + (slices.first_row - begin)[which], slices.lanes[which]
     first = ((slices.segment << POSITION_BITS) + slices.lane)[which] + row * stride
@@ -136,7 +133,7 @@ def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | Non
 
 
 def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
-    """Return the positions of flags that begin an episode, and all nonzero flags in order (and a few zeros)."""
+    """Return the positions of flags that begin an episode, and an array with all nonzero flags, in order."""
     # In long episodes most flags are 0, so eight flags are compared at once.
     whole = len(flags) & ~7
     words = np.flatnonzero(flags[:whole].view(np.uint64))
@@ -148,7 +145,7 @@ def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
 
 
 def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, problem: str) -> FormatError:
-    """Return an error that names the damaged slice; to find this slice, each slice is parsed alone."""
+    """Return an error that names the damaged slice; each slice is parsed alone to find the damaged one."""
     number = 0
     stops = np.cumsum(slices.rows).tolist()
     if len(stops) > 1:
@@ -165,14 +162,14 @@ def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, problem: str) -> Forma
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-# At most this many rows are read at a time, so that sealing needs little memory.
+# The maximum number of rows read at a time, so that sealing needs little memory.
 _ROWS_AT_ONCE = 1 << 20
 
 
 def add_rewards(totals: Floats, episode: Ints, rewards: NDArray[Any]) -> None:
     """Add ``rewards[i]`` to ``totals[episode[i]]`` in float64, for each i in order.
 
-    Rewards are added one by one in this order, so a total has the same bits however the rewards are divided into calls.
+    NumPy adds one by one, so a total has the same bits however the rewards are divided into calls.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # rewards may be +inf and -inf
         np.add.at(totals, episode, rewards.astype(np.float64))
@@ -180,16 +177,15 @@ def add_rewards(totals: Floats, episode: Ints, rewards: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class EpisodeRows:
-    """The table of episodes in memory: its columns by name, as defined by `layout.EPISODE_COLUMNS`."""
+    """The table of episodes in memory; its columns have the names of `layout.EPISODE_COLUMNS`."""
 
     columns: dict[str, NDArray[Any]]
 
     def __len__(self) -> int:
-        """Return the number of episodes."""
         return len(self.columns["position"])
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the chunk files, as (path below the segment, content); an empty table has no chunk files."""
+        """Yield (path below the segment, content) of each chunk file; an empty table has no chunk files."""
         for name, values in self.columns.items() if len(self) else ():
             yield layout.episode_chunk(name), values.tobytes()
 
@@ -197,9 +193,9 @@ class EpisodeRows:
 def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
     """Return the table of a segment's episodes, computed from its chunk files; lane i has ``rows[i]`` rows.
 
-    Episodes that consist of rows lost to damage are left out. The table is empty if the flags do not form a sequence of
-    episodes, because damaged flags must not prevent sealing. Raises FormatError or OSError if files of flags, times or
-    rewards are missing or too short.
+    Episodes of lost rows are left out. The table is empty if the flags do not form a sequence of episodes, because
+    damaged flags must not prevent sealing. Raises FormatError or OSError if files of flags, times or rewards are
+    missing or too short.
     """
     parts, lost = [], [position for position, _ in info.lost.ranges]
     try:
@@ -212,10 +208,10 @@ def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
 
 
 def write_table(info: SegmentInfo, rows: Ints, folder: str) -> tuple[int | None, dict[str, int]]:
-    """Write the table of a segment into ``folder``, which is created; arguments and errors as for `table_of`.
+    """Write the table of a segment into the new folder ``folder``; errors as for `table_of`.
 
-    Return the number of episodes, and the checksums of the written files by their paths below the segment. If the
-    segment has too few or too many rows for a table, write nothing, and return None and no checksums.
+    Return the number of episodes, and the checksums of the written files by their paths below the segment. A segment
+    with too few or too many rows gets no table: None and no checksums are returned.
     """
     if not layout.LEAST_TABLE_ROWS <= rows.sum() <= layout.MOST_TABLE_ROWS:
         return None, {}
@@ -235,7 +231,7 @@ def _write(folder: str, name: str, data: bytes) -> int:
 
 
 def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
-    """Return the named columns of the table of a sealed segment; empty arrays if the segment has no table.
+    """Return columns of the table of a sealed segment; empty arrays if the segment has no table.
 
     Raises FormatError if the file of a column is a link, has the wrong size or does not match its checksum, or if the
     file of positions has holes. Raises FileNotFoundError if a file is missing.
@@ -249,9 +245,9 @@ def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
 
 
 def _refuse_holes(info: SegmentInfo, lookup: Lookup) -> None:
-    """Raise FormatError if the file of positions has a hole: with holes, a small file could fill the memory when read.
+    """Raise FormatError if the file of positions has a hole: a small file with a large hole could fill the memory.
 
-    In an intact table the positions increase, so only the first one can be 0. A hole would make several positions 0.
+    The positions of an intact table increase, so only the first of them can be 0.
     """
     assert info.episodes is not None
     name = layout.episode_chunk("position")
@@ -275,11 +271,11 @@ def _read_column(info: SegmentInfo, name: str, lookup: Lookup) -> NDArray[Any]:
 
 
 class _NoEpisodes(Exception):
-    """The flags of a segment do not form a sequence of episodes."""
+    pass
 
 
 def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
-    """Yield tables of a segment's episodes, lane by lane; the ids in these tables have segment number 0."""
+    """Yield tables of a segment's episodes, lane by lane; the segment number in the ids is 0."""
     for lane, first, flags, counts in _flags(info, rows):
         same = np.ones_like(counts)
         lanes = lane + np.arange(len(counts))
@@ -293,8 +289,8 @@ def _episodes(info: SegmentInfo, rows: Ints) -> Iterator[EpisodeTable]:
 def _flags(info: SegmentInfo, rows: Ints) -> Iterator[tuple[int, int, NDArray[np.uint8], Ints]]:
     """Yield (lane, row, flags, counts): flags of lanes ``lane``, ``lane + 1``, ... from row ``row`` on, concatenated.
 
-    ``counts[i]`` is the number of flags of lane ``lane + i``. A long lane is yielded alone and in parts, and each part
-    ends where an episode ends.
+    ``counts[i]`` is the number of flags of lane ``lane + i``. A long lane is yielded alone, in parts that end where an
+    episode ends.
     """
     per_chunk, longest = info.chunk_rows[layout.DONE], int(rows.max(initial=0))
     chunks = -(-longest // per_chunk)
@@ -329,7 +325,7 @@ def _flags_of_lane(info: SegmentInfo, lane: int, rows: int) -> Iterator[tuple[in
 
 
 def _columns(info: SegmentInfo, episodes: EpisodeTable) -> dict[str, NDArray[Any]]:
-    """Return the columns of `layout.EPISODE_COLUMNS` for these episodes, which must be sorted by lane and row."""
+    """Return the columns of the table for these episodes, which must be sorted by lane and row."""
     row, lane = np.divmod(episodes.first, len(info.lanes))
     times, totals = np.zeros(len(episodes), np.int64), np.zeros(len(episodes))
     for which, values in _values(info, layout.TIME, lane, row, row + 1):
@@ -345,8 +341,8 @@ def _columns(info: SegmentInfo, episodes: EpisodeTable) -> dict[str, NDArray[Any
 def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -> Iterator[tuple[Ints, NDArray[Any]]]:
     """Yield (which, values): the values of an array in the rows ``first[i]`` to ``stop[i]`` of ``lane[i]``, for all i.
 
-    ``which[k]`` is the i of the range that has ``values[k]``. These row ranges must be sorted by lane and row, and must
-    not overlap. The values of each range are yielded in order.
+    ``values[k]`` belongs to the range ``which[k]``. The row ranges must be sorted by lane and row, and must not
+    overlap. The values of each range are yielded in order.
     """
     per_chunk = info.chunk_rows[leaf]
     for chunk in range(int(first.min(initial=0)) // per_chunk, -(-int(stop.max(initial=0)) // per_chunk)):
@@ -365,7 +361,6 @@ def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -
 
 
 def _read(info: SegmentInfo, leaf: str, chunk: int, first: int, count: int) -> NDArray[Any]:
-    """Return ``count`` values of a chunk file, from value ``first`` on; the file has one lane after another."""
     dtype, path = info.arrays[leaf].dtype, info.chunk_path(leaf, chunk)
     data = np.empty(count * dtype.itemsize, np.uint8)
     with opened(path, info.chunk_nbytes(leaf)) as fd:

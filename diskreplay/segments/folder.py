@@ -1,4 +1,4 @@
-"""Reads the rows of segments and packs; the rows of segments that were merged are read from the pack."""
+"""Reads the rows of segments and packs. After a merge, the rows of a merged segment are read from the pack."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -21,10 +21,9 @@ from diskreplay.workers import computed_once
 
 
 class RewardSums(NamedTuple):
-    """Three columns of the table of episodes of a sealed segment.
+    """Three columns of the table of episodes of a sealed segment, with one entry per episode.
 
-    ``keys`` has, for each episode, `_key` of its lane and first row, in ascending order. ``steps`` has the number of
-    steps of each episode, and ``sums`` the sum of its rewards.
+    ``keys`` has `_key` of the episode's lane and first row, in ascending order.
     """
 
     keys: Ints
@@ -33,10 +32,7 @@ class RewardSums(NamedTuple):
 
     @classmethod
     def read(cls, info: SegmentInfo) -> Self:
-        """Return the columns of a sealed segment, read from its files; empty ones if its table is damaged or gone.
-
-        Readers add up the rewards of an episode whose sum `find` does not know.
-        """
+        """Read the columns of a sealed segment; they are empty if its table is damaged or gone."""
         try:
             position, steps, sums = read_columns(info, "position", "steps", "total_reward")
         except DAMAGE:
@@ -45,7 +41,7 @@ class RewardSums(NamedTuple):
         return cls(_key(lane, row), steps, sums)
 
     def find(self, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return each episode's reward sum, and a mask: where it is False, the sum is unknown.
+        """Return each episode's reward sum, and a mask that is False where the sum is unknown.
 
         An episode is given by its lane, its first row and its number of steps.
         """
@@ -88,7 +84,7 @@ class ValueRows:
         """Return the index of each row's values in an array of an episode field, counted from the line's first values.
 
         Row ``row[i]`` of line ``line[i]`` must have values. If the flags of this line have not been read up to this
-        row, they are read up to row ``stop[i]`` with the function ``flags``.
+        row, the function ``flags`` reads them up to row ``stop[i]``.
         """
         rows, valued = self._known
         if (row >= rows[line]).any():
@@ -103,8 +99,7 @@ class ValueRows:
     def _extend(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, stop: Ints) -> tuple[Ints, Ints]:
         """Read the flags of line ``line[i]`` up to row ``stop[i]``, or all flags of a pack.
 
-        Return two arrays. The first has, for each line, the number of rows whose flags have been read. The second has
-        `_key` of each of these rows that has values, in ascending order.
+        Return the number of read rows of each line, and `_key` of each read row that has values, in ascending order.
         """
         with lock:
             known, valued = self._known
@@ -119,13 +114,11 @@ class ValueRows:
             return self._known
 
 
-# More rows than a lane can have.
-_LINE = 1 << POSITION_BITS
+_LINE = 1 << POSITION_BITS  # more rows than a lane can have
 
 GONE = "the segment of these steps was evicted or set aside; draw again"
 
-# A pack's array is divided into parts of about this many bytes. If the pack was merged into a later pack, a reader
-# copies only the parts that it needs from the later pack.
+# Readers of a pack that was merged into a later pack copy rows from the later pack, in parts of about this many bytes.
 PART_BYTES = 16 << 20
 
 LACKING = -1
@@ -137,8 +130,8 @@ T = TypeVar("T")
 class Folder:
     """Reads the rows of one segment. Its subclass `Pack` reads the rows of many segments.
 
-    After the segment was merged into a pack, readers with an older snapshot can still use this object: it then reads
-    the rows from the pack.
+    After the segment was merged into a pack, readers with an older snapshot can still use this object: the rows are
+    read from the pack.
     """
 
     _tables: PackTables | None = None
@@ -157,20 +150,15 @@ class Folder:
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the number of rows in a chunk of an array, or `LACKING`, and the number 1.
-
-        The second number is the smallest number of chunks that the array may have.
-        """
+        """Return log2 of the number of rows in a chunk of an array, or `LACKING`, and the smallest number of chunks."""
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
     @computed_once
     def reward_sums(self) -> RewardSums:
-        """The reward sums in the table of episodes of this sealed segment."""
         return RewardSums.read(self.info)
 
     @computed_once
     def value_rows(self) -> ValueRows:
-        """The `ValueRows` of this segment or pack; it keeps the flags that it has read."""
         return ValueRows(self.info, self._tables)
 
     @shown_paths()
@@ -179,8 +167,9 @@ class Folder:
     ) -> Mapping | NDArray[np.uint8]:
         """Read a chunk of an array into ``memory``, and return ``memory``; if ``memory`` is None, return a mapping.
 
-        In a pack, an array has one file. If this segment was merged into a pack, that file does not have this segment's
-        chunks: then ``rows`` rows of each lane, from row ``first`` on, are copied from the file into new memory.
+        In a pack, an array has one file. If this segment was merged into a pack, the pack's file does not have the
+        chunks of this segment: ``rows`` rows of each lane, from row ``first`` on, are copied from the file into new
+        memory.
         """
         at = 0 if self._tables is not None else chunk
 
@@ -260,24 +249,22 @@ class Pack(Folder):
         self._shards: dict[str, Shard] = {}
 
     def lost_ids(self) -> Ints:
-        """Return the first id of each range of lost rows, except the unused rows between lanes, which have no ids."""
+        """Return the first id of each range of lost rows. Unused rows between lanes have no ids, and are left out."""
         positions = [position for position, _ in self.info.lost.ranges if self._tables.holds(position)]
         return self._tables.ids_of(np.array(positions, np.int64))
 
     def lanes_of(self, number: int) -> tuple[int, Ints]:
-        """Return the number of the writer of segment ``number``, and the numbers of the segment's lanes."""
         member = int(self._tables.places(np.array([number]))[0])
         return int(self._tables.writers[member]), self._tables.runs[self._tables.runs_of(member), 2]
 
     def rows_of(self, member: int) -> Ints:
-        """Return the number of rows of each lane of the segment ``numbers[member]``."""
         return self._tables.rows[self._tables.runs_of(member)]
 
     def division(self, leaf: str) -> tuple[int, int]:
         """Return log2 of the number of rows in a part of an array, or `LACKING`, and the array's number of parts.
 
-        An array has one chunk file with all parts. The parts of a compressed array are its inner chunks. The parts of
-        any other array have about `PART_BYTES` bytes.
+        The parts of a compressed array are its inner chunks. The parts of any other array have about `PART_BYTES`
+        bytes.
         """
         rows, compressed = self.info.chunk_rows.get(leaf), self.info.compressed.get(leaf)
         if rows is None:
@@ -294,7 +281,7 @@ class Pack(Folder):
     def read_flags(self, members: Ints) -> tuple[Ints, LaneFlags]:
         """Return the number of rows of each lane of the segments ``numbers[members]``, and the flags of these rows.
 
-        Errors as for `read_sealed`: a pack is read as a segment of one lane.
+        Errors as for `read_sealed`, which reads a pack as a segment of one lane.
         """
         tables = self._tables
         (rows,), (flags, *_) = read_sealed(self.info)
@@ -312,10 +299,9 @@ class Pack(Folder):
     def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
         """Return an open compressed array with the numbers of its inner chunks to read, or the rows of these chunks.
 
-        ``inner`` has the numbers of these inner chunks (see `shards`) in this pack. If this pack was merged into
-        another pack, the array of the other pack is returned, with the numbers that these inner chunks have in that
-        array. If the other pack divides the rows into other inner chunks, the decompressed rows of the inner chunks
-        ``inner`` are returned instead.
+        ``inner`` has the numbers of inner chunks (see `shards`) of this pack. If this pack was merged into another
+        pack, the other pack's array is returned, with the numbers that these inner chunks have there. If the other pack
+        has inner chunks of another size, the decompressed rows are returned instead.
         """
         rows = self.info.compressed[leaf].rows
 
@@ -332,7 +318,7 @@ class Pack(Folder):
 
 
 def lost_ids(info: SegmentInfo) -> Ints:
-    """Return the first id of each range of rows that a segment lost to damage."""
+    """Return the first id of each range of lost rows."""
     positions = np.array([position for position, _ in info.lost.ranges], np.int64)
     return positions | info.number << POSITION_BITS
 
@@ -340,9 +326,9 @@ def lost_ids(info: SegmentInfo) -> Ints:
 def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[[int, Exception], None]) -> list[Pack]:
     """Replace packs, and the segments that are in packs, by None in ``infos``; return the packs.
 
-    ``infos[i]`` is the segment with the number ``start + i``, and packs are returned in ascending order of their
-    numbers. A pack that was merged into another one is not returned. For a damaged pack, ``leave_out`` is called with
-    its number and the error.
+    ``infos[i]`` is the segment with the number ``start + i``. Packs are returned in ascending order of their numbers,
+    without packs that were merged into another pack. For a damaged pack, ``leave_out`` is called with its number and
+    the error.
     """
     found, taken = list[Pack](), set[int]()
     for at in range(len(infos) - 1, -1, -1):
@@ -374,10 +360,10 @@ def _zeros(nbytes: int) -> NDArray[np.uint8]:
 
 
 def _row_reader(info: SegmentInfo, leaf: str) -> Callable[[int, NDArray[np.uint8]], None]:
-    """Return a function that reads rows of a pack: it takes the first row, and an array ``(rows, row_bytes)`` for them.
+    """Return a function that reads rows of a pack: it takes a first row, and an array ``(rows, row_bytes)``.
 
-    The array must be zeros: the function leaves out rows in inner chunks of zeros, as these are not stored. Raises
-    FileNotFoundError if the pack is gone.
+    The array must be zeros, because the function skips inner chunks of zeros. Raises FileNotFoundError if the pack is
+    gone.
     """
     row_bytes = info.arrays[leaf].row_bytes
     refuse_links(info.path, above(leaf))
