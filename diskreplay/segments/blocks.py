@@ -61,7 +61,6 @@ class BlockSums:
         return b"".join(self.chunks[key] for key in sorted(self.chunks))
 
     def write(self, segment: str) -> int:
-        """Write ``durable/blocks`` into a segment's folder, and return the checksum of the new file."""
         data = self.content()
         write_sparse(f"{segment}/{layout.BLOCKS}", data)
         return int(crc32c(data))
@@ -106,7 +105,6 @@ def stored(sums: Sums, size: int, block: int) -> bytes:
 
 
 def parse(data: bytes, size: int, block: int) -> Sums:
-    """Return the checksums that `stored` was called with; ``data`` is the result of that call."""
     return np.frombuffer(data, "<u4").astype(np.uint32) ^ _of_zeros(size, block)
 
 

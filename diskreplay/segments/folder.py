@@ -274,7 +274,6 @@ class Pack(Folder):
         return bits, -(-rows >> bits)
 
     def compressed_bytes(self, leaf: str) -> int | None:
-        """Return the file size of a compressed array in bytes; None if the array is not compressed."""
         compressed = self.info.compressed.get(leaf)
         return None if compressed is None else compressed.nbytes
 

@@ -1,10 +1,9 @@
 """Marks: the log of an unsealed segment that proves which of its rows are durable, by checksums of their bytes.
 
-The process that writes a segment makes committed rows durable every few seconds, and then appends a mark. A mark has
-the number of rows of each lane, the CRC-32C of the bytes written since the previous mark, and a checksum of the mark
-itself. The checksum of a mark is continued from that of the previous mark. So rows can be verified wherever the files
-are: after a reboot, a move, a copy by any tool in any order, or in a snapshot of a volume. If a mark and all
-marks before it are valid, the rows that the mark covers are intact.
+The process that writes a segment makes committed rows durable every few seconds, and then appends a mark. The checksum
+of a mark is continued from the checksum of the previous mark. So rows can be verified wherever the files are: after a
+reboot, a move, a copy by any tool in any order, or in a snapshot of a volume. If a mark and all marks before it are
+valid, the rows that the mark covers are intact.
 
 The process that writes a segment also counts its committed rows, in mapped files that all processes of this boot share.
 A reader may trust these counters only if it maps the very same file: in the same boot, on the same volume, with the
@@ -19,12 +18,12 @@ A mark of a segment with L lanes has ``24 + 8 L`` bytes, little-endian:
 - a checksum of the new priorities (uint32);
 - the CRC-32C of all bytes above, continued from this CRC-32C of the previous mark (uint32).
 
-The checksum of the new bytes is taken over one array after another, in the order of their paths. In an array it is
-taken over one chunk after another, and in a chunk over one lane after another. The new bytes of an episode field are
-the values of the new rows with the flag `EPISODE_VALUES`.
+The checksum of the new bytes covers the arrays in the order of their paths. Within an array it covers chunk after
+chunk, and within a chunk lane after lane. The new bytes of an episode field are the values of the new rows with the
+flag `EPISODE_VALUES`.
 
-A mark has a separate checksum of the new initial priorities. This checksum is 0 if all new priorities are zeros, or if
-the segment has no array of priorities. So marks that were made before the array was added stay valid.
+The checksum of the new priorities is 0 if all new priorities are zeros, or if the segment has no array of priorities.
+So marks that were made before the array was added stay valid.
 """
 
 import os
@@ -49,8 +48,7 @@ from diskreplay.segments.segment import SegmentInfo
 from diskreplay.segments.segment_column import MOST_DESCRIPTORS
 from diskreplay.segments.segment_reader import Extent, extent_of
 
-# The lanes of a chunk are checksummed one by one if they have at least this many new bytes on average. With fewer,
-# the rows of all lanes are gathered first.
+# With fewer new bytes per lane than this, the rows of all lanes of a chunk are gathered for one checksum call.
 _LONG = 4096
 _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
@@ -58,17 +56,20 @@ _INVERTED = 0xFFFFFFFF
 
 
 class Sums(NamedTuple):
-    """The checksums of the rows since the previous mark: of all arrays except the priorities, and of the priorities."""
+    """The checksums of the rows since the previous mark.
+
+    ``crc`` covers all arrays except the priorities, ``priority`` the priorities.
+    """
 
     crc: int
     priority: int
 
 
 class Mark(NamedTuple):
-    """A mark: one entry of the log.
+    """An entry of the log; ``sums`` covers the rows since the previous mark.
 
-    ``rows`` has the number of rows of each lane, and ``sums`` the checksums of the rows since the previous mark.
-    ``time`` is the time of the mark in seconds since 1970, and ``own`` its own checksum.
+    ``rows`` has the number of rows of each lane. ``time`` is in seconds since 1970. ``own`` is the checksum of the mark
+    itself.
     """
 
     rows: Ints
@@ -105,7 +106,6 @@ def _parse(data: bytes, lanes: int) -> Iterator[Mark]:
 
 @lru_cache(maxsize=64)
 def record_type(lanes: int) -> np.dtype[np.void]:
-    """Return the NumPy dtype of a mark in the log of a segment with ``lanes`` lanes."""
     rows, sums = ("rows", "<i8", (lanes,)), [("priority", "<u4"), ("own", "<u4")]
     return np.dtype([("size", "<u4"), ("crc", "<u4"), ("time", "<f8"), rows, *sums])
 
@@ -161,7 +161,6 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
         for at, rows in zip(begin.tolist(), count.tolist(), strict=True):
             crc = crc32c(data[at * row_bytes : (at + rows) * row_bytes], crc)  # releases the GIL
         return crc
-    # With few rows per lane, one call per lane takes longer than gathering the rows first.
     items = np.asarray(mapping).view(f"V{row_bytes}")
     at = places_of(begin, count)
     step = max(1, _BLOCK_BYTES // row_bytes)
@@ -191,7 +190,7 @@ def proven_rows(info: SegmentInfo) -> Ints:
 
 
 def shows_live_rows(info: SegmentInfo) -> bool:
-    """Return whether readers may trust all committed rows, even rows without a mark; True for a sealed segment."""
+    """Return whether readers may trust all committed rows of a segment, even rows without a mark."""
     return info.sealed or (bool(info.boot) and info.boot == boot_id() and info.is_in_place)
 
 
@@ -200,7 +199,7 @@ def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
 
     The first counts rows whose observation can be trusted, the second rows whose fields can all be trusted. Both
     results are arrays ``(lanes,)``. Usually they are mapped counters, which grow while the segment is written. If marks
-    must prove the rows of the segment, both are ordinary arrays with the numbers of `SegmentInfo.shown`; if `shown` is
+    must prove the rows of the segment, both are ordinary arrays with the numbers of `SegmentInfo.shown`. If `shown` is
     None, all bytes that marks cover are read to compute the numbers. Raises FileNotFoundError if the segment was
     evicted, FormatError if a counter is damaged.
     """
@@ -239,10 +238,6 @@ class MarkLog:
         self._mapped: dict[str, tuple[int, Mapping]] = {}  # by array: the chunk that was mapped last
 
     def create(self) -> None:
-        """Open the log for writing; a missing log is created.
-
-        Raises StorageFull if the disk has no space, or the system's OSError.
-        """
         with storage_errors(self.path, self._full):
             self._open()
 
@@ -263,7 +258,6 @@ class MarkLog:
 
     @property
     def marked(self) -> Extent:
-        """The extent of the rows that the marks cover."""
         if self._marked is None:
             self._marked = extent_of(self._info, self.rows)
         return self._marked
@@ -312,7 +306,7 @@ class DurableRows:
     this case, making a mark changes no byte that a checksum covers, and does not set the modification time of a sealed
     chunk back.
 
-    Concurrency: one thread at a time, which need not be the thread that appends rows.
+    Concurrency: one thread at a time. This thread need not be the thread that appends rows.
     """
 
     def __init__(
@@ -326,9 +320,9 @@ class DurableRows:
         self._is_new = True
 
     def mark(self, rows: Ints) -> None:
-        """Make the first ``rows[lane]`` rows of each lane durable, then append a mark of these rows.
+        """Make the first ``rows[lane]`` rows of each lane durable, and append a mark of these rows.
 
-        Raises StorageFull if the disk has no room for the mark; the rows are then durable, and the call may be
+        Raises StorageFull if the disk has no room for the mark; the rows are durable all the same, and the call may be
         repeated. After the system's OSError, it is unknown which rows are durable.
         """
         if not self._is_new and (rows == self._log.rows).all():
@@ -342,10 +336,10 @@ class DurableRows:
         self.finish(rows)
 
     # `prepare`, `append` and `finish` do the work of `mark` for many segments, with two syncs of their file system. The
-    # caller's sync after `prepare` makes rows and file names durable, and the sync after `append` makes marks durable.
+    # caller syncs after `prepare`, for the rows and the names of files, and again after `append`, for the marks.
 
     def prepare(self, rows: Ints) -> None:
-        """Set the modification times of chunks with rows that no mark covers; the caller then syncs the file system.
+        """Set the modification times of chunks with rows that no mark covers.
 
         Copying tools compare these times, but writes through mapped memory may leave them unchanged.
         """
@@ -408,15 +402,12 @@ class DurableRows:
 
 
 class _OpenChunk:
-    """The file of a chunk, open until the last reference to this object is gone."""
-
     def __init__(self, path: str, number: int) -> None:
         self.number, self.fd = number, open_regular(path, None)
         close_when_collected(self, self.fd)
 
 
 def _chunks_between(before: Ints, rows: Ints, per_chunk: int) -> set[int]:
-    """Return the numbers of the chunks that have a row from ``before[lane]`` to ``rows[lane]`` of any lane."""
     grown = before < rows
     begin, end = (before[grown] // per_chunk).tolist(), ((rows[grown] - 1) // per_chunk).tolist()
     return {chunk for first, last in set(zip(begin, end, strict=True)) for chunk in range(first, last + 1)}

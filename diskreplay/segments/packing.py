@@ -30,7 +30,7 @@ from diskreplay.segments.shards import Shard, ShardWriter, codec, inner_rows, is
 
 _AT_ONCE = 4 << 20
 _MOST_ROWS = 1 << 24
-# About this many arrays and groups of a pack do not belong to a field.
+# The approximate number of arrays and groups of a pack that do not belong to a field.
 _FILES = 8
 
 EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
@@ -43,7 +43,6 @@ def chunk_rows(rows: int) -> int:
 
 
 def is_compressed(array: RowArray) -> bool:
-    """Return whether compressed packs compress this array: it has wide rows, and is not of an episode field."""
     return is_wide(array.row_bytes) and not array.is_of_episodes
 
 
@@ -58,7 +57,6 @@ def most_rows(root: Root, level: int | None) -> int:
 
 
 def most_values(root: Root) -> int:
-    """Return the maximum number of values that each episode field may have in a pack."""
     return _rows_of_file(max((root.blueprint.arrays[leaf].row_bytes for leaf in root.blueprint.values), default=1))
 
 
@@ -67,7 +65,7 @@ def _rows_of_file(row_bytes: int) -> int:
 
 
 def most_bytes(root: Root, rows: int, values: int) -> int:
-    """Return the approximate size in bytes on disk of an uncompressed pack with these numbers of rows and values."""
+    """Return the approximate size on disk, in bytes, of an uncompressed pack with these numbers of rows and values."""
     small_files = 2 * (len(root.blueprint.arrays) + _FILES)
     return rows * root.step_bytes + values * root.value_bytes + small_files * PAGESIZE
 
@@ -82,8 +80,8 @@ def build_pack(
 ) -> SegmentInfo:
     """Build a pack from sealed segments and packs, and return its attributes.
 
-    ``building`` is the folder of the new pack. So far the folder has only a lock, which the caller holds. The new pack
-    is complete and durable, and has no number yet. The files of the sources are not changed. For episodes in
+    ``building`` is the folder of the new pack. At first, the folder has only a lock, which the caller holds. The new
+    pack is complete and durable, and has no number yet. The files of the sources are not changed. For episodes in
     ``evicted``, only flags and times are copied. ``level`` is the level of zstd, or None for a pack without
     compression. ``pace`` is called after each small part of the work: it may sleep to slow the work down, or raise an
     error to stop it. Raises StorageFull if the disk has no room. Raises Unfit if a source cannot be read, does not
@@ -98,7 +96,7 @@ def build_pack(
 
 
 class Unfit(FormatError):
-    """A segment that cannot be put into a pack: ``number`` is its number."""
+    """A segment cannot be put into a pack; ``number`` is the segment's number."""
 
     def __init__(self, info: SegmentInfo, error: Exception) -> None:
         self.number = info.number
@@ -108,9 +106,9 @@ class Unfit(FormatError):
 class _Run(NamedTuple):
     """A lane whose rows are copied from the segment or pack ``source`` into the new pack.
 
-    ``lane`` is the lane's number in the files of ``source``; all lanes of a pack are in lane 0 of its files. In this
-    lane of the files, the copied rows are ``rows`` rows from row ``first`` on. In arrays of episode fields, ``values``
-    rows are copied, from row ``first_value`` on.
+    ``lane`` is the lane's number in the files of ``source``. It is 0 for all lanes of a pack. In this lane of the
+    files, the copied rows are ``rows`` rows from row ``first`` on. In arrays of episode fields, ``values`` rows are
+    copied, from row ``first_value`` on.
     """
 
     source: "_Source"
@@ -150,7 +148,6 @@ class _Source:
         return PackTables(members, np.stack([none, rows, lanes, none, sealed_extent(info, rows).values], axis=1))
 
     def runs_of(self, member: int) -> list[_Run]:
-        """Return the lanes of the segment at line ``member`` of ``tables.members``."""
         lines = self.tables.runs[self.tables.runs_of(member)].tolist()
         packed = self.info.packed is not None
         return [
@@ -317,7 +314,6 @@ class _Build:
             os.pwrite(fd, os.pread(fd, 8, 8 * (first - 1)) * (stop - first), 8 * first)
 
     def _converted(self, times: NDArray[np.uint8], run: _Run) -> NDArray[np.uint8]:
-        """Return times of rows of ``run``, converted to the clock of the new pack."""
         return (times.view("<i8") + (run.source.info.clock.wall - self._clock.wall)).view(np.uint8)
 
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
@@ -431,7 +427,6 @@ class _Output:
             self._flush((self._start + self._size) // _AT_ONCE * _AT_ONCE)
 
     def flush(self) -> None:
-        """Write all buffered rows."""
         self._flush(self._start + self._size)
 
     def _flush(self, stop: int) -> None:

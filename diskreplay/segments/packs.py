@@ -1,12 +1,11 @@
 """Packs: sealed segments with the rows of many segments, one after another.
 
 A pack is stored as a segment with one lane, so all code that reads, checks or deletes segments also handles packs. Two
-tables say which segments a pack has, and where each of their lanes begins. The segments keep their numbers, and their
-steps therefore keep their ids. Readers ignore the folders of these segments if they still exist.
+tables say which segments a pack has, and where each of their lanes begins. The segments keep their numbers, so their
+steps keep their ids. Readers ignore the folders of these segments if they still exist.
 
-Without the tables no row of a pack can be found. So a pack also has a copy of the tables, which is read if the tables
-are damaged. Another file has a copy of the indexes (see `shards`) of the pack's compressed arrays, concatenated in the
-order of the paths of the arrays.
+No row of a pack can be found without the tables. So a pack also has a copy of the tables, and a copy of the indexes
+(see `shards`) of its compressed arrays, concatenated in the order of the paths of the arrays.
 """
 
 import math
@@ -32,7 +31,7 @@ from diskreplay.workers import computed_once
 
 # The maximum size of a table in bytes, so that a forged table cannot fill the memory.
 _MOST_BYTES = 1 << 30
-# Packs may be merged while the folder is listed: it is then listed again, at most this often.
+# The maximum number of times that the folder is listed, because packs may be merged while it is listed.
 _ATTEMPTS = 20
 
 
@@ -50,17 +49,14 @@ class PackTables:
 
     @property
     def numbers(self) -> Ints:
-        """The number of each segment."""
         return self.members[:, 0]
 
     @property
     def lanes(self) -> Ints:
-        """The number of lanes of each segment."""
         return self.members[:, 1]
 
     @property
     def writers(self) -> Ints:
-        """The writer of each segment."""
         return self.members[:, 2]
 
     @property
@@ -75,13 +71,12 @@ class PackTables:
 
     @property
     def rows(self) -> Ints:
-        """The number of rows of each lane."""
         return self.runs[:, 1]
 
     def of(self, leaf: str) -> "PackTables":
         """Return tables whose `first_rows` and `rows` count the rows of this array.
 
-        This object is returned, except for an array of an episode field: such an array has one row per value.
+        An array of an episode field has one row per value. For any other array, this object is returned.
         """
         return self._of_values if layout.is_of_episodes(leaf) else self
 
@@ -101,7 +96,7 @@ class PackTables:
         return np.concatenate([[0], np.cumsum(self.lanes)])
 
     def places(self, numbers: Ints) -> Ints:
-        """Return the line in ``members`` for each segment number; -1 if the pack does not have the segment."""
+        """Return, for each segment number, its line in ``members``; -1 if the pack does not have the segment."""
         at = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
         return np.where(self.numbers[at] == numbers, at, -1)
 
@@ -137,7 +132,7 @@ class PackTables:
         return PackTables(self.members[member : member + 1], runs)
 
     def split(self, first: int, rows: int) -> list[tuple[int, int]]:
-        """Return which of the ``rows`` rows of the pack from row ``first`` on are in lanes, as ranges.
+        """Return the ranges of rows that are in lanes, among the ``rows`` rows of the pack from row ``first`` on.
 
         There is one range per lane, as (first row of the pack, number of rows), in ascending order.
         """
@@ -179,7 +174,6 @@ def read_members(info: SegmentInfo) -> Ints:
 
 
 def open_shard(info: SegmentInfo, leaf: str) -> Shard:
-    """Return a compressed array of a pack, opened for reading; errors as for `SegmentInfo.map_chunk`."""
     return Shard(info.chunk_path(leaf, 0), info.chunk_rows[leaf], info.arrays[leaf].row_bytes, info.compressed[leaf])
 
 
@@ -240,8 +234,7 @@ def _are_values(tables: PackTables, count: int) -> bool:
     """Return whether the columns of values in ``runs`` are possible.
 
     The values of each lane must begin where those of the previous lane end. There must be ``count`` values in total,
-    and at most one per row. `_are_possible` has refused negative numbers. The sums could overflow, so they are compared
-    only if no lane has more values than rows.
+    and at most one per row. The sum of values could overflow, so it is used only if no lane has more values than rows.
     """
     values = tables.runs[:, 4]
     stop = np.cumsum(values)
@@ -279,15 +272,14 @@ def find_pack(root: Root, number: int) -> tuple[SegmentInfo, PackTables] | None:
 
 
 def merged_numbers(root: Root, first: int) -> set[int]:
-    """Return the numbers of all segments in the packs with numbers from ``first`` on."""
     return {number for _, tables in _packs_after(root, first - 1) for number in tables.numbers.tolist()}
 
 
 def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTables]]:
     """Yield the packs with a higher number than ``number``, newest first.
 
-    All packs are yielded again if one was removed meanwhile. That pack may have been merged into a pack that did not
-    exist when the folder was listed.
+    If a pack was removed meanwhile, all packs are yielded again. The removed pack may have been merged into a pack that
+    did not exist when the folder was listed.
     """
     for _ in range(_ATTEMPTS):
         listed = [other for other in listed_numbers(root) if other > number]
@@ -317,7 +309,7 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
 
 
 def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
-    """Return those of the episodes whose rows exist and were not lost to damage.
+    """Return the episodes whose rows exist and were not lost to damage.
 
     Episodes are given and returned as (first id, steps).
 
@@ -345,14 +337,13 @@ def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: b
 
 
 class KnownPack(NamedTuple):
-    """A pack: what `identify` returned for its zarr.json when it was read, and the numbers of its segments."""
+    """The identity of a pack's zarr.json when it was read, and the numbers of the pack's segments."""
 
     document: Identity
     members: set[int]
 
     @classmethod
     def of(cls, info: SegmentInfo) -> "KnownPack":
-        """Return the pack with these attributes; its table of segments is read."""
         return cls(info.document, {*read_members(info)[:, 0].tolist()})
 
 
@@ -369,12 +360,10 @@ class KnownPacks:
         self._packs: dict[int, KnownPack] = {}
 
     def note(self, info: SegmentInfo) -> None:
-        """Add a segment that was read, if it is a pack."""
         if info.packed is not None:
             self.add(info.number, KnownPack.of(info))
 
     def add(self, number: int, pack: KnownPack) -> None:
-        """Add a pack that was read or made."""
         self._packs[number] = pack
 
     @property

@@ -9,8 +9,7 @@ segment with its number in the same way.
 
 A copy of a sealed segment may have damaged chunk files, or chunk files that were copied before they were sealed. If the
 checksums of blocks prove more steps of the copy than the marks do, the next process that opens the store for writing
-rebuilds the copy, too. Until then, readers show the rows that these checksums prove (see `read_shown`), and change
-nothing.
+rebuilds the copy. Until then, readers show the rows that these checksums prove (see `read_shown`), and change nothing.
 """
 
 import dataclasses
@@ -46,16 +45,16 @@ from diskreplay.segments.sealing import GroupWriter, count_steps_in
 from diskreplay.segments.segment import DAMAGE, Lost, SegmentInfo, counter_inode, read_as_sealed, read_segment
 from diskreplay.segments.shards import Compressed, zstd
 
-# The maximum number of results that `_shown` caches. The keys have the inodes, sizes and times of a copy's files.
+# The maximum number of results that `_shown` caches.
 _MOST_KNOWN = 1024
 
 
 class Proof(NamedTuple):
     """What the checksums of blocks prove about a copied segment.
 
-    ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane, and ``damage`` the
-    damage of the copy. ``marked`` has the number of rows of each lane that marks prove. These rows are intact, but an
-    episode that extends beyond them may be lost.
+    ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane. ``marked`` has the
+    number of rows of each lane that marks prove. These rows are intact, but an episode that extends beyond them may be
+    lost.
     """
 
     sealed: SegmentInfo
@@ -65,7 +64,7 @@ class Proof(NamedTuple):
 
     @property
     def steps_lost(self) -> int:
-        """The number of lost steps, without those that the sealed segment had already lost."""
+        """The number of steps that the copy lost, without those that the sealed segment had already lost."""
         return max(0, self.damage.steps_lost - self.sealed.lost.steps)
 
 
@@ -104,7 +103,7 @@ def read_shown(root: Root, number: int) -> SegmentInfo:
     """Return a segment's attributes as `read_segment` does, for callers that show rows and change nothing.
 
     If checksums of blocks prove more of a copy than marks do, `SegmentInfo.shown` has the number of rows of each lane,
-    and `lost` the damaged episodes among these rows, one range per episode. Errors as for `read_segment`.
+    and `lost` the damaged episodes among these rows. Errors as for `read_segment`.
     """
     info = read_segment(root, number)
     if info.sealed or info.boot:
@@ -164,8 +163,7 @@ def _show(proof: Proof) -> _Shown | None:
             steps += sum(length for _, length in found)
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
-    # For ranges that were lost before, the attributes have the number of values. For newly damaged episodes, this
-    # number is 0: they keep their flags, and the flags tell which rows have values.
+    # For a newly damaged episode, the number of values is 0: its flags are intact, and tell which rows have values.
     values = {(position, rows): count for position, rows, count in sealed.lost.entries}
     steps = min(steps, sum(length for _, length in ranges))
     lost = Lost(tuple(ranges), steps, tuple(values.get(entry, 0) for entry in ranges))
@@ -177,7 +175,6 @@ def _show(proof: Proof) -> _Shown | None:
 
 
 def _unreadable(sealed: SegmentInfo, damage: Damage) -> dict[int, list[Range]]:
-    """Return, by lane, the ranges of rows with damaged flags or times."""
     found: dict[int, list[Range]] = {}
     for chunk in sealed_chunks(sealed):
         if chunk.array.path not in (layout.DONE, layout.TIME):
@@ -220,8 +217,8 @@ def build_copy(info: SegmentInfo, damage: Damage) -> str:
     """Build a copy of a sealed segment without the damaged parts; return the copy's folder, relative to the store.
 
     The caller holds the store lock. The files of the damaged segment are not changed. Raises StorageFull if the disk
-    has no room. Raises FormatError if a small file does not match its checksum, or an intact block changed meanwhile.
-    After an error, the folder of the copy is removed.
+    has no room. Raises FormatError if a small file does not match its checksum, or if an intact block changed
+    meanwhile. After an error, the folder of the copy is removed.
     """
     name = f"{_BUILDING}{layout.segment_name(info.number)}"
     folder = f"{info.root.counters_folder}/{name}"
@@ -236,8 +233,7 @@ class _Build:
     def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
         self._info, self._damage, self._folder = info, damage, folder
         self._group = GroupWriter(folder)
-        # The row of a pack at which each lane begins; 0 if the segment is not a pack. A damaged time is replaced by an
-        # earlier time of the same lane.
+        # The row of a pack at which each lane begins. A damaged time is replaced by an earlier time of the same lane.
         self._begins = np.zeros(1, np.int64) if info.packed is None else read_tables(info).first_rows
 
     def run(self) -> None:
@@ -303,7 +299,6 @@ class _Build:
                     shard.put(number, _without_rows(frame, cleared, how, row_bytes) if cleared else frame)
 
     def _copy_small(self, name: str) -> None:
-        """Copy a small file with a checksum, such as a zarr.json or a counter."""
         data = read_regular(f"{self._info.path}/{name}", None, _MOST_BYTES)
         if crc32c(data) != self._info.checksums[name]:
             raise FormatError(f"{self._info.path}/{name} does not fit its checksum")
@@ -323,7 +318,6 @@ class _Build:
         return layout.merge_ranges(skipped)
 
     def _copy(self, name: str, target: int, parts: list[Range]) -> None:
-        """Copy parts of a chunk file; its holes stay holes."""
         try:
             opening = opened(f"{self._info.path}/{name}", None)
         except (OSError, FormatError):
@@ -341,7 +335,7 @@ class _Build:
                 os.pwrite(fd, bytes([flags]), lane * per_chunk + row % per_chunk)
 
     def _check(self, chunk: Chunk, known: Sums | None, skipped: list[Range]) -> None:
-        """Raise FormatError if the checksum of a copied block without skipped bytes differs from that in ``known``."""
+        """Raise FormatError if a copied block without skipped bytes does not have its checksum in ``known``."""
         if known is None:
             return
         found, block = self._group.block_sums(chunk.array, chunk.number), chunk.block
@@ -351,7 +345,6 @@ class _Build:
 
 
 def _without_rows(frame: bytes, cleared: list[Range], how: Compressed, row_bytes: int) -> bytes:
-    """Return a compressed inner chunk with zeros in the row ranges ``cleared``."""
     library = zstd()
     data = bytearray(library.ZstdDecompressor().decompress(frame, max_output_size=how.rows * row_bytes))
     for first, stop in cleared:
@@ -361,7 +354,7 @@ def _without_rows(frame: bytes, cleared: list[Range], how: Compressed, row_bytes
 
 
 def _copy_range(source: int, target: int, first: int, stop: int) -> None:
-    """Copy bytes to the same offset of another file; the file system may share the blocks instead of copying them."""
+    """Copy bytes to the same offset of another file; some file systems share the blocks instead of copying them."""
     while first < stop:
         count = min(stop - first, _COPIED_AT_ONCE)
         try:
@@ -382,7 +375,7 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
     """Put a rebuilt segment in place of the damaged segment; return the new path of the damaged segment.
 
     ``building`` is the folder of the rebuilt segment, relative to the store. The damaged segment moves to quarantine,
-    and its record there has ``reason`` and ``steps``, the number of lost steps. If the damaged segment was evicted
+    with ``reason`` and the number of lost steps, ``steps``, in its record. If the damaged segment was evicted
     meanwhile, the rebuilt segment moves to quarantine, and None is returned.
 
     The caller holds the store lock.
@@ -408,13 +401,11 @@ def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str
 
 
 def rebuild_copy(info: SegmentInfo) -> bool:
-    """Rebuild a copy of a sealed segment from its intact blocks, and return True; return False if its marks are used.
+    """Rebuild a copy of a sealed segment from its intact blocks; return False if its marks are used instead.
 
-    `prove_by_blocks` decides whether the marks are used. The damaged copy goes to quarantine unchanged.
-
-    The caller holds the lock of the store and the lock of the segment. Raises FormatError or OSError if small files do
-    not match their checksums, StorageFull if the disk has no room. After an error, or if False is returned, nothing is
-    changed.
+    The damaged copy goes to quarantine unchanged. The caller holds the lock of the store and the lock of the segment.
+    Raises FormatError or OSError if small files do not match their checksums, StorageFull if the disk has no room.
+    After an error, nothing is changed.
     """
     if (proof := prove_by_blocks(info)) is None:
         return False
@@ -461,7 +452,7 @@ def _replace(
 def _is_merged(root: Root, number: int) -> bool:
     """Return whether another pack has rows of a rebuilt segment.
 
-    The rebuilt segment would then be deleted as soon as it replaces the damaged one.
+    In this case the rebuilt segment would be deleted as soon as it replaces the damaged one.
     """
     with suppress(*DAMAGE):
         members = read_members(read_segment(root, number, _side_folder(root, _REBUILT, number)))[:, 0]
@@ -475,12 +466,11 @@ def _gave_way(root: Root, number: int) -> bool:
 
 
 def _keep(root: Root, number: int, reason: str) -> None:
-    """Move to quarantine a rebuilt segment that cannot be put in place, as only retention may delete it."""
+    """Move a rebuilt segment that cannot be put in place to quarantine, because only retention may delete it."""
     move_aside(root.folder, f"{layout.COUNTERS}/{_side_folder(root, _REBUILT, number).name}", reason, steps=0)
 
 
 def _notify(root: Root, number: int) -> None:
-    """Make readers list the segments again, and remove the folder ``replaced-NNNNNNNN`` of this segment."""
     root.counters(writable=True).count(layout.CHANGES)
     with suppress(OSError):  # the folder may hold a file; if it stays, segments are only listed once more
         _side_folder(root, _REPLACED, number).rmdir()
@@ -491,7 +481,6 @@ def _side_folder(root: Root, beginning: str, number: int) -> Path:
 
 
 def _numbers(root: Root, beginning: str) -> list[int]:
-    """Return the numbers of the segments for which a folder ``<beginning>NNNNNNNN`` is in the folder of counters."""
     names = [name.removeprefix(beginning) for name in os.listdir(root.counters_folder) if name.startswith(beginning)]
     numbers = sorted(int(name) for name in names if re.fullmatch("[0-9]{8,9}", name))
     folders = {number: _side_folder(root, beginning, number) for number in numbers}

@@ -1,11 +1,8 @@
 """Sealing makes a segment immutable. After a crash, the whole sealing may be repeated.
 
 The order is: remove or zero everything after the rows that are kept; write the exact shapes of the arrays; take
-checksums; sync everything; write the attribute `sealed`. Each sync covers the whole file system: syncing the thirty
-files and folders of a segment one by one takes ten times as long. Only a writer's background thread waits for these
-syncs.
-
-A segment is sealed in its own folder. `GroupWriter` also makes packs and rebuilt segments, in new folders.
+checksums; sync everything; write the attribute `sealed`. Each sync covers the whole file system, because syncing the
+thirty files and folders of a segment one by one takes ten times as long.
 """
 
 import dataclasses
@@ -55,7 +52,7 @@ Salvaged = Mapping[int, NDArray[np.int64]]
 _BLOCK_BYTES = 1 << 20
 # With more bytes of chunk files than this, a second thread makes sealing faster.
 _SHARED_BYTES = 16 << 20
-# The times of this many newest segments are read: more than one, as some segments may be damaged or gone.
+# The times of this many newest segments are read: more than one, because some segments may be damaged or gone.
 _NEWEST = 16
 _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 
@@ -63,8 +60,7 @@ _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 class GroupWriter:
     """Writes the files of a sealed segment or pack, and their checksums. Call `write_derived` or `finish` in the end.
 
-    The folders of the arrays must exist. This class syncs nothing: the caller syncs the files, and moves the
-    folder of a pack or of a rebuilt segment to its place in the store.
+    The folders of the arrays must exist. This class syncs nothing: the caller does.
 
     Concurrency: one thread, but several threads may call `seal_chunk` at once.
     """
@@ -81,13 +77,12 @@ class GroupWriter:
         self._sums[name] = crc32c(data)
 
     def small(self, name: str, data: bytes) -> None:
-        """Write a small file, such as a zarr.json or a counter, and record its checksum."""
         write_file(f"{self._folder}/{name}", data)
         self.note(name, data)
 
     @contextmanager
     def chunk(self, array: RowArray, number: int = 0) -> Iterator[int]:
-        """Yield the descriptor of a new chunk file; when the ``with`` block has written the file, seal it."""
+        """Yield the descriptor of a new chunk file, and seal the file after the ``with`` block has written it."""
         with self._made(array, number) as fd:
             yield fd
             self.seal_chunk(array, number, fd)
@@ -109,21 +104,20 @@ class GroupWriter:
     def seal_chunk(self, array: RowArray, number: int, fd: int, block: int | None = None) -> None:
         """Record the checksums of a chunk file that will not change anymore, and remove the permission to write it.
 
-        ``block`` is the size of a block in bytes; None: what `block_bytes` returns for the array. If a chunk file in a
-        copy of the segment has this permission, it was copied before it was sealed.
+        ``block`` is the size of a block in bytes. If ``block`` is None, `block_bytes` gives the size. A chunk file of a
+        copy with the write permission may have been copied before it was sealed.
         """
         self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
         protect(fd)
 
     def block_sums(self, array: RowArray, number: int) -> bytes:
-        """Return the checksums of the blocks of a sealed chunk, as ``durable/blocks`` stores them."""
         return self._blocks.chunks[array.path, number]
 
     def write_derived(self, info: SegmentInfo, rows: Ints, table: str) -> SegmentInfo:
         """Write the files that are computed from the chunks; return ``info`` with the attributes that result.
 
-        These files are ``durable/blocks``, the copy of a pack's indexes, and, in the new folder ``table``, the table of
-        episodes. ``rows`` has the number of rows of each lane.
+        These files are ``durable/blocks``, the copy of a pack's indexes, and the table of episodes in the new folder
+        ``table``. ``rows`` has the number of rows of each lane.
         """
         self._sums[layout.BLOCKS] = self._blocks.write(self._folder)
         if self._indexes:
@@ -133,7 +127,7 @@ class GroupWriter:
         return dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
 
     def finish(self, info: SegmentInfo, rows: Ints) -> SegmentInfo:
-        """Write the files of `write_derived`, then the zarr.json and its copy; return the new attributes."""
+        """Write the files of `write_derived`, the zarr.json and its copy; return the new attributes."""
         info = self.write_derived(info, rows, f"{self._folder}/{layout.EPISODES}")
         for name in (layout.DOCUMENT_COPY, layout.METADATA):
             write_file(f"{self._folder}/{name}", info.own_document())
@@ -150,24 +144,23 @@ class _Finished:
     is_live: bool  # whether the segment's counters in memory are trusted, see `shows_live_rows`
     group: GroupWriter
     times: tuple[int, int] | None = None
-    # By the number of a chunk of flags: the number of steps in this chunk, first of the rows of `data`, then of the
-    # unproven rows.
+    # By the number of a chunk of flags: the number of steps in this chunk, in rows of `data` and in unproven rows.
     steps: dict[int, int] = field(default_factory=dict)
     unproven_steps: dict[int, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """The number of rows of each lane that the sealed segment has."""
+        """The number of rows of each lane in the sealed segment."""
         return self.data.rows
 
     @property
     def kept(self) -> NDArray[np.int64]:
-        """The number of rows of each lane in the files: the rows of the sealed segment, then the unproven rows."""
+        """The number of rows of each lane in the files, unproven rows included."""
         return self.kept_extent.rows
 
     @property
     def claimed(self) -> tuple[int, ...] | None:
-        """The numbers of `kept`, if a lane has unproven rows; else None."""
+        """The numbers of `kept`; None if no lane has unproven rows."""
         return None if (self.rows == self.kept).all() else tuple(self.kept.tolist())
 
 
@@ -179,16 +172,16 @@ def seal_segments(
 ) -> None:
     """Seal unsealed segments without a writer; the caller holds the locks of the segments.
 
-    ``is_waited_for`` returns whether another thread has begun to wait for the result. If so, the processor of that
-    thread is idle, and a helper thread computes checksums on it.
+    ``is_waited_for`` returns whether another thread has begun to wait for the result. The processor of a waiting thread
+    is idle, so a helper thread computes checksums on it.
 
     If a segment must prove its rows, the sealed segment has the rows that its marks prove. ``salvaged`` maps a
     segment's number to the number of rows of each lane to keep, even if marks prove fewer rows. All other rows that the
     segment's counters had counted stay in its files as unproven rows.
 
     Raises StorageFull if the disk has no room for metadata; the call may be repeated. Raises StoreNotFound if the store
-    was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or the system could not write one
-    of the files to the disk: it is then unknown which data are durable. Other errors are the system's OSError.
+    was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or if the system could not write
+    one of the files to the disk: it is unknown which data are durable. Other errors are the system's OSError.
     """
     root.check_still_there()
     with storage_errors(root.folder):
@@ -254,7 +247,7 @@ def _table_draft(info: SegmentInfo) -> str:
 
 
 def _place_table(segment: _Finished) -> None:
-    """Move the table of episodes to the folder ``episodes``, where an interrupted sealing may have left another one."""
+    """Move the table of episodes to the folder ``episodes``; an interrupted sealing may have left an old one there."""
     folder = f"{segment.info.path}/{layout.EPISODES}"
     if os.path.lexists(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -263,10 +256,7 @@ def _place_table(segment: _Finished) -> None:
 
 
 def _write_sealed_draft(segment: _Finished) -> None:
-    """Write the counters of observed and durable rows, and the sealed segment's zarr.json under another name.
-
-    The counters get the number of rows of each lane. A copy of the zarr.json is written too.
-    """
+    """Write the counters of observed and durable rows, and the sealed zarr.json under another name, with its copy."""
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):
         write_lane_counter(f"{info.path}/{name}", segment.rows)
@@ -309,8 +299,8 @@ def _latest(info: SegmentInfo) -> int:
 def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
     """Set the counters of committed rows to the numbers of rows that the sealed segment will have; return them.
 
-    In each lane, these are the committed rows, and the observation after them if it was published. The counters of the
-    segment must be trusted, see `shows_live_rows`.
+    If the observation after a lane's committed rows was published, it becomes a row. The counters of the segment must
+    be trusted, see `shows_live_rows`.
     """
     lanes = len(info.lanes)
     committed, observed = (read_lane_counter(f"{info.path}/{name}", lanes) for name in _PUBLISHING)
@@ -326,7 +316,7 @@ def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
 def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
     """Make the observation at ``row`` the final observation of a cut episode.
 
-    The row's other fields are overwritten, as a writer that died may have written only some of their bytes.
+    The row's other fields are overwritten, because a writer that died may have written only some of their bytes.
     """
     flags = layout.OBSERVATION_ONLY | layout.TRUNCATED | layout.CUT
     # The segment was written in this boot: its earlier rows have times of the same clock.
@@ -342,7 +332,7 @@ def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
 
 
 def _finish_chunks(segment: _Finished, is_waited_for: Callable[[], bool]) -> None:
-    """Finish all chunk files as `_finish_chunk` does; a second thread helps if ``is_waited_for`` returns True."""
+    """Finish all chunk files; a second thread helps if ``is_waited_for`` returns True."""
     arrays = segment.info.arrays.values()
     places = [(array, chunk) for array in arrays for chunk in range(_chunk_count(segment, array))]
     may_share = sum(segment.info.chunk_nbytes(array.path) for array, _ in places) > _SHARED_BYTES
@@ -377,8 +367,7 @@ def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
     info, per_chunk = segment.info, segment.info.chunk_rows[array.path]
     kept = _rows_inside(segment.kept_extent.of(array.path), chunk, per_chunk)
     with open_protected(info.chunk_path(array.path, chunk)) as fd:
-        # One numpy call for all lanes, here and below: a loop over thousands of lanes would hold the GIL, so that
-        # other threads could not append.
+        # One NumPy call for all lanes: a loop over thousands of lanes would hold the GIL, and no thread could append.
         begins = np.arange(len(kept) + 1) * per_chunk
         for start, stop in layout.join_ranges(begins[:-1] + kept, begins[1:]):
             punch_hole(fd, start * array.row_bytes, stop * array.row_bytes)
@@ -390,12 +379,11 @@ def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
 
 
 def _finish_array(segment: _Finished, array: RowArray) -> None:
-    """Delete the chunks after the last row of an array's longest lane, and write the exact shape of the array."""
     info, longest = segment.info, int(segment.data.of(array.path).max())
     name = f"{array.path}/{layout.METADATA}"
     document = info.rows_document(array.path, longest)
     is_exact = _has_content(f"{info.path}/{name}", document)
-    # The shape covers every chunk that was begun: if it is exact, no chunk follows the longest lane's last row.
+    # The shape covers every chunk that was begun. If the shape is exact, no chunk follows the longest lane's last row.
     if not (segment.is_live and is_exact):
         _remove_behind(info, array, _chunk_count(segment, array))
     if not is_exact:
@@ -405,7 +393,6 @@ def _finish_array(segment: _Finished, array: RowArray) -> None:
 
 
 def _has_content(path: str, document: bytes) -> bool:
-    """Return whether a file has the content ``document``; a power loss may have left the file empty or missing."""
     try:
         return read_regular(path, None, len(document) + 1) == document
     except FileNotFoundError:
@@ -413,12 +400,11 @@ def _has_content(path: str, document: bytes) -> bool:
 
 
 def _rows_inside(rows: NDArray[np.int64], chunk: int, per_chunk: int) -> NDArray[np.int64]:
-    """Return the number of rows in one chunk for each lane; ``rows`` has the number of rows in all chunks."""
     return np.clip(rows - chunk * per_chunk, 0, per_chunk)
 
 
 def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
-    """Remove files that a power loss may have left: temporary ones, and chunks after the first ``chunks`` ones."""
+    """Remove temporary files that a power loss may have left, and chunks from number ``chunks`` on."""
     known = {layout.METADATA, *map(array.chunk_key, range(chunks))}
     for name in os.listdir(info.path / array.path):
         if name not in known and name.startswith((".", "c.")):
@@ -426,7 +412,7 @@ def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
 
 
 def count_steps(info: SegmentInfo) -> int:
-    """Return the number of trusted steps of a segment: its trusted rows except final observations and end markers."""
+    """Return the number of trusted steps of a segment."""
     return count_steps_in(info, map_trusted(info)[1].copy())
 
 
@@ -445,7 +431,6 @@ def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
 
 
 def _count_in_chunk(fd: int, kept: NDArray[np.int64], per_chunk: int) -> int:
-    """Return the number of steps in the first ``kept[lane]`` rows of each lane of a chunk of flags."""
     steps = int(kept.sum())  # a row in a hole has no flag: it is a step
     for first, stop in data_ranges(fd, 0, len(kept) * per_chunk):
         for at in range(first, stop, _BLOCK_BYTES):  # in blocks, so that the collecting process needs little memory
@@ -458,8 +443,7 @@ def _count_in_chunk(fd: int, kept: NDArray[np.int64], per_chunk: int) -> int:
 def may_seal(info: SegmentInfo) -> bool:
     """Return whether this machine may seal a segment whose lock is free.
 
-    On a local file system, a free lock means that the writer is gone, whichever machine wrote the segment. A shared
-    file system may be mounted on other machines whose locks are not visible here, so only segments of this machine may
-    be sealed.
+    On a local file system, a free lock means that the writer is gone. Another machine may have mounted a shared file
+    system, and its locks are not visible here, so this machine seals only its own segments there.
     """
     return not is_shared(info.root.file_system) or info.machine == machine_id() or info.boot == boot_id()

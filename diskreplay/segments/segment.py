@@ -48,12 +48,11 @@ from diskreplay.segments.shards import Compressed, codec
 
 # The errors that reading a damaged or missing segment raises.
 DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# Folders and files of a segment that must not be symbolic links: `read_segment` checks this, because its callers open
-# them next.
+# `read_segment` checks that these are no symbolic links, because its callers open them next.
 _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
 
-# Writers make a segment in advance, without a number, in the folder of the store's counters; the name of its folder
-# begins with this. When the segment is needed, `place_segment` gives it a number and moves it to the other segments.
+# The prefix of the folder of a segment that a writer makes in advance, without a number, in the folder of the store's
+# counters. When the segment is needed, `place_segment` gives it a number and moves it to the other segments.
 DRAFT = "next-"
 _PACK_DRAFT = f"{DRAFT}pack"  # a pack that is being built
 _NO_NUMBER = -1
@@ -70,9 +69,9 @@ class Lost:
     range one episode, so that lanes stay sequences of episodes. Readers leave these episodes out.
 
     ``ranges`` has (position of the first row, number of rows) for each range, sorted by position. The position of row r
-    of lane i is r times the number of lanes, plus i. ``steps`` is the number of lost steps. Steps that had been evicted
-    by hand are not counted: they stay evicted. ``values`` has, for each range, its number of rows in arrays of episode
-    fields. These rows are zeros, and stay in the arrays although no row of the range has the flag `EPISODE_VALUES`.
+    of lane i is r times the number of lanes, plus i. ``steps`` is the number of lost steps, without steps that had been
+    evicted by hand. ``values`` has, for each range, its number of rows in arrays of episode fields. These rows are
+    zeros, and stay in the arrays although no row of the range has the flag `EPISODE_VALUES`.
     """
 
     ranges: tuple[tuple[int, int], ...] = ()
@@ -87,7 +86,6 @@ class Lost:
 
     @property
     def entries(self) -> Iterator[tuple[int, int, int]]:
-        """The position, the number of rows and the number of values of each range."""
         return ((position, rows, values) for (position, rows), values in zip(self.ranges, self.values, strict=True))
 
     @property
@@ -111,10 +109,7 @@ NOTHING_LOST = Lost()
 
 
 class PackSize(NamedTuple):
-    """The number of lines in each of a pack's two tables (see `packs.PackTables`).
-
-    ``members`` is the number of segments in the pack, and ``runs`` the number of lanes of all these segments.
-    """
+    """The number of segments in a pack, and the number of lanes of all these segments."""
 
     members: int
     runs: int
@@ -155,15 +150,14 @@ class SegmentInfo:
     lost: Lost = NOTHING_LOST
     packed: PackSize | None = None  # None: the segment is not a pack. See `packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # by path: the compressed arrays of a pack
-    # This attribute is not in zarr.json. For a damaged copy of a sealed segment: how many rows of each lane readers
-    # show, except the episodes in `lost` (see `rebuild.read_shown`). None for all other segments.
+    # This attribute is not in zarr.json. Readers of a damaged copy of a sealed segment show this number of rows of each
+    # lane, except the episodes in `lost` (see `rebuild.read_shown`). None for all other segments.
     shown: tuple[int, ...] | None = None
     # The inode, modification time and size that the segment's zarr.json had when it was read; zeros: not read.
     document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)
     arrays: dict[str, metadata.RowArray] = field(init=False, repr=False, compare=False)  # arrays with rows, by path
 
     def __post_init__(self) -> None:
-        """Set ``arrays`` to the arrays that ``chunk_rows`` names."""
         object.__setattr__(self, "arrays", self.root.blueprint.of(self.chunk_rows).arrays)
 
     @property
@@ -183,7 +177,6 @@ class SegmentInfo:
 
     @property
     def lock_path(self) -> str:
-        """The path of the lock that the writer of the segment holds."""
         return f"{self.path}/{layout.COMMITTED}/{layout.LOCK}"
 
     @property
@@ -198,7 +191,7 @@ class SegmentInfo:
     def kept_until(self) -> int:
         """The time of this sealed segment's newest row, in ns since the epoch.
 
-        Retention deletes the segment when only rows with later times are kept. The times of unproven rows cannot be
+        Retention deletes the segment when it keeps only rows with later times. The times of unproven rows cannot be
         trusted, so these rows count as published when the segment was sealed.
         """
         if self.claimed is None:
@@ -211,7 +204,6 @@ class SegmentInfo:
 
     @property
     def store(self) -> str:
-        """The uuid of the segment's store."""
         return self.root.uuid
 
     @property
@@ -234,7 +226,6 @@ class SegmentInfo:
 
     @property
     def blueprint(self) -> metadata.Blueprint:
-        """The arrays and groups of the segment."""
         blueprint = self.root.blueprint.of(self.chunk_rows)
         if self.packed is None:
             return blueprint
@@ -244,7 +235,6 @@ class SegmentInfo:
 
     @property
     def has_values(self) -> bool:
-        """Whether the segment has arrays of episode fields."""
         return bool(self.root.blueprint.values)
 
     def chunk_nbytes(self, leaf: str) -> int:
@@ -254,7 +244,6 @@ class SegmentInfo:
         return len(self.lanes) * self.chunk_rows[leaf] * self.arrays[leaf].row_bytes
 
     def chunk_path(self, leaf: str, chunk: int) -> str:
-        """Return the path of a chunk file."""
         return f"{self.path}/{leaf}/{self.arrays[leaf].chunk_key(chunk)}"
 
     def map_chunk(self, leaf: str, chunk: int) -> Mapping:
@@ -269,14 +258,14 @@ class SegmentInfo:
         """Return a descriptor to read and write a chunk; a missing chunk is created at full size, without disk blocks.
 
         Raises FormatError if the file has the wrong size. Raises StorageFull if the disk has no room for a new file's
-        name; no file is then left behind, and the call may be repeated.
+        name. After StorageFull, no file is left behind, and the call may be repeated.
         """
         path, nbytes = self.chunk_path(leaf, chunk), self.chunk_nbytes(leaf)
         with suppress(FileNotFoundError):
             return open_regular(path, nbytes, os.O_RDWR)
         self.root.check_still_there()
-        # The shape is written before the file is made: a call that finds the file does not write the shape. zarr reads
-        # the rows of a missing file as zeros.
+        # The shape is written before the file is made, because a call that finds the file does not write the shape.
+        # zarr reads the rows of a missing file as zeros.
         self.write_rows(leaf, (chunk + 1) * self.chunk_rows[leaf])
         temporary = f"{self.path}/{leaf}/.new-{chunk}"
         try:
@@ -291,9 +280,9 @@ class SegmentInfo:
     def write_rows(self, leaf: str, rows: int) -> None:
         """Write into an array's zarr.json that each lane has ``rows`` rows.
 
-        The file is overwritten in place. A new file would have to be synced before it replaces the old one: without the
-        sync, a power loss could leave an empty zarr.json for durable rows. A new file replaces the old one only if
-        their sizes differ. Raises StorageFull if the disk has no room; the zarr.json is then unchanged.
+        The file is overwritten in place if its size stays the same. A new file would have to be synced before it
+        replaces the old file: without the sync, a power loss could leave an empty zarr.json for durable rows. Raises
+        StorageFull if the disk has no room; the zarr.json is unchanged.
         """
         path, document = self.path / leaf / layout.METADATA, self.rows_document(leaf, rows)
         if not overwrite(path, document):
@@ -304,19 +293,17 @@ class SegmentInfo:
         return self.blueprint.documents(len(self.lanes), self.chunk_rows, None)
 
     def own_document(self) -> bytes:
-        """Return the content of the zarr.json with the segment's attributes."""
         return self.root.blueprint.segment_document(self.attributes())
 
     def rows_document(self, leaf: str, rows: int) -> bytes:
-        """Return the content of an array's zarr.json, with ``rows`` rows per lane in the shape."""
         return self.arrays[leaf].document(len(self.lanes), rows, self.chunk_rows[leaf])
 
     def with_priority(self, rows: int) -> "SegmentInfo":
         """Add the array of initial priorities; the first ``rows`` rows of each lane get 0, which means no priority.
 
         Returns the new attributes. Only the segment's writer may call this, while no mark is being made. After a power
-        loss, the segment has either the complete array or no such array. Raises StorageFull if the disk has no room;
-        the segment is then unchanged, and the call may be repeated.
+        loss, the segment has either the complete array or no such array. After StorageFull, the segment is unchanged,
+        and the call may be repeated.
         """
         leaf, per_chunk = layout.PRIORITY, self.chunk_rows[layout.TIME]  # rows of both arrays have 8 bytes
         changed = dataclasses.replace(self, chunk_rows={**self.chunk_rows, leaf: per_chunk})
@@ -460,7 +447,7 @@ class Size(NamedTuple):
     def most_values(self) -> int:
         """The maximum number of rows of a lane in a chunk of an episode field.
 
-        It is one if ``rows`` is known, because each lane then has one episode.
+        If ``rows`` is known, each lane has one episode, and this number is one.
         """
         return self.chunk_rows if self.rows is None else 1
 
@@ -475,9 +462,9 @@ def draft_segment(
 ) -> tuple[SegmentInfo, Lock]:
     """Make a segment, which has no number yet, in the new folder ``building``; return its attributes and its lock.
 
-    ``building`` is in the folder of the store's counters. ``has_priority``: the segment has the array of initial
-    priorities. The returned lock is held. It is taken before any other file is made. So if the lock is free, the folder
-    was left by a process that died. Raises StorageFull if the disk has no room; the folder is then removed.
+    ``building`` is in the folder of the store's counters. The returned lock is held. It is taken before any other file
+    is made, so a free lock shows that the folder was left by a process that died. Raises StorageFull if the disk has no
+    room; the folder is removed.
     """
     blueprint = root.blueprint.with_priority if has_priority else root.blueprint
     with drafted(building), ExitStack() as undo:
@@ -512,12 +499,10 @@ def draft_segment(
 
 
 def pack_draft(root: Root) -> str:
-    """Return the folder in which a pack is built."""
     return f"{root.counters_folder}/{_PACK_DRAFT}"
 
 
 def lock_draft(building: str) -> Lock:
-    """Make the lock of a segment that is being built in the folder ``building``, take it, and return it."""
     committed = f"{building}/{layout.COMMITTED}"
     os.mkdir(committed)
     lock = try_lock(f"{committed}/{layout.LOCK}")
@@ -590,7 +575,7 @@ def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
 def write_unsealed(info: SegmentInfo) -> None:
     """Durably replace the zarr.json of a sealed segment by that of an unsealed segment.
 
-    Raises StorageFull if the disk has no room; the zarr.json is then unchanged.
+    Raises StorageFull if the disk has no room; the zarr.json is unchanged.
     """
     document = dataclasses.replace(info, sealed=False, claimed=None).own_document()
     write_atomic(info.path / layout.METADATA, document, synced=True)
@@ -607,7 +592,7 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_tru
         if is_never_written(str(path)):
             raise NeverWritten(errno.ENOENT, "nothing of it was written before the power loss", str(path)) from None
         raise
-    # To read thousands of segments fast, the folders of other arrays are checked only when their chunks are mapped.
+    # The folders of other arrays are checked only when their chunks are mapped, as there may be thousands of segments.
     refuse_links(path, _READ_AT_ONCE, lookup)
     try:
         metadata.check_requires(attributes or {}, document_path)
@@ -664,7 +649,6 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
 
 
 def _check_lanes(name: str, rows: tuple[int, ...], lanes: int) -> None:
-    """Raise ValueError if ``rows`` cannot be the numbers of rows of each lane; ``name`` is the attribute's name."""
     if len(rows) != lanes or max(rows) > layout.POSITION_MASK // lanes:
         raise ValueError(f"{name} is {rows!r:.80}")
 
@@ -675,8 +659,7 @@ def _check_chunk_rows(
     """Raise ValueError if a number of rows per chunk is impossible in a segment with this number of lanes."""
     for leaf, array in arrays.items():
         rows = chunk_rows[leaf]
-        # The number of rows in a chunk is a power of two. A chunk of a single row may be larger than the largest chunk
-        # size.
+        # The number of rows is a power of two. A chunk of a single row may be larger than the maximum chunk size.
         if not is_whole(rows, 1) or rows & (rows - 1):
             raise ValueError(f"{rows!r:.40} rows a chunk of {leaf}")
         if rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES and leaf not in compressed:
@@ -718,15 +701,14 @@ class NeverWritten(FileNotFoundError):
 def is_never_written(segment: str) -> bool:
     """Return whether a segment's zarr.json is unreadable because a power loss came before any row was durable.
 
-    The zarr.json is then empty, missing or partly zeros, and the segment has no marks, because marks are made only
-    after the zarr.json is durable. Any other unreadable zarr.json is damaged.
+    In this case the zarr.json is empty, missing or partly zeros, and the segment has no marks, because marks are made
+    only after the zarr.json is durable. Any other unreadable zarr.json is damaged.
     """
     blank = _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
     return blank and os.path.isdir(segment)  # checked last: retention may remove the folder meanwhile
 
 
 def has_no_mark(segment: str) -> bool:
-    """Return whether a segment has no mark and no durable row."""
     if os.path.islink(f"{segment}/{layout.DURABLE}"):
         return False
     found = [_content(f"{segment}/{name}") for name in (layout.MARKS, f"{layout.DURABLE}/c.0")]

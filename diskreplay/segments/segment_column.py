@@ -1,4 +1,4 @@
-"""Writes one array of a segment: disk blocks are reserved for rows, then the rows are written."""
+"""Writes one array of a segment: disk blocks are reserved for rows, and the rows are written later."""
 
 import os
 from collections.abc import Sequence
@@ -19,10 +19,9 @@ Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
-# Limits of what is reserved ahead: the number of bytes in all lanes (or one chunk, if it is larger), and the number of
-# rows of a lane.
+# At most this many bytes, or one chunk if it is larger, are reserved ahead in all lanes, and this many rows of a lane.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
-# If at least one in this many lanes soon needs more rows, rows of all lanes are reserved together; see `Column._near`.
+# If at least one in this many lanes soon needs more rows, rows of all lanes are reserved together: see `Column._near`.
 _CROWD = 8
 
 _LONE_LANE: Ints = np.zeros(1, np.int64)
@@ -32,7 +31,7 @@ class Pages(NamedTuple):
     """How the disk space that is reserved for a lane grows in a segment's first chunk.
 
     A lane starts with ``first`` pages. Its space is multiplied by four while it is below ``few`` pages, and doubled
-    after that. ``step`` pages, or `_STEP_ROWS` rows if these are more, are brought into memory at once.
+    after that. At least ``step`` pages are brought into memory at once.
     """
 
     first: int
@@ -41,7 +40,7 @@ class Pages(NamedTuple):
 
 
 # `_LONE` is for the only lane of a segment, `_LANE` for each of several lanes. The pages of several lanes are not
-# adjacent, and each range of pages needs a system call. So these lanes begin with more pages.
+# adjacent, and each range of pages needs a system call, so these lanes begin with more pages.
 _LONE, _LANE = Pages(first=1, few=0, step=32), Pages(first=4, few=16, step=4)
 
 
@@ -129,7 +128,7 @@ class Column:
         return len(wanting) > 0
 
     def wanting(self, lanes: Ints, rows: Ints) -> Ints:
-        """Return the lanes with few reserved rows left, so that more should be reserved for them."""
+        """Return the lanes with few reserved rows left."""
         return lanes[self.rows_until_wanting(lanes, rows) <= 0]
 
     def rows_until_wanting(self, lanes: Ints, rows: Ints) -> Ints:
@@ -144,8 +143,7 @@ class Column:
         ``ends`` has the number of reserved rows of each lane. The result is a sixteenth of ``ends``, so that a small
         store reserves little. If the next row begins a new chunk, the result is a quarter of ``ends``, because creating
         a file waits for the file system's journal. If there are also many lanes, the result is at least the number of
-        rows in a chunk, because creating the pages of all lanes takes as long as many steps. The result is never more
-        than `_most_ahead`.
+        rows in a chunk, because creating the pages of all lanes takes as long as many steps.
         """
         is_new, least = ends & self.mask == 0, self._least_ahead
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
@@ -180,8 +178,8 @@ class Column:
         times = 4 if begin < self._few_rows else 2
         upto = min(end, max(stop, times * begin, self._first_rows)) if growing else end
         lanes = self._near(lane, upto, rows, self._allocated, behind)
-        # If a lane gets all its rows in the chunk, its range begins with the first of these rows: the ranges of
-        # neighbouring lanes then join.
+        # If lanes get all their rows in the chunk, each range begins with the lane's first row in the chunk, so that
+        # the ranges of neighbouring lanes join.
         starts = np.full(len(lanes), chunk << self.shift) if upto == end else self._allocated[lanes]
         firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
         fd = self.info.open_chunk(self.leaf, chunk)
@@ -196,7 +194,6 @@ class Column:
         self._allocated[lanes] = np.minimum(self._row_at(chunk, lanes, lasts), end)
 
     def _is_whole(self, chunk: int) -> bool:
-        """Return whether disk blocks are reserved for all rows of a chunk and of the chunks before it."""
         return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
     def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
@@ -218,7 +215,7 @@ class Column:
 
         ``rows`` has the number of rows of each lane. Nothing is done for a single lane.
 
-        Concurrency: any thread, also while others reserve, write and release chunks.
+        Concurrency: any thread, also while other threads reserve, write and release chunks.
         """
         ends = self.reserved.copy()
         lanes = np.flatnonzero(rows < ends) if len(rows) > 1 else _LONE_LANE[:0]
@@ -292,7 +289,7 @@ class Column:
 
     def _write_items(self, chunk: int, at: Ints, items: NDArray[Any]) -> None:
         data, size = items.view(np.uint8).data, self.row_bytes
-        # Adjacent rows in the file, such as all lanes in chunks of one row, are written together.
+        # Rows that are adjacent in the file, such as all lanes in chunks of one row, are written together.
         edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
         for start, stop in pairwise(edges):
             self.write_at(chunk, int(at[start]), data[start * size : stop * size])
@@ -310,12 +307,10 @@ class Column:
     def items(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return rows ``(n, *shape)`` of the array's dtype as n items (see `Column`)."""
         values = np.ascontiguousarray(values)
-        # `frombuffer` is three times as fast as reshaping and two views. It needs at least one row; callers always pass
-        # one.
+        # `frombuffer` is three times as fast as reshaping and two views. It needs at least one row.
         return np.frombuffer(values, self.item) if self.as_bytes else values
 
     def as_data(self, item: Any) -> bytes:
-        """Return the bytes of an item."""
         data: bytes = item if self.as_bytes else np.asarray(item, self.dtype).tobytes()
         return data
 
@@ -352,8 +347,7 @@ class Column:
 class Places(NamedTuple):
     """The places in one chunk for some of the rows that a call writes.
 
-    The call's row ``chosen[i]`` becomes item ``at[i]`` of the chunk (see `Column`); if ``chosen`` is None, its row i
-    does.
+    Item ``at[i]`` of the chunk (see `Column`) gets row ``chosen[i]`` of the call; None: row i.
     """
 
     chunk: int

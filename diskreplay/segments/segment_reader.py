@@ -38,12 +38,10 @@ class Extent(NamedTuple):
     values: Ints
 
     def of(self, leaf: str) -> Ints:
-        """Return the number of rows that each lane has in the array ``leaf``."""
         return self.values if layout.is_of_episodes(leaf) else self.rows
 
     @classmethod
     def begin(cls, lanes: int) -> "Extent":
-        """Return the extent of a segment without rows."""
         return cls(np.zeros(lanes, np.int64), np.zeros(lanes, np.int64))
 
 
@@ -111,7 +109,7 @@ def _flags(
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
-# Holes are left out if there are at least `_LARGE` flags, and less than 1 / `_SPARSE` of their bytes are on disk.
+# Holes are left out if there are at least `_LARGE` flags, and less than 1 / `_SPARSE` of the flags are on disk.
 _LARGE, _SPARSE = 1 << 20, 4
 
 
@@ -127,7 +125,6 @@ class LaneFlags(NamedTuple):
 
     @staticmethod
     def concatenate(parts: "list[LaneFlags]") -> "LaneFlags":
-        """Return the lanes of all ``parts`` with their flags, in the order of the list."""
         if len(parts) == 1:
             return parts[0]
         flags, rows = (np.concatenate([part[i] for part in parts]) for i in range(2))
@@ -144,7 +141,8 @@ def read_lanes(
     """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``; all chunks must exist.
 
     ``dense`` is a function that returns these flags, one lane after another. It is not called if most flags of a large
-    segment are in holes of its files. The holes then become gaps, so that the memory is bounded by the bytes on disk.
+    segment are in holes of its files. In this case the holes become gaps, so that the memory is bounded by the bytes on
+    disk.
     """
     rows = stop - first
     wanted = int(rows.sum())
@@ -243,8 +241,7 @@ def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[n
     """Return the flags of the first ``committed[lane]`` rows of each lane, one lane after another.
 
     Whole chunks are read if at least a quarter of their rows are committed: one read of a chunk takes less time than
-    one read per lane. If fewer are committed, only the committed rows are read, so that a segment with few rows per
-    lane does not need the memory of whole chunks.
+    one read per lane. Otherwise whole chunks would take much more memory than the committed rows.
     """
     lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
     chunks, size = -(-most // per_chunk), info.chunk_nbytes(layout.DONE)

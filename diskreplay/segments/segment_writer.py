@@ -23,7 +23,7 @@ _NEVER = 1 << 62
 
 Kernel = Callable[..., Any]
 
-# Maps a field to one of its chunks, as a 1-d array of rows, and to an offset for each lane: row r of the lane has index
+# Maps a field to one of its chunks, as a 1-d array of rows, and to an offset of each lane: row r of the lane has index
 # r + offset in the chunk.
 Window = dict[str, tuple[NDArray[Any], Ints]]
 
@@ -36,12 +36,12 @@ def _numbers(array: Counters) -> Any:
 class SegmentWriter:
     """Writes rows to one open segment.
 
-    `reserve` reserves rows, `write` writes them, and `publish` makes them visible to readers. A step is a row of one
-    lane. An episode consists of successive rows of one lane. The step of a vectorized environment is one row in each of
-    many lanes. The values of an episode have rows of their own, in the arrays of episode fields. `reserve_values` and
-    `write_values` handle these rows, and `publish` receives the lanes that have new values.
+    `reserve` reserves rows, `write` writes them, and `publish` makes them visible to readers. The step of a vectorized
+    environment is one row in each of many lanes. The values of an episode have rows of their own, in the arrays of
+    episode fields: `reserve_values` and `write_values` handle these rows, and `publish` receives the lanes that have
+    new values.
 
-    ``in_blocks``: each call writes many rows. They are written with pwrite, as mapping chunks would take longer.
+    ``in_blocks``: each call writes many rows. They are written with pwrite, because mapping chunks would take longer.
 
     Concurrency: one thread of one process, which holds the segment's lock. This class never takes that lock itself.
     """
@@ -50,15 +50,15 @@ class SegmentWriter:
         self.info, self.number, self.lock = info, info.number, lock
         lanes = len(info.lanes)
         self._in_blocks = in_blocks and len(info.arrays) <= MOST_DESCRIPTORS
-        # If the file system does not keep reservations, a write to mapped memory could find the disk full, which would
-        # kill the process: everything is then written by position.
+        # If the file system does not keep reservations, everything is written by position: a write to mapped memory
+        # could find the disk full, which would kill the process.
         self._keeps = keeps_reservations(info.path)
         every = {leaf: self._column(leaf) for leaf in info.arrays}
         self.columns = {leaf: column for leaf, column in every.items() if not info.arrays[leaf].is_of_episodes}
         self._value_columns = {leaf: column for leaf, column in every.items() if leaf not in self.columns}
         self._open_counters()
         self._lane_rows = np.zeros(lanes, np.int64)
-        # The numbers of `_lane_rows` as a memoryview. Assigning one of them is one aligned 8-byte write, as in numpy.
+        # Assigning a number of this memoryview is one aligned 8-byte write, as in numpy.
         self.rows = _numbers(self._lane_rows)
         self.final_rows = np.full(lanes, -1)  # by lane: the newest row after an episode's last step, or -1
         self.total_rows = 0
@@ -123,7 +123,6 @@ class SegmentWriter:
         return self._growth >= self._ahead_at and len(self.every_lane) > 1
 
     def begin_reserving(self) -> None:
-        """Make `wants_reserving` False until `reserve_ahead` is done."""
         self._ahead_at = _NEVER
 
     def reserve_ahead(self, lanes: Ints) -> None:
@@ -132,7 +131,7 @@ class SegmentWriter:
         On a full disk, this returns early without an error: the later call of `reserve` that needs these rows raises
         the error. This also returns early if a call of `reserve` is waiting.
 
-        Concurrency: any thread, also while another one appends.
+        Concurrency: any thread, also while another thread appends.
         """
         growth, rows = self._growth, self._lane_rows.copy()
         until = _NEVER
@@ -148,11 +147,9 @@ class SegmentWriter:
                     until = min(until, int(column.rows_until_wanting(lanes, rows).min(initial=_NEVER)))
         except (OSError, ReplayError):
             return
-        # No lane needs more reserved rows before `_growth` reaches this number.
         self._ahead_at = growth + until
 
     def reserve_rows(self, lane: int, row: int, stop: int) -> None:
-        """Reserve the rows ``row`` to ``stop`` of a lane; errors as for `reserve`."""
         while row < stop:
             self.reserve(lane, row, stop)
             row = self.reserved[lane]
@@ -186,7 +183,6 @@ class SegmentWriter:
         return self._lane_rows[lanes] + count > self._reserved[lanes]
 
     def rows_of(self, lanes: Ints | None) -> Ints:
-        """Return the number of rows of some lanes; None: all lanes."""
         return self._lane_rows.copy() if lanes is None else self._lane_rows[lanes]
 
     @overload
@@ -362,7 +358,7 @@ class SegmentWriter:
         """Make all published rows durable, and append a mark of these rows to the segment's log.
 
         Concurrency: any thread of the process, also while another thread appends. Raises StorageFull if the disk has no
-        room for the mark. In this case all published rows are durable, and the call may be repeated. After the system's
+        room for the mark; all published rows are durable all the same, and the call may be repeated. After the system's
         OSError, it is unknown which rows are durable.
         """
         with self._marking:
@@ -398,7 +394,8 @@ class SegmentWriter:
 
         Errors as for `SegmentInfo.with_priority`.
 
-        Concurrency: the appending thread. This method waits for a mark in progress, as each mark covers all arrays.
+        Concurrency: the appending thread. This method waits for a mark in progress, because each mark covers all
+        arrays.
         """
         with self._marking:
             self.info = self.info.with_priority(int(self._lane_rows.max()))
@@ -436,10 +433,7 @@ class SegmentWriter:
 
 
 def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: Ints) -> None:
-    """Call `Column.reserve` for each of ``columns``, and release chunks that no lane will write to again.
-
-    ``rows`` has the number of rows of each lane.
-    """
+    """Call `Column.reserve` for each of ``columns``, and release chunks that no lane will write to again."""
     first = int(rows.min())
     for column in columns.values():
         column.reserve(lane, row, stop, rows)
@@ -450,8 +444,8 @@ def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: 
 def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -> dict[SegmentWriter, Exception]:
     """Make a mark of each segment as `SegmentWriter.mark` does, but with only two syncs, of the whole file system.
 
-    ``sync`` makes all earlier writes durable. Returns the errors of segments that could not be marked; the others are.
-    Raises the errors of ``sync``: it is then unknown which rows are durable.
+    ``sync`` makes all earlier writes durable. Returns the errors of segments that could not be marked. Raises the
+    errors of ``sync``; after such an error, it is unknown which rows are durable.
 
     Concurrency: one thread at a time.
     """

@@ -1,8 +1,8 @@
 """Compressed chunks: zarr's codec ``sharding_indexed``, whose inner chunks are groups of rows compressed by zstd.
 
-A file has the inner chunks in the order of their rows, each followed by its CRC-32C. After them, it has the index, with
-the offset and the size in bytes of each inner chunk, and the CRC-32C of the index. An inner chunk of zeros is not
-stored: both numbers of its index entry are 2**64 - 1.
+A file has the inner chunks in the order of their rows, each followed by its CRC-32C. After the last inner chunk, the
+file has an index with the offset and the size in bytes of each inner chunk, and the CRC-32C of the index. An inner
+chunk of zeros is not stored: both numbers of its index entry are 2**64 - 1.
 """
 
 from collections.abc import Iterator
@@ -22,17 +22,14 @@ LEAST_ROW_BYTES = 256
 """The minimum size of a row in bytes for a compressed field: shorter rows are read faster without compression."""
 
 # The approximate number of bytes of an inner chunk before compression, and its maximum number of rows. Both are small,
-# as reading one row decompresses a whole inner chunk.
+# because reading one row decompresses a whole inner chunk.
 _INNER_BYTES, _MOST_INNER_ROWS = 64 << 10, 32
 CRC_BYTES, _ENTRY_BYTES = 4, 16
 NOTHING = np.uint64((1 << 64) - 1)
 
 
 class Compressed(NamedTuple):
-    """The compression of a pack's array.
-
-    ``rows`` is the number of rows in an inner chunk, ``level`` the level of zstd, and ``nbytes`` the file's bytes.
-    """
+    """The compression of a pack's array: ``rows`` rows per inner chunk, the level of zstd, and the size of the file."""
 
     rows: int
     level: int
@@ -53,7 +50,6 @@ class Compressed(NamedTuple):
 
 
 def is_wide(row_bytes: int) -> bool:
-    """Return whether stores that compress packs compress fields whose rows have ``row_bytes`` bytes."""
     return row_bytes >= LEAST_ROW_BYTES
 
 
@@ -81,7 +77,6 @@ def codec(rows: int, level: int, shape: tuple[int, ...]) -> list[dict[str, Any]]
 
 
 def zstd() -> Any:
-    """Return the zstandard module; MissingExtra if it is not installed."""
     with MissingExtra.raised_for("a compressed field", "zstd"):
         import zstandard
     return zstandard
@@ -121,7 +116,6 @@ class ShardWriter:
         self._end += len(data)
 
     def finish(self) -> int:
-        """Write the index, and return the size of the file."""
         self._finish_inner()
         index = self._index.tobytes()
         data = index + int(crc32c(index)).to_bytes(CRC_BYTES, "little")
@@ -132,8 +126,8 @@ class ShardWriter:
 class Shard:
     """The mapped file of a compressed array. Any thread may use this object.
 
-    ``offsets`` and ``sizes`` are the positions and sizes of the inner chunks in bytes. A size does not include the
-    checksum. Both are 0 for an inner chunk of zeros.
+    ``offsets`` and ``sizes`` are the positions and sizes of the inner chunks in bytes, without checksums. Both are 0
+    for an inner chunk of zeros.
     """
 
     def __init__(self, path: str, chunk_rows: int, row_bytes: int, compressed: Compressed) -> None:
@@ -157,8 +151,8 @@ class Shard:
     def decompress(self, numbers: Ints, out: NDArray[np.uint8]) -> None:
         """Decompress the inner chunks ``numbers``, one after another, into ``out``, which has exactly their total size.
 
-        None of these inner chunks may be an inner chunk of zeros, which the file lacks. The GIL is released meanwhile.
-        Raises FormatError if an inner chunk does not match its checksum or cannot be decompressed.
+        None of these inner chunks may be an inner chunk of zeros. The GIL is released meanwhile. Raises FormatError if
+        an inner chunk does not match its checksum or cannot be decompressed.
         """
         starts, view = self.offsets[numbers], self._bytes.data
         stops, found = starts + self.sizes[numbers], list[memoryview]()

@@ -45,7 +45,7 @@ class Damage:
     ``lost_values`` maps each lane to ranges of episode values, one range for each range in ``lost``. ``flags`` maps
     (lane, row) to the new flag of this row; the flags of all other lost rows become 0.
 
-    ``steps_kept`` and ``steps_lost`` add up to all steps that the segment ever had; steps evicted by hand count as
+    ``steps_kept`` and ``steps_lost`` add up to all steps that the segment ever had. Steps evicted by hand count as
     kept. ``episodes`` is the number of newly lost episodes, or a lower bound of this number if flags are damaged.
     ``flags_damaged`` tells whether some flags are unknown, ``resized`` whether a chunk file is too long.
     """
@@ -75,7 +75,7 @@ def find_damage(
 
     ``marked`` is given only for a copied segment that may lack some rows. Marks prove the first ``marked[lane]`` rows
     of each lane. These rows are intact, even inside a bad block. Any later row is lost even if only its priority is
-    damaged, because this can mean that the row was not copied.
+    damaged, because a damaged priority can mean that the row was not copied.
 
     Raises FormatError if a needed chunk has no checksum, or the tables of a pack are damaged.
     """
@@ -258,7 +258,7 @@ class _Search:
         return data[0] if data else 0
 
     def _starts(self, lane: int, count: int, unknown: list[Range]) -> NDArray[np.int64]:
-        """Return those of a lane's first ``count`` rows that begin an episode.
+        """Return the rows that begin an episode, among a lane's first ``count`` rows.
 
         ``unknown`` has the ranges of rows with damaged flags. These rows are left out.
         """
@@ -282,7 +282,6 @@ class _Search:
                     yield first, stop
 
     def _values_of(self, lane: int, holes: list[Range]) -> "_Values":
-        """Return the `_Values` of a lane; ``holes`` has the ranges of rows whose flags are damaged."""
         parts = [
             np.flatnonzero(flags & layout.EPISODE_VALUES) + row for row, flags in self._pieces(lane, self._rows[lane])
         ]
@@ -311,8 +310,8 @@ class _Search:
             if first == 0:
                 continue
             before = self._flag(lane, first - 1)
-            # The previous episode is complete if its last row has no step. It is also complete if that row has the
-            # episode's last step and values: no final observation follows then.
+            # The previous episode is complete if its last row has no step. It is also complete if its last row has an
+            # end flag and values, because no final observation follows such a row.
             is_whole = bool(before & NO_STEP or (before & _ENDED and before & layout.EPISODE_VALUES))
             if is_whole or (self._likely(lane, first) or 0) & layout.FIRST:
                 yield first
@@ -340,9 +339,9 @@ class _Search:
     ) -> tuple[list[Range], list[Range]]:
         """Take an evicted or discarded episode out of the lost rows, because readers hide its rows in any case.
 
-        Returns the remaining ranges of lost rows. If some flags of the episode are damaged (``unknown`` has the ranges
-        of such rows), its flags are replaced, and the second result is a list with the episode's range. Otherwise this
-        list is empty.
+        ``unknown`` has the ranges of rows with damaged flags. Return the remaining ranges of lost rows, and a list. If
+        some flags of the episode are damaged, its flags are replaced, and the list has the episode's range. Otherwise
+        the list is empty.
         """
         first, stop = episode
         if not any(a <= first and stop <= b for a, b in lost):
@@ -361,8 +360,8 @@ class _Values:
     """Knows which rows of a lane have episode values, and where each row's values are among the lane's values.
 
     ``rows`` has the rows with values whose flags are intact. ``gone`` has (first row, number of values) of each range
-    of rows that was lost before. ``holes`` has the ranges of rows with damaged flags. The lane has ``total`` values;
-    those that belong neither to ``rows`` nor to ``gone`` belong to rows in holes. With several holes, it is unknown to
+    of rows that was lost before. ``holes`` has the ranges of rows with damaged flags. The lane has ``total`` values.
+    Values that belong neither to ``rows`` nor to ``gone`` belong to rows in holes. With several holes, it is unknown to
     which rows the values between the first and the last hole belong.
     """
 
@@ -461,7 +460,7 @@ def _byte_changes() -> NDArray[np.uint32]:
 def single_error(data: bytes, crc: int) -> tuple[int, int] | None:
     """Return (position, right value) of the one wrong byte of ``data``; ``crc`` is the checksum of the right data.
 
-    Returns None if no change of one byte gives this checksum, or if several changes do. If several bytes of a block of
+    Return None if no change of one byte gives this checksum, or if several changes do. If several bytes of a block of
     512 bytes are wrong, the function returns a wrong result, instead of None, in one of 30,000 cases.
     """
     table = _byte_changes()

@@ -84,8 +84,8 @@ def move_aside(
     """Move a file or folder of a store into quarantine; return its new path. The caller holds the store lock.
 
     ``where`` is the path to move, relative to the store. ``steps`` is the number of steps in it that are nowhere else
-    in the store; with None, the steps of a segment are counted from its files, and anything else has no steps.
-    ``rebuilt`` tells whether a new segment, rebuilt from the intact rows, takes the place of the moved one.
+    in the store. If ``steps`` is None, the steps of a segment are counted from its files, and anything else has no
+    steps. ``rebuilt`` tells whether a new segment, rebuilt from the intact rows, takes the place of the moved segment.
     """
     if where == QUARANTINE:  # a link or a file has the name of the quarantine's folder
         there = _free((root / where).with_name(".quarantine"))
@@ -113,7 +113,6 @@ def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
 
 
 def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | None, rebuilt: bool) -> str:
-    """Move a file or folder of the store into quarantine, write its record there, and return its new path."""
     segment, target = _segment_of(where), _free_place(root, where)
     now = str(target.relative_to(root))
     record = {"segment": segment, "path": where, "steps": steps, "reason": reason, "since": time.time()}
@@ -282,11 +281,11 @@ def _segment_names(root: Path) -> list[str]:
 def bring_back(root: Path, entry: Quarantined, members: Sequence[int]) -> None:
     """Move a segment from quarantine back to its original path, at which nothing else may be.
 
-    The caller holds the store lock, and has verified the segment. If it is a pack, ``members`` has the numbers of the
-    segments that were merged into it.
+    The caller holds the store lock, and has verified the segment. ``members`` has the numbers of the segments in a
+    pack.
 
-    A process that dies after the move leaves a record without an entry. The next process that opens the store then
-    treats the segment as one that was moved back by hand.
+    A process that dies after the move leaves a record without an entry. The next process that opens the store treats
+    the segment as if it had been moved back by hand.
     """
     if entry.segment is None:
         raise ValueError(f"{entry.where} is not a segment")
@@ -321,10 +320,9 @@ def include_number(counters: StoreCounters, number: int) -> None:
 def take_out(root: Path, entry: Quarantined) -> str:
     """Move a segment out of quarantine to be deleted; return its new path.
 
-    The caller holds the store lock, and deletes the folder after releasing the lock.
-
-    The steps of the segment count as evicted from then on, because the counts of limiters must not decrease. As with
-    other evictions, the new name of the folder contains the new count of evicted steps.
+    The caller holds the store lock, and deletes the folder after releasing the lock. The steps of the segment count as
+    evicted from this call on, because the counts of limiters must not decrease. As with other evictions, the new name
+    of the folder contains the new count of evicted steps.
     """
     path = root / entry.where
     counters = _counters(root)
@@ -365,7 +363,7 @@ def _claimed_rows(segment: Path) -> NDArray[np.int64]:
     error: Exception = ValueError("no counter")
     for name in (layout.COMMITTED, layout.DURABLE, layout.OBSERVED):
         try:
-            # Read one byte more than the maximum: the length of a file that is too long is then no multiple of 8.
+            # One byte more than the maximum is read, so the data of a file that is too long are no multiple of 8 bytes.
             data = read_regular(f"{segment}/{name}/c.0", None, 8 * layout.MAX_LANES + 1)
         except (OSError, FormatError) as reason:
             error = reason

@@ -1,7 +1,7 @@
 """Unproven rows: rows that a segment's counters claimed before a power loss or a copy, but that no mark proves.
 
-They may be intact, torn or missing. They do not count as rows of the segment, but are not deleted: the segment's files
-keep them after the last row, and its attributes record how many there are.
+These rows may be intact, torn or missing. They do not count as rows of the segment, but are not deleted: the segment's
+files keep them after the last row, and its attributes record their number.
 """
 
 import os
@@ -70,8 +70,8 @@ def _has_folders(info: SegmentInfo) -> bool:
 def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, Ints]:
     """Set a segment's counters to its proven rows; return each lane's numbers of kept and of claimed rows.
 
-    ``salvaged`` has the number of rows of each lane to keep even if fewer are proven. `claimed_rows` says which rows
-    are claimed. The call may be repeated after a crash at any point.
+    ``salvaged`` has the number of rows of each lane to keep even if fewer are proven. The call may be repeated after a
+    crash at any point.
     """
     proven = proven_rows(info)
     rows = proven if salvaged is None else np.maximum(proven, salvaged)
@@ -83,7 +83,7 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
         sync_file(f"{folder}/{_CLAIMED}")
         sync_folder(folder)
     if read_as_sealed(info) is not None:
-        # Once the chunks are write-protected, only zarr.json shows that the segment is not a complete sealed one.
+        # Once the chunks are write-protected, only zarr.json shows that the segment is not completely sealed.
         write_unsealed(info)
     cut_marks(str(info.path), len(info.lanes), proven)
     for name in layout.LANE_COUNTERS:
@@ -108,7 +108,7 @@ def _restore_counter(folder: str, rows: Ints) -> None:
 def claimed_rows(info: SegmentInfo, least: Ints) -> Ints:
     """Return, for each lane, the number of rows that may hold steps and whose files exist; at least ``least[lane]``.
 
-    Counters claim rows, and so do nonzero flags: a power loss may leave a counter that is older than the rows.
+    Counters claim rows, and nonzero flags do too: a power loss may leave a counter that is older than the rows.
     """
     lanes, folder = len(info.lanes), str(info.path)
     present = rows_with_files(info)
