@@ -1,8 +1,7 @@
 """Checksums of the blocks of sealed chunk files: if a block is damaged, only its rows are lost, not the whole segment.
 
-A block is a part of a chunk file, of at most 64 KiB. The file ``durable/blocks`` of a sealed segment has the CRC-32C of
-every block, as little-endian uint32. Each CRC-32C is XORed with the CRC-32C of a block of zeros of the same length, so
-``durable/blocks`` has holes where the chunk files have holes.
+docs/format.md describes the file ``durable/blocks``. Each CRC-32C in it is XORed with the CRC-32C of a block of zeros,
+so the file has holes where the chunk files have holes.
 """
 
 import os
@@ -31,7 +30,6 @@ _INVERSION = 0xFFFFFFFF
 
 
 def block_bytes(row_bytes: int) -> int:
-    """Return the size of a block in bytes; a block has whole rows, unless a single row is larger than 64 KiB."""
     if row_bytes > layout.BLOCK_BYTES:
         return layout.BLOCK_BYTES
     return min(layout.BLOCK_ROWS, layout.floor_power_of_two(layout.BLOCK_BYTES // row_bytes)) * row_bytes
@@ -100,7 +98,6 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
 
 
 def stored(sums: Sums, size: int, block: int) -> bytes:
-    """Return checksums of the blocks of a file of ``size`` bytes in the form of ``durable/blocks``."""
     return (sums ^ _of_zeros(size, block)).astype("<u4").tobytes()
 
 

@@ -185,7 +185,6 @@ class EpisodeRows:
         return len(self.columns["position"])
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """Yield (path below the segment, content) of each chunk file; an empty table has no chunk files."""
         for name, values in self.columns.items() if len(self) else ():
             yield layout.episode_chunk(name), values.tobytes()
 

@@ -1,29 +1,6 @@
 """Marks: the log of an unsealed segment that proves which of its rows are durable, by checksums of their bytes.
 
-The process that writes a segment makes committed rows durable every few seconds, and then appends a mark. The checksum
-of a mark is continued from the checksum of the previous mark. So rows can be verified wherever the files are: after a
-reboot, a move, a copy by any tool in any order, or in a snapshot of a volume. If a mark and all marks before it are
-valid, the rows that the mark covers are intact.
-
-The process that writes a segment also counts its committed rows, in mapped files that all processes of this boot share.
-A reader may trust these counters only if it maps the very same file: in the same boot, on the same volume, with the
-same inode. In all other cases, only the marks count.
-
-A mark of a segment with L lanes has ``24 + 8 L`` bytes, little-endian:
-
-- its size (uint32);
-- the checksum of the new bytes (uint32);
-- its time in seconds since 1970 (float64);
-- the number of rows of each lane (L int64);
-- a checksum of the new priorities (uint32);
-- the CRC-32C of all bytes above, continued from this CRC-32C of the previous mark (uint32).
-
-The checksum of the new bytes covers the arrays in the order of their paths. Within an array it covers chunk after
-chunk, and within a chunk lane after lane. The new bytes of an episode field are the values of the new rows with the
-flag `EPISODE_VALUES`.
-
-The checksum of the new priorities is 0 if all new priorities are zeros, or if the segment has no array of priorities.
-So marks that were made before the array was added stay valid.
+docs/format.md describes the log, and in which cases readers trust marks only, and not the counters of committed rows.
 """
 
 import os
@@ -263,7 +240,6 @@ class MarkLog:
         return self._marked
 
     def extent(self, rows: Ints) -> Extent:
-        """Return the extent of the first ``rows[lane]`` rows of each lane; marks need not cover all of them yet."""
         return extent_of(self._info, rows, self.marked, self._map_chunk)
 
     def chunks_behind(self, leaf: str, upto: Extent) -> set[int]:

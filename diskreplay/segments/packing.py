@@ -430,7 +430,6 @@ class _Output:
         self._flush(self._start + self._size)
 
     def _flush(self, stop: int) -> None:
-        """Write the buffered bytes up to the byte ``stop`` of the file."""
         if self._parts:
             data = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
             count = stop - self._start

@@ -1,11 +1,7 @@
 """Packs: sealed segments with the rows of many segments, one after another.
 
 A pack is stored as a segment with one lane, so all code that reads, checks or deletes segments also handles packs. Two
-tables say which segments a pack has, and where each of their lanes begins. The segments keep their numbers, so their
-steps keep their ids. Readers ignore the folders of these segments if they still exist.
-
-No row of a pack can be found without the tables. So a pack also has a copy of the tables, and a copy of the indexes
-(see `shards`) of its compressed arrays, concatenated in the order of the paths of the arrays.
+tables say which segments a pack has, and where each of their lanes begins.
 """
 
 import math
@@ -66,7 +62,6 @@ class PackTables:
 
     @property
     def first_rows(self) -> Ints:
-        """The row of the pack at which each lane begins."""
         return self.runs[:, 0]
 
     @property
@@ -86,7 +81,6 @@ class PackTables:
 
     @property
     def contents(self) -> tuple[bytes, bytes]:
-        """The contents of the two table files; the file of their copy has them concatenated."""
         members, runs = (np.ascontiguousarray(table, "<i8").tobytes() for table in (self.members, self.runs))
         return members, runs
 
@@ -213,7 +207,6 @@ def _shape(info: SegmentInfo, path: str) -> tuple[int, int]:
 
 
 def _are_possible(tables: PackTables, rows: int) -> bool:
-    """Return whether all numbers are within bounds, and the lanes do not overlap and fit in ``rows`` rows."""
     members, runs = tables.members, tables.runs
     if (members < 0).any() or (runs < 0).any():
         return False
@@ -368,7 +361,6 @@ class KnownPacks:
 
     @property
     def least_member(self) -> int:
-        """The lowest number of a segment in any known pack; `layout.MAX_SEGMENTS` if no pack is known."""
         return min((min(pack.members) for pack in list(self._packs.values())), default=layout.MAX_SEGMENTS)
 
     def find_merged(self, end: int) -> list[tuple[int, int]]:
@@ -391,7 +383,6 @@ class KnownPacks:
         return sorted(merged.items())
 
     def is_same(self, number: int) -> bool:
-        """Return whether the pack in the folder of this number is still the pack that was read."""
         known = self._packs.get(number)  # None if another thread found the pack gone
         return known is not None and identify(self._root.segment_path(number) / layout.METADATA) == known.document
 

@@ -1,15 +1,7 @@
 """Replaces a damaged segment by a rebuilt one: intact rows keep their positions, and steps keep their ids.
 
-The new segment is built in the folder of the counters as ``new-NNNNNNNN``, which any holder of the store lock may
-delete. When it is complete and synced, it is renamed ``rebuilt-NNNNNNNN``. Then the damaged segment is moved to
-quarantine, and the rebuilt segment to the folder of segments. The empty folder ``replaced-NNNNNNNN`` exists until
-readers are notified. If the process dies after it has renamed the folder, the next holder of the store lock completes
-the replacement. A segment that is brought back from quarantine is renamed ``rebuilt-NNNNNNNN`` too, and replaces the
-segment with its number in the same way.
-
-A copy of a sealed segment may have damaged chunk files, or chunk files that were copied before they were sealed. If the
-checksums of blocks prove more steps of the copy than the marks do, the next process that opens the store for writing
-rebuilds the copy. Until then, readers show the rows that these checksums prove (see `read_shown`), and change nothing.
+If the process dies during a replacement, the next holder of the store lock completes it. docs/format.md describes the
+folders of each stage.
 """
 
 import dataclasses

@@ -150,7 +150,6 @@ class _Finished:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """The number of rows of each lane in the sealed segment."""
         return self.data.rows
 
     @property

@@ -98,7 +98,6 @@ class Lost:
         return sum(rows for _, rows in self.ranges) - self.steps
 
     def holds(self, position: int, lanes: int) -> bool:
-        """Return whether the row at ``position`` was lost; ``lanes`` is the segment's number of lanes."""
         row, lane = divmod(position, lanes)
         return any(
             first % lanes == lane and first // lanes <= row < first // lanes + rows for first, rows in self.ranges
@@ -199,7 +198,6 @@ class SegmentInfo:
         return max(self.bounds[1], self.unproven_time or min(int(self.sealed_at * 1e9), MOST_NS))
 
     def came_before(self, time: int) -> bool:
-        """Return whether the segment is sealed, and all its rows are older than ``time``, in ns since the epoch."""
         return self.sealed and self.kept_until < time
 
     @property
@@ -212,7 +210,6 @@ class SegmentInfo:
         return [*([layout.PACKS] if self.packed else []), *([layout.ZSTD] if self.compressed else [])]
 
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes in the segment's zarr.json."""
         own = partial(getattr, self)
         return {
             **metadata.write_by(_SEGMENT, own),
@@ -238,7 +235,6 @@ class SegmentInfo:
         return bool(self.root.blueprint.values)
 
     def chunk_nbytes(self, leaf: str) -> int:
-        """Return the size in bytes of each chunk file of an array."""
         if leaf in self.compressed:
             return self.compressed[leaf].nbytes
         return len(self.lanes) * self.chunk_rows[leaf] * self.arrays[leaf].row_bytes
@@ -524,7 +520,6 @@ def place_segment(info: SegmentInfo, number: int) -> SegmentInfo:
 
 
 def remove_draft(info: SegmentInfo, lock: Lock) -> None:
-    """Remove a segment that `draft_segment` made and `place_segment` has not moved, and release its lock."""
     shutil.rmtree(info.path, ignore_errors=True)
     lock.release()
 
@@ -656,7 +651,6 @@ def _check_lanes(name: str, rows: tuple[int, ...], lanes: int) -> None:
 def _check_chunk_rows(
     chunk_rows: dict[str, Any], lanes: int, arrays: dict[str, metadata.RowArray], compressed: Container[str]
 ) -> None:
-    """Raise ValueError if a number of rows per chunk is impossible in a segment with this number of lanes."""
     for leaf, array in arrays.items():
         rows = chunk_rows[leaf]
         # The number of rows is a power of two. A chunk of a single row may be larger than the maximum chunk size.

@@ -274,7 +274,6 @@ class Column:
                 self.chunks[chunk][at : at + count] = part
 
     def mapped_chunks(self, first: int, last: int) -> list[Mapping] | None:
-        """Return the mapped chunks that have the rows ``first`` to ``last``; None if one of them is not mapped."""
         found = [self._mappings.get(chunk) for chunk in range(first >> self.shift, (last >> self.shift) + 1)]
         return None if None in found else found  # type: ignore[return-value]
 

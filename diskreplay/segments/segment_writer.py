@@ -167,7 +167,6 @@ class SegmentWriter:
         return self._values[lanes] >= self._reserved_values[lanes]
 
     def reserve_next(self, lanes: Ints, count: Ints | int) -> None:
-        """Reserve the next ``count`` rows of each of some lanes; errors as for `reserve`."""
         while len(short := lanes[self.lacks_room(lanes, count)]):
             lane = int(short[0])
             self.reserve(lane, self.reserved[lane])

@@ -1,8 +1,6 @@
 """Compressed chunks: zarr's codec ``sharding_indexed``, whose inner chunks are groups of rows compressed by zstd.
 
-A file has the inner chunks in the order of their rows, each followed by its CRC-32C. After the last inner chunk, the
-file has an index with the offset and the size in bytes of each inner chunk, and the CRC-32C of the index. An inner
-chunk of zeros is not stored: both numbers of its index entry are 2**64 - 1.
+An inner chunk of zeros is not stored. docs/format.md describes the files.
 """
 
 from collections.abc import Iterator
@@ -54,12 +52,10 @@ def is_wide(row_bytes: int) -> bool:
 
 
 def inner_rows(row_bytes: int) -> int:
-    """Return the number of rows in an inner chunk of a field with rows of ``row_bytes`` bytes, a power of two."""
     return min(_MOST_INNER_ROWS, layout.floor_power_of_two(_INNER_BYTES // row_bytes))
 
 
 def index_bytes(chunk_rows: int, rows: int) -> int:
-    """Return the size in bytes of the index of a chunk of ``chunk_rows`` rows, with ``rows`` rows per inner chunk."""
     return _ENTRY_BYTES * (chunk_rows // rows) + CRC_BYTES
 
 
@@ -109,7 +105,6 @@ class ShardWriter:
             self._inner[:] = 0
 
     def put(self, number: int, frame: bytes) -> None:
-        """Write the inner chunk ``number``; ``frame`` is its compressed content."""
         data = frame + int(crc32c(frame)).to_bytes(CRC_BYTES, "little")
         self._index[number] = self._end, len(data)
         write_at(self._fd, data, self._end)

@@ -171,7 +171,6 @@ class _Search:
             damage.flags[lane, stop - 1] = damage.flags.get((lane, stop - 1), 0) | layout.TRUNCATED
 
     def _split(self, tables: PackTables, first: int, stop: int) -> Iterator[Range]:
-        """Yield the parts of a range of a pack's rows, split where a lane of a merged segment begins or ends."""
         edges = np.union1d(tables.first_rows, tables.first_rows + tables.rows)
         inside = edges[(edges > first) & (edges < stop)].tolist()
         yield from pairwise([first, *inside, stop])
@@ -179,7 +178,6 @@ class _Search:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _parts(self, chunk: Chunk) -> list[Range]:
-        """Return the damaged byte ranges of a chunk file: its bad blocks, minus the bytes of rows that marks prove."""
         parts = self._bad_blocks(chunk)
         return layout.subtract_ranges(parts, list(self._marked_bytes(chunk))) if parts else parts
 
@@ -295,7 +293,6 @@ class _Search:
         return _Values(rows, gone, int(self._extent.values[lane]), holes)
 
     def _count(self, lane: int, count: int, without: list[Range]) -> int:
-        """Return the number of steps in the first ``count`` rows of a lane, outside of the ranges ``without``."""
         steps = 0
         for row, flags in self._pieces(lane, count):
             is_step = flags & NO_STEP == 0
@@ -422,7 +419,6 @@ class _Values:
 
 
 def _by_lane(entries: Sequence[tuple[int, int]], lanes: int) -> dict[int, list[Range]]:
-    """Convert pairs (position, number of rows) to {lane: ranges of rows}; a position is ``row * lanes + lane``."""
     found: dict[int, list[Range]] = {}
     for position, rows in sorted(entries):
         row, lane = divmod(position, lanes)

@@ -1,8 +1,6 @@
 """Quarantine: files and folders of a store that are neither used nor deleted, each with a record of its origin.
 
-An entry has the same path below `counters/quarantine/` as it had below the store's folder. The quarantine is inside the
-folder of the array `counters`, where no zarr reader looks. A record is durable before its entry is moved. If a record
-is missing or damaged, its values are derived from the entry.
+A record is durable before its entry is moved. If a record is missing or damaged, its values are derived from the entry.
 """
 
 import json
@@ -179,7 +177,6 @@ def _segment_of(where: str) -> int | None:
 
 
 def read_quarantine(root: Path) -> list[Quarantined]:
-    """Return the entries of the quarantine, sorted by path; links are not followed."""
     return _entries(root, "", _DEEPEST)[0]
 
 
@@ -238,7 +235,6 @@ def _entry(root: Path, where: str) -> Quarantined:
 
 
 def _is_segment(path: Path) -> bool:
-    """Return whether a folder was a segment; False if it only has a few files of a segment."""
     if not is_folder(path):
         return False
     names = set(os.listdir(path))
@@ -270,7 +266,6 @@ def quarantined_numbers(root: Path) -> list[int]:
 
 
 def _segment_names(root: Path) -> list[str]:
-    """Return the names of the folders of segments in quarantine, and of their records."""
     folder = root / QUARANTINE / layout.SEGMENTS
     return os.listdir(folder) if is_folder(root / QUARANTINE) and is_folder(folder) else []
 

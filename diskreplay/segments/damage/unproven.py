@@ -92,7 +92,6 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
 
 
 def forget_claims(info: SegmentInfo, are_kept: bool) -> None:
-    """Remove the file in which `keep_proven_rows` saved the claimed rows, unless unproven rows are kept."""
     if not are_kept and not shows_live_rows(info):
         (info.path / layout.DURABLE / _CLAIMED).unlink(missing_ok=True)
 
@@ -146,7 +145,6 @@ def rows_with_files(info: SegmentInfo) -> int:
 
 
 def holds_data(info: SegmentInfo) -> bool:
-    """Return whether any chunk file of a segment has a byte that is not zero."""
     for leaf in info.arrays:
         folder = f"{info.path}/{leaf}"
         with suppress(FileNotFoundError, NotADirectoryError):

@@ -1,15 +1,7 @@
 """Episodes that were evicted by hand: an append-only array of entries, which a counter publishes.
 
-An entry is the id of an episode's first step and the episode's number of steps. An entry is durable before the store's
-counter includes it. So if a process or machine dies, the episode is either visible or hidden, never partially hidden.
-
-Evictions by hand must work on a full disk: a user may evict episodes to free it. So the chunks for the next entries are
-always written in advance, as zeros.
-
-Segments that retention evicts are moved next to the counters, so that no process sees a half-deleted one. The folder is
-renamed first, and the counter of evicted steps is set next. The new name contains the new value of the counter. If the
-process dies in between, the next process that opens the store sets the counter from the name; until then, processes
-that count steps read the name. All this is done under the store lock. The files are deleted after the lock is released.
+A user may evict episodes to free a full disk, so the chunks for the next entries are written in advance. The names of
+evicted segments have the new count of evicted steps, which the next process restores if this one dies.
 """
 
 import os
@@ -45,10 +37,9 @@ class EvictionEntries:
         self.count = 0
 
     def new(self, count: int) -> NDArray[np.int64]:
-        """Return those of the first ``count`` entries that were not returned before, ``(n, 2)`` int64.
+        """Return the entries among the first ``count`` entries that were not returned before, ``(n, 2)`` int64.
 
-        An entry is the id of an episode's first step, and the number of its steps. Raises FormatError if a chunk file
-        with one of these entries is missing or damaged.
+        Raises FormatError if a chunk file with one of these entries is missing or damaged.
         """
         parts = [np.zeros((0, 2), np.int64)]
         for chunk, inside, rows in layout.split_range(self.count, count, ROWS):
@@ -90,7 +81,7 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
 
     ``counters`` are writable. Each of ``episodes`` is (id of the first step, number of steps). Steps published before
     the time ``hidden_before`` are already hidden by the capacity. These stay hidden, although the capacity no longer
-    counts the evicted steps. Raises StorageFull if the disk has no room; no episode is hidden then.
+    counts the evicted steps. If StorageFull is raised, no episode is hidden.
     """
     start = int(counters.read()[layout.EVICTION_ENTRIES])
     stop = start + len(episodes)
@@ -104,8 +95,8 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
                 os.fdatasync(fd)
             entries = entries[count:]
         sync_folder(folder)
-    # Hidden steps are kept hidden first: once the entries are published, the capacity counts fewer steps, and would
-    # show hidden ones.
+    # Hidden steps are kept hidden before the entries are published: with the entries, the capacity counts fewer steps,
+    # and would show hidden steps.
     keep_hidden(counters, hidden_before)
     counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()
@@ -165,7 +156,7 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
     chunks = -(-count // ROWS)
     rows, document = _rows(root)
     if rows < count:
-        # As with rows of segments, the shape covers whole chunks; the store's counter has the number of entries.
+        # The shape covers whole chunks; the store's counter has the number of entries.
         write_atomic(path, dump({**document, "shape": [chunks * ROWS, 2]}), synced=True)
     # Only the last chunks can be missing.
     for chunk in range(chunks - 1, -1, -1):
@@ -218,8 +209,8 @@ def destroy(root: Root, gone: Sequence[str]) -> None:
     """Delete the folders ``gone``. This needs no store lock: several processes may delete the same folder."""
     if not gone:
         return
-    # The renames are synced first: after a power loss, a segment must not be back at its old path without some of
-    # its files. If the sync fails, the folders are deleted nevertheless: a full disk needs the room.
+    # The renames are synced before: after a power loss, a segment must not be back at its old path without some of its
+    # files. If the sync fails, the folders are deleted all the same, because a full disk needs the room.
     with suppress(OSError):
         sync_folder(root.segments_folder)
     for path in gone:

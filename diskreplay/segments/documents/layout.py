@@ -57,11 +57,11 @@ PACK_COLUMNS = MEMBER_COLUMNS, RUN_COLUMNS
 # The table of the episodes of a sealed segment: a group of arrays, with their dtypes by name.
 EPISODES = "episodes"
 EPISODE_COLUMNS = {"position": "<i8", "steps": "<i4", "end": "|u1", "time": "<i8", "total_reward": "<f8"}
-# A segment with fewer rows than this has no table: reading its rows is as fast, and the table would be a large part of
-# the segment's bytes.
+# A segment with fewer rows than this has no table of episodes: reading its rows is as fast, and the table would be a
+# large part of the segment's bytes.
 LEAST_TABLE_ROWS = 1 << 14
-# A segment with more rows than this has no table either. The files of such a segment may be mostly holes, and checking
-# its table, for which all rows are read, would take unbounded time.
+# A segment with more rows than this has no table of episodes either. The files of such a segment may be mostly holes,
+# and checking a table reads all rows, which would take unbounded time.
 MOST_TABLE_ROWS = 1 << 25
 EPISODE_FOLDERS = EPISODES, *(f"{EPISODES}/{name}" for name in EPISODE_COLUMNS)
 COMPACTIONS = AUTO, MANUAL = "auto", "manual"  # whether writers merge segments in the background
@@ -113,8 +113,8 @@ LIMITER_SLOTS = 64
 # LEAST_CLOSE_ROWS per lane), so that lanes share pages. With more rows, one step of all lanes would be written to a
 # page per lane, in every field.
 CLOSE_LANES, CLOSE_ROWS, LEAST_CLOSE_ROWS = 512, 1 << 17, 16
-# Rows of at least this size are written by position, because the first touch of a page through a mapping costs three
-# times as much. Narrower rows are written through mappings.
+# Rows of at least this size are written by position, because the first write to a page through a mapping takes three
+# times as long.
 WIDE_ROW_BYTES = 4096
 
 # An initial priority below this value, such as 0, is written as this value: in the array, 0 means "not given".
@@ -132,46 +132,39 @@ def chunk_key(chunk: int, ndim: int) -> str:
 
 
 def episode_chunk(column: str) -> str:
-    """Return the path of the chunk file of a column of the table of episodes, relative to the segment."""
     return f"{EPISODES}/{column}/c.0"
 
 
 def segment_name(number: int) -> str:
-    """Return the folder name of a segment."""
     return f"{number:08d}"
 
 
 def segment_folder(number: int) -> str:
-    """Return the folder of a segment, relative to the store."""
     return f"{SEGMENTS}/{segment_name(number)}"
 
 
 def floor_power_of_two(n: int) -> int:
-    """Return the largest power of two that is at most ``n``; 1 for any smaller ``n``."""
     return 1 << (max(1, n).bit_length() - 1)
 
 
-# The values of the argument `validate` of `create`. Each names values that a store refuses although they fit its schema
-# (see `writing.casting`).
+# The values of the argument `validate` of `create`.
 VALIDATIONS = ("finite", "space")
 
 
 def ceil_power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least ``n``."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges (first, stop) in ascending order; those that touch or overlap are joined."""
     ordered = np.array(sorted(ranges), np.int64).reshape(-1, 2)
     return join_ranges(ordered[:, 0], np.maximum.accumulate(ordered[:, 1]))
 
 
 def join_ranges(firsts: Ints, stops: Ints) -> list[tuple[int, int]]:
-    """Return the ranges (first, stop) in ascending order; those that touch or overlap are joined.
+    """Return the ranges (first, stop) in ascending order; ranges that touch or overlap are joined.
 
-    ``firsts`` and ``stops`` are each in ascending order. Empty ranges are left out. The arguments
-    are arrays, because one call may have thousands of lanes.
+    ``firsts`` and ``stops`` are each in ascending order. Empty ranges are left out. The arguments are arrays, because
+    one call may have thousands of lanes.
     """
     is_some = firsts < stops
     firsts, stops = firsts[is_some], stops[is_some]
@@ -182,7 +175,6 @@ def join_ranges(firsts: Ints, stops: Ints) -> list[tuple[int, int]]:
 
 
 def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the parts of ``ranges`` that are outside of all ``others``."""
     left = list(ranges)
     for first, stop in others:
         left = [part for a, b in left for part in ((a, min(b, first)), (max(a, stop), b)) if part[0] < part[1]]
@@ -192,7 +184,7 @@ def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[in
 def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
     """Split a range at the multiples of ``length``, as the rows of a lane are split into chunks of ``length`` rows.
 
-    Yields parts as (block, start, count): the number of the block of ``length`` items, the start inside this block, and
+    Yield parts as (block, start, count): the number of the block of ``length`` items, the start inside this block, and
     the number of items, at most ``most``.
     """
     while first < stop:
@@ -225,7 +217,6 @@ def value_chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: in
 
 
 def is_of_episodes(leaf: str) -> bool:
-    """Return whether an array belongs to an episode field."""
     return leaf.startswith(f"{VALUES}/")
 
 

@@ -39,16 +39,15 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 def is_name(name: object) -> bool:
-    """Return whether a limiter, or a sampler's state, may have this name: it becomes the name of a folder."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None and name != layout.METADATA
 
 
 def open_slots(root: Root, name: str) -> Counters:
     """Open a limiter's array of slots, (64,) int64, for writing; a missing array is created as zeros.
 
-    Its sum is the number of steps drawn. A process adds to a slot while it holds the lock at `slots_lock`; slots never
-    decrease. Raises StorageFull if the
-    disk has no room for the slots, FormatError if the folder is not a limiter's.
+    The sum of the slots is the number of steps drawn. A process adds to a slot while it holds the lock at `slots_lock`,
+    and slots never decrease. Raises StorageFull if the disk has no room for the slots, FormatError if the folder is not
+    a limiter's.
     """
     folder = root.folder / layout.LIMITERS / name
     if folder.is_symlink():
@@ -62,19 +61,17 @@ def open_slots(root: Root, name: str) -> Counters:
 
 
 def limiter_names(root: Root) -> list[str]:
-    """Return the names of the limiters with counts in a store, sorted."""
     return named_folders(root.folder / layout.LIMITERS)
 
 
 def named_folders(folder: Path) -> list[str]:
-    """Return the names of a store's limiters, or of its saved states, from their folders in ``folder``, sorted."""
     if not is_folder(folder):
         return []
     return sorted(name for name in os.listdir(folder) if is_name(name) and is_folder(folder / name))
 
 
 def steps_drawn(root: Root, name: str) -> int:
-    """Return the number of steps drawn under a limiter; nothing is written.
+    """Return the number of steps drawn under a limiter.
 
     Raises FileNotFoundError if the limiter is gone, FormatError if the folder is not a limiter's.
     """
@@ -87,7 +84,7 @@ def slots_lock(root: Root, name: str) -> str:
 
 
 def _create(root: Root, name: str) -> None:
-    """Make a limiter's array; other processes see it complete or not at all."""
+    """Make a limiter's array; other processes see the complete array or none."""
     target, building = root.folder / layout.LIMITERS / name, root.counters_folder / f"new-limiter-{name}"
     document = shaped(root.array_document(), [SLOTS], [SLOTS]) | {"dimension_names": ["slot"]}
     with held_lock(root.lock_path):  # other processes remove unfinished folders under this lock
@@ -98,18 +95,14 @@ def _create(root: Root, name: str) -> None:
             (building / layout.METADATA).write_bytes(dump(document))
             (building / "c.0").write_bytes(bytes(SLOTS * 8))
             make_lock(building / layout.LOCK)
-            # The files are synced once per limiter: a power loss could leave an empty file otherwise, which counts as
-            # damage.
+            # Without a sync, a power loss could leave an empty file, which counts as damage.
             sync_tree(building)
             os.rename(building, target)
             sync_folder(target.parent)
 
 
 class Inserted(NamedTuple):
-    """`ever`: the steps committed to a store so far.
-
-    `held`: those of them that were not deleted, evicted, lost or quarantined.
-    """
+    """Numbers of steps: ``ever`` committed to a store, and ``held``: not deleted, evicted, lost or quarantined."""
 
     ever: int
     held: int
@@ -136,7 +129,7 @@ def _all_rows(number: int) -> None:
 
 
 class StepCounter:
-    """Counts the steps of a store. A call reads only the rows that are new since the last one. Not thread-safe.
+    """Counts the steps of a store. A call reads only the rows that are new since the previous call. Not thread-safe.
 
     Steps count when they are committed, even if they are hidden by a capacity, evicted by hand or lost to damage. The
     store's counter of evicted steps includes the steps of deleted segments. The record of a quarantined segment has the
@@ -151,7 +144,6 @@ class StepCounter:
         self._changes = -1  # no valid value: the first call of `read` counts all segments
 
     def _begin(self) -> None:
-        """Count everything anew, because segments were quarantined, brought back or replaced."""
         self._next = -1
         self._sealed: dict[int, int] = {}
         self._growing: dict[int, _Growing] = {}
@@ -173,8 +165,8 @@ class StepCounter:
             rows_of = self._rows_of = look()
             words = self._counters.read()
             if raw != self._raw:
-                # This counter is read before the segments: a segment deleted between the two reads must not be counted
-                # twice.
+                # The counter of evicted steps is read before the segments, so that a segment deleted in between is not
+                # counted twice.
                 counted = int(words[layout.STEPS_EVICTED])
                 self._evicted = max(counted, evicted_by_removals(self._root))
                 is_rearranged = bool(words[layout.CHANGES] != self._changes)
@@ -233,7 +225,6 @@ class StepCounter:
         return dict(self._writers)
 
     def growing(self) -> list[SegmentInfo]:
-        """Return the segments that were unsealed at the last call of `read`."""
         return [segment.info for segment in self._growing.values()]
 
     def _read_segments(self, end: int) -> None:
@@ -268,7 +259,6 @@ class StepCounter:
         self._next = end
 
     def _forget_merged(self) -> None:
-        """Forget the segments and packs whose rows are in a later pack."""
         self._packs = {number: members for number, members in self._packs.items() if number in self._sealed}
         for number in merged_into(self._packs):
             self._packs.pop(number, None)
@@ -276,7 +266,6 @@ class StepCounter:
             self._growing.pop(number, None)
 
     def _read_evictions(self, count: int) -> None:
-        """Count the steps that were evicted by hand from existing segments."""
         for number, steps in self._entries.steps_by_segment(count).items():
             self._by_hand[number] = self._by_hand.get(number, 0) + steps
         there = self._sealed.keys() | self._growing.keys() | set[int]().union(*self._packs.values())

@@ -1,9 +1,7 @@
-"""The zarr metadata of stores and segments.
+"""The zarr metadata of stores and segments; a document is the JSON object in a zarr.json file.
 
-A document is the JSON object in a zarr.json file. When a store is created, zarr-python makes the documents of one
-segment; they are kept as templates in the attributes of the root. A new segment gets copies of the templates with its
-shapes filled in. That is 15 times as fast as making documents with zarr-python, and a collecting process need not
-import zarr-python.
+New segments get copies of templates in the root's attributes, with their shapes filled in. That is 15 times as fast as
+making documents with zarr-python, which a collecting process need not import.
 """
 
 import json
@@ -41,7 +39,6 @@ _PRIORITY = {layout.PRIORITY: Field((), "float64")}
 
 
 def array_leaves(schema: Schema) -> dict[str, Field]:
-    """Return {path: field} of the arrays with rows that every segment has: the schema's fields, ``done``, ``time``."""
     return schema.leaves | _OWN_ARRAYS
 
 
@@ -61,7 +58,6 @@ def make_templates(schema: Schema) -> dict[str, Document]:
 
 
 def make_root_documents() -> dict[str, Document]:
-    """Return zarr-python's metadata of the root, its groups and its two arrays, by path, without attributes."""
     import zarr  # heavy, and only needed to create a store
     from zarr.storage import MemoryStore
 
@@ -114,11 +110,9 @@ class RowArray:
     template: Document = field(repr=False, compare=False)
 
     def chunk_key(self, chunk: int) -> str:
-        """Return the file name of a chunk."""
         return layout.chunk_key(chunk, len(self.shape))
 
     def chunk_number(self, name: str) -> int | None:
-        """Return the number of the chunk with this file name; None if it is not a chunk's name."""
         found = re.fullmatch(r"c\.0\.(0|[1-9][0-9]{0,17})" + r"\.0" * len(self.shape), name)
         return None if found is None else int(found[1])
 
@@ -128,7 +122,6 @@ class RowArray:
         return dump(shaped(self.template, _SHAPE, _CHUNK_SHAPE)).decode()
 
     def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
-        """Return the array's zarr.json for the shape ``(lanes, rows, *shape)`` and chunks of ``chunk_rows`` rows."""
         # The number of rows always has the same width, so that it can be overwritten in place.
         return _filled(
             self._text, (lanes, f"{rows:{layout.ROWS_WIDTH}}", *self.shape), (lanes, chunk_rows, *self.shape)
@@ -179,14 +172,13 @@ class Blueprint:
         return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
 
     def of(self, chunk_rows: Container[str]) -> "Blueprint":
-        """Return `with_priority` if ``chunk_rows``, a segment's arrays, has ``priority``; else this blueprint."""
         return self.with_priority if layout.PRIORITY in chunk_rows else self
 
     def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
         """Return the blueprint of a pack.
 
-        ``members`` is the number of merged segments, and ``runs`` the number of all their lanes. A pack has a table
-        with a line for each merged segment, and one with a line for each of their lanes. ``codecs`` has the codecs of
+        ``members`` is the number of merged segments, and ``runs`` the number of all their lanes: a pack has a table
+        with a line for each merged segment, and a table with a line for each lane. ``codecs`` has the codecs of
         compressed arrays, by path.
         """
         documents = {path: {**self._templates[path], "codecs": codec} for path, codec in codecs.items()}
@@ -229,11 +221,10 @@ class Blueprint:
             yield f"{layout.EPISODES}/{name}", dump(shaped(document, [count], [max(1, count)]))
 
     def segment_document(self, attributes: Document) -> bytes:
-        """Return the zarr.json of a segment's group, with these attributes and a checksum."""
         return seal_document(self._root, attributes)
 
 
-# Placeholders for the shape and the chunk shape in a zarr.json; no text that zarr-python writes begins like this.
+# Placeholders for the shape and the chunk shape in a zarr.json; no text that zarr-python writes begins like these.
 _SHAPE, _CHUNK_SHAPE = "@shape", "@chunk_shape"
 
 
@@ -273,7 +264,6 @@ def _is_safe(path: object) -> bool:
 
 
 def dump(document: Document) -> bytes:
-    """Return the content of a metadata file as compact JSON."""
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -313,7 +303,6 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def read_identified(path: str, lookup: Lookup) -> tuple[bytes, Identity]:
-    """Return the bytes of a metadata file, and the result of `identify` for it; errors as for `read_document`."""
     with opened(path, None, lookup=lookup) as fd:
         status = os.fstat(fd)
         if status.st_size > MAX_BYTES:
@@ -338,7 +327,6 @@ def parse_document(data: bytes, path: Path | str) -> Document:
 
 
 def read_object(path: Path | str) -> Document:
-    """Read a metadata file and return its JSON object; errors as for `read_document` and `parse_document`."""
     return parse_document(read_document(path), path)
 
 
@@ -351,7 +339,6 @@ def read_verified(path: Path | str) -> Document:
 
 
 def shaped(document: Document, shape: object, chunks: object) -> Document:
-    """Return a copy of an array's metadata with this shape and chunk shape."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
     return {**document, "shape": shape, "chunk_grid": grid}
 
@@ -416,7 +403,7 @@ def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[s
 
 
 def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document:
-    """Return the attributes that a table defines, in its order; ``read`` returns the value of a field by its name."""
+    """Return the attributes that a table defines, in the table's order; ``read`` returns a field's value."""
     found = {}
     for name, _, default, stored, _, write, may_lack in table:
         value = read(stored or name)
@@ -426,12 +413,10 @@ def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document
 
 
 def is_whole(value: object, least: int = 0, most: int | None = None) -> TypeGuard[int]:
-    """Return whether a value from JSON is a whole number from ``least`` to ``most``."""
     return type(value) is int and value >= least and (most is None or value <= most)
 
 
 def whole(least: int = 0, most: int | None = None) -> Check:
-    """Return a check that a value is a whole number from ``least`` to ``most``."""
     return lambda value: type(value) is int and value >= least and (most is None or value <= most)
 
 
@@ -455,17 +440,14 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def one_of(*values: object) -> Check:
-    """Return a check that a value is one of these values."""
     return lambda value: value in values
 
 
 def optional(check: Check) -> Check:
-    """Return a check that accepts null, and every value that ``check`` accepts."""
     return lambda value: value is None or check(value)
 
 
 def is_uuid(value: object) -> TypeGuard[str]:
-    """Return whether a value from JSON is a uuid as text, as stores and segments have."""
     return isinstance(value, str) and _UUID.fullmatch(value) is not None
 
 
@@ -480,7 +462,6 @@ class UnknownFeature(FormatError):
 
 
 def check_requires(attributes: Document, path: Path | str) -> None:
-    """Raise UnknownFeature if attributes require a feature that this release does not know."""
     given = attributes.get("requires") or []
     unknown = [name for name in given if name not in FEATURES] if isinstance(given, list) else given
     if unknown:
@@ -488,6 +469,5 @@ def check_requires(attributes: Document, path: Path | str) -> None:
 
 
 def check_release(attributes: Document, path: Path | str) -> None:
-    """Raise UnknownFeature if a store was made before the format was released; ``attributes`` are those of its root."""
     if attributes.get("requires") in (None, [], [layout.DISCARDS]):
         raise UnknownFeature(f"{path} {layout.BEFORE_RELEASE}")

@@ -92,7 +92,6 @@ class Limits:
 
     @property
     def are_set(self) -> bool:
-        """Whether there is any limit."""
         return (self.capacity, self.capacity_bytes, self.max_age_s) != (None, None, None)
 
 
@@ -125,7 +124,7 @@ class Root:
     def folder(self) -> Path:
         """The store's folder as a path through its open descriptor.
 
-        Keep a reference to `home` as long as a path below this one is used.
+        Keep a reference to `home` as long as a path below this folder is used.
         """
         return self.home.path
 
@@ -142,15 +141,15 @@ class Root:
     def write_limits(self, limits: Limits) -> None:
         """Change the limits durably. The caller holds the store lock, and adds one to the counter `CHANGES` afterwards.
 
-        Raises StorageFull if the disk has no room; nothing is changed then.
+        If StorageFull is raised, nothing is changed.
         """
         path = self.folder / layout.METADATA
         attributes = metadata.read_verified(path) | vars(limits)
         data = metadata.seal_document(metadata.read_object(path), attributes)
         write_atomic(path, data, synced=True)
         sync_folder(self.folder)
-        # A process that dies here leaves an outdated copy of the root's zarr.json. Verify reports it, and repair renews
-        # it.
+        # A process that dies here leaves an outdated copy of the root's zarr.json. Verify reports such a copy, and
+        # repair renews it.
         write_atomic(self.folder / layout.ROOT_COPY, data, synced=True)
         self.follow_limits()
 
@@ -161,16 +160,13 @@ class Root:
 
     @property
     def segments_folder(self) -> Path:
-        """The folder of the group that contains all segments."""
         return self.home.path / layout.SEGMENTS
 
     @property
     def lock_path(self) -> str:
-        """The path of the store's lock."""
         return str(self.counters_folder / layout.LOCK)
 
     def segment_path(self, number: int) -> Path:
-        """Return the path of a segment's folder."""
         return self.segments_folder / layout.segment_name(number)
 
     def check_still_there(self) -> None:
@@ -195,7 +191,6 @@ class Root:
             )
 
     def check_owns(self, path: Path, store: str) -> None:
-        """Raise FormatError if ``store``, the store's uuid in the segment at ``path``, is not this store's uuid."""
         if store != self.uuid:
             owner = f"another store ({store!r:.80})"
             raise FormatError(f"{path} is a segment of {owner} and not of this one ({self.uuid}); move it away")
@@ -236,10 +231,6 @@ class Root:
         return metadata.read_object(self.counters_folder / layout.METADATA)
 
     def counters(self, *, writable: bool = False) -> StoreCounters:
-        """Map the store's counters.
-
-        Raises FormatError if they are missing.
-        """
         path = self.counters_folder / "c.0"
         try:
             return StoreCounters(str(path), writable=writable)
@@ -248,7 +239,6 @@ class Root:
 
     @property
     def has_horizon(self) -> bool:
-        """Whether a capacity, in steps or in bytes, hides the steps that are older than the retention horizon."""
         return self.limits.capacity is not None or self.limits.capacity_bytes is not None
 
     @property
@@ -258,7 +248,6 @@ class Root:
 
     @property
     def value_bytes(self) -> int:
-        """The number of bytes of one episode's values in all episode fields."""
         return sum(self.blueprint.arrays[leaf].row_bytes for leaf in self.blueprint.values)
 
 
@@ -313,8 +302,7 @@ def create_root(
         make_lock(building / layout.COUNTERS / layout.LOCK)
         (building / layout.ROOT_COPY).write_bytes(own)
         sync_tree(building)
-        # An empty folder, such as one made by `mkdtemp`, may be at the path. A rename replaces an empty folder, but
-        # nothing else.
+        # A rename replaces an empty folder at the path, such as a folder made by `mkdtemp`, but nothing else.
         os.rename(building, path)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
@@ -398,7 +386,6 @@ def read_root(path: Path, home: OpenFolder | None = None) -> Root:
 
 
 def _uuid_at(folder: Path) -> str | None:
-    """Return the uuid of the store in a folder, or None if no readable store is there."""
     try:
         attributes = metadata.read_object(folder / layout.METADATA).get("attributes")
     except (OSError, FormatError):

@@ -1,10 +1,7 @@
-"""Saved states of samplers: trees of numbers, texts and arrays, each saved under a name and replaced as a whole.
+"""Saved states of samplers, which are trees of numbers, texts and arrays, and the JSON notes of a store.
 
-A state is a folder that never changes, `samplers/<name>/<number>/`: a group whose attributes hold the tree, with an
-array for each array of the tree. `samplers/<name>/zarr.json` names the current number. A new state replaces the old one
-when this zarr.json is replaced.
-
-Notes are JSON documents that a store keeps for its users: `counters/notes/<name>.json`, where no zarr reader looks.
+A state is a folder that never changes, `samplers/<name>/<number>/`. A new state replaces the old state when
+`samplers/<name>/zarr.json` is replaced, which names the current number.
 """
 
 import math
@@ -118,8 +115,8 @@ def delete_state(root: Root, name: str) -> None:
     """
     with root.still_there():
         _check_saved(root, name)
-        # The state is moved to this path, then deleted. If this process dies in between, the next process that opens
-        # the store deletes it.
+        # The state is moved to this path before it is deleted. If this process dies in between, the next process that
+        # opens the store deletes the state.
         gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}")
         folder = root.folder / layout.SAMPLERS / name
         with held_lock(root.lock_path):
@@ -190,7 +187,6 @@ def _group(root: Root) -> Document:
 
 
 def _numbers(folder: Path) -> list[int]:
-    """Return the numbers of all states in a folder `samplers/<name>`, current or not."""
     try:
         return [int(name) for name in os.listdir(folder) if len(name) <= _DIGITS and re.fullmatch("[1-9][0-9]*", name)]
     except FileNotFoundError:
@@ -200,8 +196,8 @@ def _numbers(folder: Path) -> list[int]:
 def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, arrays: _Arrays) -> Tree:
     """Return a tree with references in place of arrays, and add the arrays to ``arrays`` by name.
 
-    ``path`` has the keys above this tree in the state, for names and messages. ``template`` is the metadata of some
-    array, from which the metadata of the tree's arrays is made.
+    ``path`` has the keys above this tree in the state, for names and messages. ``template`` is the metadata of any
+    array: the metadata of the tree's arrays are made from it.
     """
     where = "/".join(path) or "the top"
     if isinstance(tree, np.ndarray):
@@ -225,7 +221,6 @@ def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, array
 
 
 def _array_name(path: tuple[str, ...], arrays: _Arrays) -> str:
-    """Return a folder name for an array, made from its path in the tree; no array in ``arrays`` has this name."""
     name = re.sub("[^a-z0-9_.]+", "_", ".".join(path).lower()).strip("._")[:_LONGEST] or "state"
     if name in arrays or name == layout.METADATA:
         name += f"_{len(arrays)}"
@@ -265,7 +260,6 @@ def _chunk_name(shape: Sequence[int]) -> str:
 
 
 def state_names(root: Root) -> list[str]:
-    """Return the names under which states are saved, sorted."""
     return named_folders(root.folder / layout.SAMPLERS)
 
 
@@ -277,7 +271,6 @@ class Saved(NamedTuple):
 
 
 def read_plain(root: Root, name: str) -> Saved:
-    """Return the state that was last saved under a name, without its arrays; errors as for `read_state`."""
     return _read(root, name, lambda tree, folder: Saved((folder / layout.METADATA).stat().st_mtime, tree))
 
 
@@ -290,7 +283,6 @@ def read_state(root: Root, name: str) -> Tree:
 
 
 def _read(root: Root, name: str, complete: Callable[[Tree, Path], _T]) -> _T:
-    """Return ``complete(tree, folder)`` for the state that was last saved under a name."""
     _check_saved(root, name)
     folder = root.folder / layout.SAMPLERS / name
     while True:
@@ -315,7 +307,6 @@ def _read(root: Root, name: str, complete: Callable[[Tree, Path], _T]) -> _T:
 
 
 def _current(folder: Path) -> int:
-    """Return the number of the current state in a folder `samplers/<name>`."""
     try:
         number = read_verified(folder / layout.METADATA).get("current")
     except FileNotFoundError:
@@ -429,7 +420,6 @@ def read_note(root: Root, name: str) -> Any:
 
 
 def note_names(root: Root) -> list[str]:
-    """Return the names under which notes are saved, sorted."""
     try:
         files = os.listdir(root.folder / layout.NOTES)
     except (FileNotFoundError, NotADirectoryError):

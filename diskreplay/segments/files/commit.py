@@ -1,4 +1,4 @@
-"""The counters that publish data: those of the store, which are called words, and three per lane in every segment.
+"""The counters that publish data: the store's counters, which are called words, and three per lane in every segment.
 
 Data first, commit second: a row is written in full before the counter that shows it. One aligned write of 8 bytes is
 atomic, and x86-64 keeps the order of writes, so a reader that sees the counter sees the row. The counter is written
@@ -26,7 +26,7 @@ class CountersByPosition:
     """Counters that are read through a mapping and written by `pwrite`; indexed like an array, ``(count,)`` int64.
 
     A write may find the disk full. If the counters span several pages, the write may fail after the first pages. The
-    remaining counters are then owed: the next call of `store` writes them too, because the rows that they publish are
+    remaining counters are called owed: the next call of `store` writes them too, because the rows that they publish are
     already written. If no counter was written, none is owed and StorageFull is raised; with ``late``, all are owed and
     nothing is raised.
 
@@ -45,26 +45,23 @@ class CountersByPosition:
         return self
 
     def copy(self) -> NDArray[np.int64]:
-        """Return the counters that the file has now, without owed ones."""
+        """Return the counters that the file has now, without owed counters."""
         return self._shown.copy()
 
     def tobytes(self) -> bytes:
-        """Return the counters that the file has now as bytes."""
         return self._shown.tobytes()
 
     def __getitem__(self, key: Any) -> Any:
-        """Return the counters that the file has now at ``key``."""
         return self._shown[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set the counters at ``key``; see `store`."""
         self.store(key, value, late=self._late)
 
     def store(self, key: Any, value: Any, *, late: bool) -> None:
         """Set the counters at ``key`` to ``value``, and write them together with owed counters.
 
-        Raises StorageFull if ``late`` is False and the disk is so full that not one counter was written; the counters
-        are then as before.
+        Raises StorageFull if ``late`` is False and the disk is so full that not one counter was written. The counters
+        are not changed in this case.
         """
         wanted = self._shown.copy() if self._owed is None else self._owed.copy()
         wanted[key] = value
@@ -95,7 +92,6 @@ Counters = NDArray[np.int64] | CountersByPosition
 
 
 def open_counters(path: str, count: int, *, late: bool = False) -> Counters:
-    """Open counters for writing: through a mapping if their file system keeps reserved blocks, else by `pwrite`."""
     if keeps_reservations(path):
         mapped: NDArray[np.int64] = map_file(path, count * 8, writable=True).array("<i8", (count,))
         return mapped
@@ -119,12 +115,10 @@ class StoreCounters:
             self._words = map_file(path, self.nbytes).array("<i8", (2 * layout.COUNTER_WORDS,))
 
     def sync(self) -> None:
-        """Make the counters durable."""
         sync_file(self._file)
 
     @staticmethod
     def fresh() -> bytes:
-        """Return the content of the file of counters for a store without segments."""
         zeros = np.zeros(layout.COUNTER_WORDS, "<i8")
         return np.concatenate([zeros, ~zeros]).tobytes()
 
@@ -162,17 +156,16 @@ class StoreCounters:
         return self._words.tobytes()
 
     def peek(self, word: int) -> int:
-        """Return one word without checking its complement, for callers that use it as a hint."""
+        """Return one word without checking its complement, for callers that use the word as a hint."""
         return int(self._words[word])
 
     def evicted_after(self, steps: int) -> int:
-        """Return the number of evicted steps plus ``steps``, but at most the maximum of a counter."""
         return min(int(self.read()[layout.STEPS_EVICTED]) + steps, layout.MOST_COUNTED)
 
     def set(self, word: int, value: int) -> None:
         """Write a word and its complement. The caller holds the store lock; a word never decreases.
 
-        Raises StorageFull if the file system copies on write and has no room; then nothing was written.
+        Raises StorageFull, and writes nothing, if the file system copies on write and has no room.
         """
         if value < self._words[word]:
             raise ValueError(f"counter {word} would go back from {int(self._words[word])} to {value}")
@@ -217,18 +210,15 @@ class StoreCounters:
 
 
 def map_lane_counter(folder: str, lanes: int) -> NDArray[np.int64]:
-    """Return a lane counter mapped for reading, ``(lanes,)`` int64; ``folder`` is the folder of its array."""
     array: NDArray[np.int64] = map_file(os.path.join(folder, "c.0"), lanes * 8).array("<i8", (lanes,))
     return array
 
 
 def open_lane_counter(folder: str, lanes: int, *, late: bool = False) -> Counters:
-    """Open a lane counter for writing, ``(lanes,)`` int64; ``folder`` is the folder of its array."""
     return open_counters(os.path.join(folder, "c.0"), lanes, late=late)
 
 
 def read_lane_counter(folder: str, lanes: int, name: str = "c.0", lookup: Lookup = BY_PATH) -> NDArray[np.int64]:
-    """Return the present values of a lane counter, ``(lanes,)`` int64, from the file ``name`` in its folder."""
     with opened(f"{folder}/{name}", lanes * 8, lookup=lookup) as fd:
         return np.frombuffer(os.pread(fd, lanes * 8, 0), "<i8")
 

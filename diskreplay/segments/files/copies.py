@@ -32,8 +32,8 @@ _SECOND_NS = 1_000_000_000
 def note_changed(file: str | int, *, for_good: bool = False) -> None:
     """Set the modification time of a file that was written through mapped memory, or overwritten in place, to now.
 
-    ``for_good``: the file will not change again. Its new time is in a later second than its old one: rsync compares
-    seconds, and would never copy this change if the second were the same.
+    ``for_good``: the file will not change again. Its new modification time is in a later second than before, because
+    rsync compares seconds: with the same second, rsync would never copy this change.
     """
     now = time.time_ns()
     if for_good:
@@ -42,7 +42,6 @@ def note_changed(file: str | int, *, for_good: bool = False) -> None:
 
 
 def protect(fd: int) -> None:
-    """Remove the write permission of a chunk of a segment that is being sealed."""
     note_changed(fd, for_good=True)
     os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & ~WRITE_BITS)
 
@@ -59,8 +58,8 @@ def open_protected(path: str) -> descriptor:
 def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]) -> bool:
     """Return whether all chunks of a copied sealed segment were copied after the sealing.
 
-    Write-protected chunks were copied after the sealing, so they are not read here: other code finds damage in them.
-    If all chunks are write-protected and the copy has no marks, other code also finds missing chunks. In a copy with
+    Write-protected chunks were copied after the sealing, so they are not read here: other code finds damage in them. If
+    all chunks are write-protected and the copy has no marks, other code also finds missing chunks. In a copy with
     marks, a missing chunk may have been created after the copying tool listed the files.
     """
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
@@ -131,12 +130,8 @@ class Unreadable(OSError):
 class FileCopier:
     """Copies files, with their permissions and modification times. Not thread-safe.
 
-    ``share``: the copy of a file that no longer changes may share disk blocks with it, or be a hard link to it.
-
-    Attributes
-    ----------
-    shared : int
-        Bytes on disk of the files that were cloned or linked.
+    ``share``: the copy of a file that no longer changes may share disk blocks with the file, or be a hard link to it.
+    ``shared`` is the number of bytes on disk of the files that were cloned or linked.
     """
 
     def __init__(self, *, share: bool) -> None:

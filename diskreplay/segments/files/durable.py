@@ -15,8 +15,8 @@ from diskreplay.folders import close_when_collected, show_paths, shown
 _WAIT_BEFORE = 1
 _PAGE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
-# Called through PyDLL, pwrite keeps the GIL. Declaring its argument types would cost half a microsecond a call. Without
-# types, numbers are passed as C ints, which libffi extends.
+# Called through PyDLL, pwrite keeps the GIL. Declared argument types would cost half a microsecond a call. Without
+# declared types, numbers are passed as C ints, which libffi extends.
 _pwrite_held = ctypes.PyDLL(None).pwrite
 _MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
@@ -30,11 +30,9 @@ class descriptor:
         self._fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
 
     def __enter__(self) -> int:
-        """Return the descriptor."""
         return self._fd
 
     def __exit__(self, *_: object) -> None:
-        """Close the descriptor."""
         os.close(self._fd)
 
 
@@ -53,8 +51,8 @@ def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> No
 def write_zeros(path: str, nbytes: int) -> None:
     """Write a file of zeros that no other process looks at yet, with disk blocks for all its bytes.
 
-    The file can then be read through a mapping even if the disk is full: in tmpfs, reading a page without a block needs
-    room. Raises the system's OSError; the unfinished file is left.
+    The file can be read through a mapping even if the disk is full. Without blocks this would fail in tmpfs, where
+    reading a page without a block needs room. Raises the system's OSError; the unfinished file is left.
     """
     write_file(path, nbytes=nbytes)
     with descriptor(path, os.O_WRONLY | os.O_NOFOLLOW) as fd:
@@ -75,7 +73,6 @@ def write_sparse(path: str, data: bytes) -> None:
 
 
 def write_at(fd: int, data: Any, offset: int) -> None:
-    """Write bytes, or a view of bytes, at a byte offset of a file, in full."""
     count = os.pwrite(fd, data, offset)
     while count < len(data):
         data, offset = memoryview(data)[count:], offset + count
@@ -96,10 +93,10 @@ def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
-    """Replace ``path`` by ``data``, so that every reader sees either the old file or the new one.
+    """Replace ``path`` by ``data``, so that every reader sees either the old file or the new file.
 
-    ``synced``: this also holds after a power loss, which otherwise may leave an empty file. Raises StorageFull if the
-    disk has no room for the new file; the old one is untouched.
+    ``synced``: this also holds after a power loss. Without ``synced``, a power loss may leave an empty file. Raises
+    StorageFull if the disk has no room for the new file; the old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -115,9 +112,9 @@ def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
 def overwrite(path: Path, data: bytes) -> bool:
     """Overwrite a small file of the same length as ``data``; return False, and write nothing, if its length differs.
 
-    Readers may see a part of the change. ``data`` must fit one sector of a disk: then a power loss leaves the old or
-    the new content, without the sync that `write_atomic` needs. Raises StorageFull if the file system copies
-    on write and has no room; nothing was written.
+    Readers may see a part of the change. ``data`` must fit one sector of a disk, so that a power loss leaves the old or
+    the new content, without the sync that `write_atomic` needs. Raises StorageFull, and writes nothing, if the file
+    system copies on write and has no room.
     """
     try:
         opening = descriptor(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -178,20 +175,18 @@ def sync_file(path: os.PathLike[str] | str) -> None:
 
 
 def sync_folder(path: os.PathLike[str] | str) -> None:
-    """Wait until the names in a folder are durable."""
     with descriptor(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
         os.fsync(fd)
 
 
 def move(source: Path, target: Path) -> None:
-    """Move a file or folder, and wait until its new name and the removal of the old one are durable."""
+    """Move a file or folder, and wait until its new name and the removal of the old name are durable."""
     os.rename(source, target)
     for folder in (target.parent, source.parent):
         sync_folder(folder)
 
 
 def sync_tree(path: os.PathLike[str] | str) -> None:
-    """Sync every file and folder below ``path``, and ``path`` itself, leaves first."""
     for folder, _, files in os.walk(path, topdown=False):
         for name in files:
             sync_file(os.path.join(folder, name))
@@ -204,7 +199,6 @@ class NotWritten(OSError):
 
 @contextmanager
 def writing_back() -> Iterator[None]:
-    """Raise NotWritten if a `with` block that syncs files raises an OSError."""
     try:
         yield
     except OSError as error:
@@ -212,7 +206,6 @@ def writing_back() -> Iterator[None]:
 
 
 def sync_file_system(path: os.PathLike[str] | str) -> None:
-    """Sync all files of the file system that holds ``path`` in one call."""
     with descriptor(path, os.O_RDONLY) as fd:
         _syncfs(fd, path)
 
@@ -233,7 +226,7 @@ class FileSystemSync:
     def sync(self) -> None:
         """Wait until all data of the file system are on the disk.
 
-        Raises NotWritten if the sync fails. Then any of the data may be missing.
+        Raises NotWritten if the sync fails: any of the data may be missing.
         """
         with writing_back():
             _syncfs(self._fd, self._path)
@@ -293,7 +286,8 @@ _LOCAL = {
     0x958458F6: "hugetlbfs",
     0x794C7630: "overlay",
 }
-# Several machines may have these mounted. Other machines may not see changes of a lock or of mapped memory.
+# Several machines may have these file systems mounted. A machine may not see how another one changes a lock or mapped
+# memory.
 _NETWORK = {
     0x65735546: "fuse",
     0x6969: "nfs",
@@ -316,7 +310,7 @@ _NETWORK = {
     0x786F4256: "vboxsf",
     0xBACBACBC: "vmhgfs",
 }
-# These file systems write a reserved block in place. All others may need a new block for each write: because they copy
+# These file systems write a reserved block in place. All others may need a new block for each write, because they copy
 # on write, make snapshots or compress, or because another machine or an underlying file system decides where data are
 # written.
 _WRITE_IN_PLACE = {"ext4", "xfs", "tmpfs", "ramfs"}
@@ -356,12 +350,10 @@ def is_shared(file_system: str) -> bool:
 
 
 def has_stable_inodes(file_system: str) -> bool:
-    """Return whether files on a file system of this name keep their inode numbers for their lifetimes."""
     return file_system not in _UNSTABLE_INODES
 
 
 def network_warning(file_system: str, path: os.PathLike[str] | str) -> str | None:
-    """Return a warning for a store on a network file system; None for local and unknown file systems."""
     if file_system not in _NETWORK.values():
         return None
     return (
@@ -372,7 +364,6 @@ def network_warning(file_system: str, path: os.PathLike[str] | str) -> str | Non
 
 
 def warn_of(file_system: str, path: os.PathLike[str] | str, uuid: str) -> None:
-    """Warn if a store is on a network file system, once per process and store."""
     message = network_warning(file_system, path)
     if message is not None and uuid not in _warned:
         _warned.add(uuid)

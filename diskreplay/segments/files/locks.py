@@ -1,11 +1,11 @@
 """The locks of a store, based on the system's flock: they tell which process writes, and whether it is alive.
 
-The library filelock is used for the cache of compiled kernels, but not here, for four reasons. Its class `FileLock`
-creates a file that other users may be able to read, and any of them could then hold the lock forever. `FileLock` also
-opens the file for reading and writing, and a process that only checks for a living writer may lack the permission. Its
-function `lock_descriptor` takes exclusive locks only. A check for a living writer needs a shared lock, so that two
-simultaneous checks do not take each other for the writer. And importing filelock takes 5 MB of memory; a process that
-only writes should stay below 40 MB.
+The library filelock is used for the cache of compiled kernels, but not here. Its class `FileLock` creates a file that
+other users may be able to read, and any of them could hold the lock forever. `FileLock` also opens the file for reading
+and writing, and a process that only checks for a living writer may lack the permission. Its function `lock_descriptor`
+takes exclusive locks only. A check for a living writer needs a shared lock, so that two simultaneous checks do not take
+each other for the writer. Importing filelock also takes 5 MB of memory, and a process that only writes should stay
+below 40 MB.
 """
 
 import errno
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 from diskreplay.errors import FormatError, StoreLocked
 
-# The pause between two attempts to take a lock. It is shorter than making a segment, the usual reason to hold one.
+# The pause between two attempts to take a lock: shorter than making a segment, the usual reason to hold a lock.
 _POLL_S = 0.002
 
 
@@ -28,12 +28,8 @@ class Lock:
     """A held file lock of the system (flock), made by `try_lock`.
 
     The lock ends with `release`, when this object is garbage collected, or with the process. It belongs to the process,
-    not to a thread. A forked child releases its copy at once, which does not affect the parent.
-
-    Attributes
-    ----------
-    fd : int
-        The descriptor of the file. A program that inherits it keeps the lock when this process dies.
+    not to a thread. A forked child releases its copy at once, which does not affect the parent. A program that inherits
+    the descriptor ``fd`` keeps the lock when this process dies.
     """
 
     def __init__(self, fd: int) -> None:
@@ -44,7 +40,6 @@ class Lock:
 
     @property
     def is_released(self) -> bool:
-        """Whether the lock was released."""
         return not self._end.alive
 
     def release(self) -> None:
@@ -121,8 +116,8 @@ def try_lock(path: os.PathLike[str] | str) -> Lock | None:
 def held_lock(path: os.PathLike[str] | str, timeout_s: float = 60.0) -> Iterator[None]:
     """Hold the lock on a file for a `with` block, after waiting at most ``timeout_s`` seconds for it.
 
-    Raises StoreLocked if another process held it for the whole time, FormatError if a link, a folder or anything else
-    that is not a regular file is at ``path``.
+    Raises StoreLocked if another process held the lock for the whole time, FormatError if a link, a folder or anything
+    else that is not a regular file is at ``path``.
     """
     until = time.monotonic() + timeout_s
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
@@ -148,7 +143,7 @@ def is_locked(path: os.PathLike[str] | str) -> bool:
 def is_held(path: os.PathLike[str] | str) -> bool | None:
     """Return whether a living process holds the lock, by taking it shared for a moment, without waiting.
 
-    None: unknown, as this user may not open the file, or this process has no descriptor left.
+    None: unknown, because this user may not open the file, or this process has no descriptor left.
     """
     with _taking:
         try:

@@ -69,10 +69,7 @@ def clock_ns() -> int:
 
 
 class Clock(NamedTuple):
-    """Converts times since a boot to wall time.
-
-    ``boot`` is the id of the boot, and ``wall`` its time in nanoseconds since the epoch.
-    """
+    """Converts times since a boot to wall time; ``wall`` is the boot's time in nanoseconds since the epoch."""
 
     boot: str
     wall: int
@@ -83,12 +80,10 @@ MOST_NS = 1 << 62
 
 
 def this_clock() -> Clock:
-    """Return the clock of this boot, according to the present wall clock."""
     return Clock(boot_id(), time.time_ns() - clock_ns())
 
 
 def boot_time() -> BootTime:
-    """Return the present moment by this machine's boot clock, in seconds rounded to milliseconds."""
     return BootTime(machine_id(), boot_id(), round(time.clock_gettime(CLOCK), 3))
 
 
@@ -136,7 +131,6 @@ class Volume(NamedTuple):
 
 
 def volume_of(path: str) -> Volume:
-    """Return the volume that holds a file or folder."""
     device = os.stat(path).st_dev
     return Volume(device, os.statvfs(path).f_fsid, _disk(path, device))
 

@@ -39,7 +39,6 @@ _relief: list[Callable[[], bool]] = []
 
 
 def count_mappings() -> int:
-    """Return the number of mappings of stores' files in this process."""
     return len(_there)
 
 
@@ -123,7 +122,6 @@ class Mapping:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def will_need(self, start: int, nbytes: int) -> None:
-        """Start reading these bytes of the file from disk in the background."""
         first = (self.address + start) & -PAGESIZE
         _libc.madvise(first, self.address + start + nbytes - first, MADV_WILLNEED)
 
@@ -150,8 +148,6 @@ def open_regular(path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup
 
 
 class opened(descriptor):
-    """A regular file, opened as by `open_regular`, which a `with` block closes at its end."""
-
     __slots__ = ()
 
     def __init__(self, path: str, nbytes: int | None, flags: int = os.O_RDONLY, lookup: Lookup = BY_PATH) -> None:
@@ -159,7 +155,6 @@ class opened(descriptor):
 
 
 def read_regular(path: str, nbytes: int | None, most: int) -> bytes:
-    """Return the bytes of a file, but at most the first ``most``; errors as for `open_regular`."""
     with opened(path, nbytes) as fd:
         return os.pread(fd, min(os.fstat(fd).st_size, most), 0)
 
@@ -170,10 +165,7 @@ def _unfit(path: str, kind: str, nbytes: int | None) -> FormatError:
 
 
 def read_into(path: str, nbytes: int, out: NDArray[np.uint8], lookup: Lookup = BY_PATH) -> None:
-    """Fill an array with the first bytes of a file of exactly ``nbytes``.
-
-    Raises FormatError if the file is a link, not regular, or of another size.
-    """
+    """Fill an array with the first bytes of a file of exactly ``nbytes``; errors as for `open_regular`."""
     with opened(path, nbytes, lookup=lookup) as fd:
         if not read_part(fd, 0, out):
             raise FormatError(f"{path} has become shorter than {nbytes} bytes; the store is damaged, restore this file")
@@ -210,13 +202,11 @@ def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
-    """Map a file of exactly ``nbytes`` and keep no descriptor of it."""
     with opened(path, nbytes, os.O_RDWR if writable else os.O_RDONLY) as fd:
         return Mapping(fd, nbytes, writable=writable)
 
 
 def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:
-    """Raise FormatError if one of a segment's files and folders ``names`` is a symbolic link."""
     for name in names:
         if lookup.is_link(f"{segment}/{name}"):
             raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore the file or folder")

@@ -2,7 +2,7 @@
 
 The counter of the next number is in memory like all counters, and a power loss may set it back. So numbers are reserved
 in groups, and a reservation is durable before its first number is used. In a new boot, the first number comes after all
-reserved ones.
+reserved numbers.
 """
 
 import os
@@ -20,8 +20,8 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.durable import storage_errors
 from diskreplay.segments.files.machine import boot_id
 
-# Up to this many segment numbers are looked up one by one: most stores have fewer segments. A longer range may have
-# gaps left by a slow writer, or come from damaged counters; then listing the folder of segments is cheaper.
+# Up to this many segment numbers are looked up one by one: most stores have fewer segments. For a longer range, which
+# may come from damaged counters, listing the folder of segments is cheaper.
 _FEW = 256
 
 
@@ -53,13 +53,13 @@ def next_number(root: Root, counters: StoreCounters) -> int:
 
 @lru_cache(maxsize=4)
 def _hashed(text: str) -> int:
-    """Return a hash of a boot's id that fits a counter and is not 0. Another boot is unlikely to have the same one."""
+    """Return a hash of a boot's id that fits a counter and is not 0. Another boot is unlikely to have the same hash."""
     data = text.encode()
     return 1 + (crc32c(data) << 29 | crc32c(data[::-1]) >> 3)
 
 
 def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
-    """Return those numbers from ``start`` up to, not including, ``end`` to which a segment may belong.
+    """Return the numbers from ``start`` up to, not including, ``end`` to which a segment may belong.
 
     These are all numbers of a short range, but only the numbers of existing segments in a long range. So time and
     memory are bounded by the number of existing segments, whatever the store's counters say.
@@ -70,7 +70,6 @@ def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
 
 
 def live_numbers(root: Root, words: NDArray[np.int64]) -> Sequence[int]:
-    """Return the result of `segment_numbers` for the range of numbers that the store's counters ``words`` give."""
     return segment_numbers(root, int(words[layout.FIRST_LIVE]), int(words[layout.NEXT_SEGMENT]))
 
 

@@ -53,7 +53,7 @@ def _parts(begins: Sequence[int], count: int) -> list[tuple[int, int]]:
 
 
 class _Column:
-    """Reads single times of a segment's rows by `pread`: a read error is then an OSError, and not a signal."""
+    """Reads single times of a segment's rows by `pread`: a read error is an OSError, and not a signal."""
 
     def __init__(self, folder: str, per_chunk: int, lanes: int) -> None:
         self._folder, self._per_chunk, self._nbytes = f"{folder}/{layout.TIME}", per_chunk, lanes * per_chunk * _ITEM
@@ -86,9 +86,8 @@ class _Column:
 def last_time(info: SegmentInfo) -> int:
     """Return the time of the last row of a segment, in nanoseconds since the epoch; 0 if it has no rows.
 
-    For a sealed segment, it is `SegmentInfo.kept_until`, which takes unproven rows into account.
-
-    Raises FormatError or OSError if one of its files is damaged or gone.
+    For a sealed segment, it is `SegmentInfo.kept_until`, which takes unproven rows into account. Raises FormatError or
+    OSError if one of the segment's files is damaged or gone.
     """
     if info.sealed:
         return info.kept_until
@@ -100,7 +99,7 @@ def last_time(info: SegmentInfo) -> int:
 def count_until(info: SegmentInfo, time: int) -> int:
     """Return the number of rows of a segment with at most this ``time``, in ns since the writer's machine booted.
 
-    Raises FormatError or OSError if one of its files is damaged or gone.
+    Raises FormatError or OSError if one of the segment's files is damaged or gone.
     """
     folder, lanes = str(info.path), len(info.lanes)
     rows = read_lane_counter(f"{folder}/{layout.COMMITTED}", lanes) if info.sealed else map_trusted(info)[1]
