@@ -74,7 +74,6 @@ class Gaps(NamedTuple):
     rows: Ints
 
     def before(self, positions: Ints) -> Ints:
-        """Return, for each position in the array, the number of zeros that were left out before this position."""
         total: Ints = np.append(0, np.cumsum(self.rows))
         return total[np.searchsorted(self.at, positions)]
 
@@ -192,9 +191,9 @@ class EpisodeRows:
 def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
     """Return the table of a segment's episodes, computed from its chunk files; lane i has ``rows[i]`` rows.
 
-    Episodes of lost rows are left out. The table is empty if the flags do not form a sequence of episodes, because
-    damaged flags must not prevent sealing. Raises FormatError or OSError if files of flags, times or rewards are
-    missing or too short.
+    Episodes of lost rows are left out. Damaged flags must not prevent sealing, so the table is empty if the flags do
+    not form a sequence of episodes. Raises FormatError or OSError if files of flags, times or rewards are missing or
+    too short.
     """
     parts, lost = [], [position for position, _ in info.lost.ranges]
     try:
@@ -209,8 +208,8 @@ def table_of(info: SegmentInfo, rows: Ints) -> EpisodeRows:
 def write_table(info: SegmentInfo, rows: Ints, folder: str) -> tuple[int | None, dict[str, int]]:
     """Write the table of a segment into the new folder ``folder``; errors as for `table_of`.
 
-    Return the number of episodes, and the checksums of the written files by their paths below the segment. A segment
-    with too few or too many rows gets no table: None and no checksums are returned.
+    Return the number of episodes, and the checksums of the written files by their paths below the segment. If the
+    segment has too few or too many rows for a table, return None and no checksums.
     """
     if not layout.LEAST_TABLE_ROWS <= rows.sum() <= layout.MOST_TABLE_ROWS:
         return None, {}

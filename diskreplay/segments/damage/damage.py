@@ -219,9 +219,9 @@ class _Search:
         return found
 
     def _rows_in(self, chunk: Chunk, parts: list[Range]) -> Iterator[tuple[int, Range]]:
-        """Yield (lane, range of rows) for ``parts``, the damaged ranges of bytes of a chunk file.
+        """Yield (lane, range of rows) for the damaged ranges of bytes ``parts`` of a chunk file.
 
-        In the chunk of an episode field, a row is one episode's value.
+        A row of an episode field's array is one episode's value.
         """
         if parts and chunk.array.path in self._info.compressed:
             for first, stop in InnerChunks(self._info, chunk.array.path).lost_rows():
@@ -256,10 +256,7 @@ class _Search:
         return data[0] if data else 0
 
     def _starts(self, lane: int, count: int, unknown: list[Range]) -> NDArray[np.int64]:
-        """Return the rows that begin an episode, among a lane's first ``count`` rows.
-
-        ``unknown`` has the ranges of rows with damaged flags. These rows are left out.
-        """
+        """Return the rows that begin an episode, without rows in the ranges ``unknown``, whose flags are damaged."""
         parts = [np.flatnonzero(flags & layout.FIRST) + row for row, flags in self._pieces(lane, count)]
         starts = np.concatenate([np.zeros(0, np.int64), *parts])
         for first, stop in unknown:
@@ -269,9 +266,8 @@ class _Search:
     def _discarded(self, lane: int, count: int, starts: NDArray[np.int64], unknown: list[Range]) -> Iterator[Range]:
         """Yield (first, stop) of each discarded episode in a lane: the row ``stop`` has the discard flag.
 
-        ``starts`` has the rows that begin an episode. Episodes with rows in the ranges ``unknown``, whose flags are
-        damaged, are left out. Readers hide an episode because of its discard flag. If that flag were replaced, readers
-        would show the rows again.
+        Episodes with rows in the ranges ``unknown``, whose flags are damaged, are left out. The discard flags of the
+        yielded episodes must stay: without its discard flag, readers would show an episode again.
         """
         for row, flags in self._pieces(lane, count):
             for stop in (np.flatnonzero(flags & layout.DISCARD == layout.DISCARD) + row).tolist():
@@ -316,8 +312,8 @@ class _Search:
     def _likely(self, lane: int, row: int) -> int | None:
         """Return a row's original flag, in a damaged block, if only one byte of the block was changed; else None.
 
-        The result is used for one decision only: whether the intact episode before this row ends with the previous row.
-        Readers never get the result.
+        The result decides only whether the intact episode before this row ends with the previous row. Readers never get
+        the result.
         """
         chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
         block, nbytes = layout.BLOCK_ROWS, len(self._info.lanes) * self._per_chunk
@@ -336,9 +332,9 @@ class _Search:
     ) -> tuple[list[Range], list[Range]]:
         """Take an evicted or discarded episode out of the lost rows, because readers hide its rows in any case.
 
-        ``unknown`` has the ranges of rows with damaged flags. Return the remaining ranges of lost rows, and a list. If
-        some flags of the episode are damaged, its flags are replaced, and the list has the episode's range. Otherwise
-        the list is empty.
+        Return the remaining ranges of lost rows, and a list. If some flags of the episode are damaged, its flags are
+        replaced, and the list has the episode's range. Otherwise the list is empty. ``unknown`` has the ranges of rows
+        with damaged flags.
         """
         first, stop = episode
         if not any(a <= first and stop <= b for a, b in lost):
@@ -391,9 +387,9 @@ class _Values:
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
         """Return the range of values of each range in ``lost``, and the rows after rewritten episodes with values.
 
-        ``rewritten`` has the ranges of rows of the evicted and discarded episodes whose flags are replaced. Values that
-        belong to unknown rows count for the first lost range with damaged flags. If there is no such range, rewritten
-        episodes get these values. A rewritten episode keeps its flag `EPISODE_VALUES` if this flag is intact.
+        ``rewritten`` has the ranges of rows of evicted and discarded episodes whose flags are replaced. Values of
+        unknown rows count for the first lost range with damaged flags, or for rewritten episodes if there is no such
+        range. A rewritten episode keeps its flag `EPISODE_VALUES` if this flag is intact.
         """
         known = [self._rows[(self._rows >= first) & (self._rows < stop)] for first, stop in lost]
         counts = [
@@ -437,7 +433,7 @@ def _sum_at(fd: int, at: int, nbytes: int) -> int:
 def _episodes_of(rows: Range, starts: NDArray[np.int64], count: int) -> Range:
     """Extend a range of rows of a lane so that it has all rows of each of its episodes.
 
-    ``starts`` has row 0 and the first row of each episode of the lane. ``count`` is the number of rows of the lane.
+    ``starts`` has row 0 and the first row of each episode of the lane.
     """
     behind = int(np.searchsorted(starts, rows[1]))
     first = int(starts[np.searchsorted(starts, rows[0], "right") - 1])

@@ -27,7 +27,7 @@ from diskreplay.segments.files.mapping import read_regular
 from diskreplay.segments.sealing import count_flags
 
 QUARANTINE = f"{layout.COUNTERS}/quarantine"
-RECORD = ".record.json"  # a record's file name is the name of its entry plus this suffix
+RECORD = ".record.json"  # the suffix of a record's file name, after the name of its entry
 
 _SEGMENT = re.compile(rf"{layout.SEGMENTS}(?:\.[0-9]+)?/([0-9]{{8,9}})(?:\.[0-9]+)?")
 _PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # a folder with 3 of these names was a segment
@@ -81,9 +81,9 @@ def move_aside(
 ) -> str:
     """Move a file or folder of a store into quarantine; return its new path. The caller holds the store lock.
 
-    ``where`` is the path to move, relative to the store. ``steps`` is the number of steps in it that are nowhere else
-    in the store. If ``steps`` is None, the steps of a segment are counted from its files, and anything else has no
-    steps. ``rebuilt`` tells whether a new segment, rebuilt from the intact rows, takes the place of the moved segment.
+    ``where`` is the path to move, relative to the store. ``steps`` is the number of its steps that are nowhere else in
+    the store. If ``steps`` is None, the steps of a segment are counted from its files, and anything else has no steps.
+    ``rebuilt`` tells whether a rebuilt segment takes the place of the moved segment.
     """
     if where == QUARANTINE:  # a link or a file has the name of the quarantine's folder
         there = _free((root / where).with_name(".quarantine"))
@@ -145,7 +145,7 @@ def _free_place(root: Path, where: str) -> Path:
     *above, name = where.split("/")
     for part in above:
         folder = folder / part
-        if not is_folder(folder) or os.path.lexists(_record_path(folder)):  # no entry is put inside another one
+        if not is_folder(folder) or os.path.lexists(_record_path(folder)):  # no entry is put inside another entry
             folder = _free(folder)
             _make_folder(folder)
     return _free(folder / name)
@@ -279,8 +279,7 @@ def bring_back(root: Path, entry: Quarantined, members: Sequence[int]) -> None:
     The caller holds the store lock, and has verified the segment. ``members`` has the numbers of the segments in a
     pack.
 
-    A process that dies after the move leaves a record without an entry. The next process that opens the store treats
-    the segment as if it had been moved back by hand.
+    A process that dies after the move leaves a record without an entry. `remove_stale_records` removes such a record.
     """
     if entry.segment is None:
         raise ValueError(f"{entry.where} is not a segment")
@@ -301,10 +300,7 @@ def forget(root: Path, entry: Quarantined) -> None:
 
 
 def include_number(counters: StoreCounters, number: int) -> None:
-    """Extend the range of live segment numbers in the store's counters, so that it includes ``number``.
-
-    The caller holds the store lock.
-    """
+    """Extend the range of live segment numbers so that it includes ``number``. The caller holds the store lock."""
     words = counters.read()
     if number < words[layout.FIRST_LIVE]:
         counters.lower(layout.FIRST_LIVE, number)
@@ -316,8 +312,7 @@ def take_out(root: Path, entry: Quarantined) -> str:
     """Move a segment out of quarantine to be deleted; return its new path.
 
     The caller holds the store lock, and deletes the folder after releasing the lock. The steps of the segment count as
-    evicted from this call on, because the counts of limiters must not decrease. As with other evictions, the new name
-    of the folder contains the new count of evicted steps.
+    evicted from this call on, because the counts of limiters must not decrease.
     """
     path = root / entry.where
     counters = _counters(root)

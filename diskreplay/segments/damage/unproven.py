@@ -78,7 +78,7 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
     claimed = np.maximum(rows, claimed_rows(info, rows))
     folder = f"{info.path}/{layout.DURABLE}"
     if (claimed > rows).any():
-        # The claimed rows are saved first, as the counters are about to be overwritten.
+        # The counters are overwritten below, so the claimed rows are saved in a file.
         write_file(f"{folder}/{_CLAIMED}", claimed.tobytes())
         sync_file(f"{folder}/{_CLAIMED}")
         sync_folder(folder)
@@ -163,7 +163,7 @@ def _is_written(path: str) -> bool:
 
 
 def _flagged_rows(info: SegmentInfo, most: int) -> Ints:
-    """Return, for each lane, the number of its rows up to the last one with a nonzero flag, at most ``most``."""
+    """Return, for each lane, the number of its rows up to the last row with a nonzero flag, but at most ``most``."""
     per_chunk, found = info.chunk_rows[layout.DONE], np.zeros(len(info.lanes), np.int64)
     for chunk in range(-(-most // per_chunk)):
         flags = info.map_numbers(layout.DONE, chunk) != 0

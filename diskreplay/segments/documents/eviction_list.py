@@ -79,9 +79,9 @@ def evicted_in(root: Root, number: int) -> list[tuple[int, int]]:
 def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int]], hidden_before: int) -> None:
     """Append an entry for each episode and publish the entries together. The caller holds the store lock.
 
-    ``counters`` are writable. Each of ``episodes`` is (id of the first step, number of steps). Steps published before
-    the time ``hidden_before`` are already hidden by the capacity. These stay hidden, although the capacity no longer
-    counts the evicted steps. If StorageFull is raised, no episode is hidden.
+    Each of ``episodes`` is (id of the first step, number of steps). Steps published before the time ``hidden_before``
+    are already hidden by the capacity. They stay hidden, although the capacity no longer counts the evicted steps. If
+    StorageFull is raised, no episode is hidden.
     """
     start = int(counters.read()[layout.EVICTION_ENTRIES])
     stop = start + len(episodes)
@@ -95,8 +95,7 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
                 os.fdatasync(fd)
             entries = entries[count:]
         sync_folder(folder)
-    # Hidden steps are kept hidden before the entries are published: with the entries, the capacity counts fewer steps,
-    # and would show hidden steps.
+    # Once the entries are published, the capacity counts fewer steps, and would show hidden steps.
     keep_hidden(counters, hidden_before)
     counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()
@@ -105,26 +104,21 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
 
 
 def keep_hidden(counters: StoreCounters, before: int) -> None:
-    """Hide all steps that were published before a time, in nanoseconds since the epoch, durably.
-
-    A capacity hides these steps now, but would show them again if it had fewer steps to count.
-    """
     if before > counters.peek(layout.FRONTIER):
         counters.set(layout.FRONTIER, min(before, layout.MOST_COUNTED))
         counters.sync()
 
 
 def has_reserve(root: Root, entries: int) -> bool:
-    """Return whether the disk has the chunks for `ROWS` more entries; ``entries`` is the number of existing entries."""
+    """Return whether the disk has the chunks for `ROWS` more entries than the existing ``entries``."""
     count = entries + ROWS
     return _rows(root)[0] >= count and os.path.exists(root.folder / layout.EVICTIONS / f"c.{-(-count // ROWS) - 1}.0")
 
 
 def reserve(root: Root, entries: int) -> None:
-    """Write chunks for at least `ROWS` more entries. The caller holds the store lock.
+    """Write chunks for at least `ROWS` more entries than the existing ``entries``. The caller holds the store lock.
 
-    ``entries`` is the number of existing entries. Raises StorageFull if the disk has no room. Raises FormatError if the
-    chunk of the last existing entry is missing: the count is damaged, or the file is lost.
+    Raises StorageFull if the disk has no room. Raises FormatError if the chunk of the last existing entry is missing.
     """
     folder = str(root.folder / layout.EVICTIONS)
     with storage_errors(folder):
@@ -145,10 +139,7 @@ def _rows(root: Root) -> tuple[int, dict[str, Any]]:
 
 
 def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
-    """Make the missing chunk files for the first ``count`` entries, and extend the array's shape to these chunks.
-
-    ``entries`` is the number of existing entries.
-    """
+    """Make the missing chunk files for the first ``count`` entries, and extend the array's shape to these chunks."""
     if entries and not os.path.exists(last := f"{folder}/c.{(entries - 1) // ROWS}.0"):
         # A damaged count must not fill the disk with chunks.
         raise FormatError(f"{last} is missing, but {entries} entries are counted; run diskreplay repair on the store")
@@ -156,7 +147,6 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
     chunks = -(-count // ROWS)
     rows, document = _rows(root)
     if rows < count:
-        # The shape covers whole chunks; the store's counter has the number of entries.
         write_atomic(path, dump({**document, "shape": [chunks * ROWS, 2]}), synced=True)
     # Only the last chunks can be missing.
     for chunk in range(chunks - 1, -1, -1):
@@ -182,7 +172,7 @@ _NAME = re.compile(PREFIX + r"[0-9]{8,9}-([0-9]{1,19})")
 
 
 def removed_path(counters_folder: Path, number: int, evicted: int) -> str:
-    """Return the path to which a removed segment is moved; ``evicted`` is the new count of evicted steps."""
+    """Return the new path of a removed segment; ``evicted`` is the new count of evicted steps."""
     return f"{counters_folder}/{PREFIX}{layout.segment_name(number)}-{evicted}"
 
 
@@ -193,10 +183,7 @@ def discarded_path(path: str) -> str:
 
 
 def evicted_by_removals(root: Root) -> int:
-    """Return the largest count of evicted steps in the names of removed segments; the counter must be at least this.
-
-    The result is 0 if no removed segments are left, or the store was deleted.
-    """
+    """Return the largest count of evicted steps in the names of removed segments; 0 if there are no such names."""
     try:
         names = os.listdir(root.counters_folder)
     except FileNotFoundError:

@@ -43,7 +43,7 @@ BLOCKS = f"{DURABLE}/blocks"  # checksums of the blocks of a sealed segment's ch
 DOCUMENT_COPY = f"{DURABLE}/document"  # a copy of a sealed segment's own zarr.json
 ROOT_COPY = f"{EVICTIONS}/document"  # a copy of the root's zarr.json
 METADATA = "zarr.json"
-MARKS = f"{DURABLE}/marks"  # the log of marks, next to the counter of durable rows
+MARKS = f"{DURABLE}/marks"
 LOCK = "lock"
 # The two int64 tables of a pack: one has a line for each merged segment, the other for each lane of these segments.
 PACK_TABLES = MEMBERS, RUNS = "members", "runs"
@@ -54,7 +54,6 @@ INDEXES_COPY = f"{DURABLE}/indexes"  # a copy of the indexes of compressed array
 MEMBER_COLUMNS = ("segment", "lanes", "writer", "steps")
 RUN_COLUMNS = ("first_row", "rows", "lane", "first_value", "values")
 PACK_COLUMNS = MEMBER_COLUMNS, RUN_COLUMNS
-# The table of the episodes of a sealed segment: a group of arrays, with their dtypes by name.
 EPISODES = "episodes"
 EPISODE_COLUMNS = {"position": "<i8", "steps": "<i4", "end": "|u1", "time": "<i8", "total_reward": "<f8"}
 # A segment with fewer rows than this has no table of episodes: reading its rows is as fast, and the table would be a
@@ -70,7 +69,7 @@ VALUES = "episode"  # the group of the episode fields: their arrays have one row
 PACKS, ZSTD = "packs", "zstd"  # names of features, in `requires` of segments
 EPISODE_TABLES = "episode-tables"  # a feature that the root requires
 DISCARDS = "discards"  # a feature that roots required before the format was released
-# The end of a message that begins with the path of the store: why a root without EPISODE_TABLES is refused.
+# The end of the message for a root without EPISODE_TABLES; the message begins with the path of the store.
 BEFORE_RELEASE = (
     "was written before the format was released, and this release does not read it: export it with the version that "
     "wrote it, and import the export here"
@@ -147,7 +146,6 @@ def floor_power_of_two(n: int) -> int:
     return 1 << (max(1, n).bit_length() - 1)
 
 
-# The values of the argument `validate` of `create`.
 VALIDATIONS = ("finite", "space")
 
 
@@ -163,7 +161,7 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def join_ranges(firsts: Ints, stops: Ints) -> list[tuple[int, int]]:
     """Return the ranges (first, stop) in ascending order; ranges that touch or overlap are joined.
 
-    ``firsts`` and ``stops`` are each in ascending order. Empty ranges are left out. The arguments are arrays, because
+    ``firsts`` and ``stops`` are each in ascending order. Empty ranges are left out. The arguments are arrays for speed:
     one call may have thousands of lanes.
     """
     is_some = firsts < stops
@@ -184,8 +182,8 @@ def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[in
 def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
     """Split a range at the multiples of ``length``, as the rows of a lane are split into chunks of ``length`` rows.
 
-    Yield parts as (block, start, count): the number of the block of ``length`` items, the start inside this block, and
-    the number of items, at most ``most``.
+    Yield (block, start, count): the number of the block of ``length`` items, the start inside this block, and the
+    number of items, at most ``most``.
     """
     while first < stop:
         block, inside = divmod(first, length)
@@ -197,7 +195,7 @@ def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES)
 def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, least_bytes: int) -> int:
     """Return the number of rows of each lane in a chunk file: the largest power of two that fits ``chunk_bytes``.
 
-    It is at most ``most_rows``, or the number of rows that fit ``least_bytes`` if that is more.
+    The result is at most ``most_rows``, or the number of rows that fit ``least_bytes`` if this number is larger.
     """
     row_of_lanes = max(1, lanes * row_bytes)
     of_least_bytes = floor_power_of_two(least_bytes // row_of_lanes)
@@ -238,7 +236,6 @@ def target_rows(
 def most_lane_rows(lanes: int) -> int:
     """Return the number of rows of one lane at which a segment is full, even if its other lanes have fewer rows.
 
-    The result is a 64th of the number of rows whose positions fit into ids, because a full segment may get many more
-    rows.
+    A full segment may get many more rows, so this is a 64th of the number of rows whose positions fit into ids.
     """
     return max(1, (POSITION_MASK // lanes) // 64)

@@ -31,8 +31,8 @@ from diskreplay.segments.segment import SegmentInfo
 SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-# If the count has decreased, or a segment was deleted during the count, all is counted again: at most this many times,
-# with this pause in between.
+# The maximum number of counts, and the pause between two counts. Steps are counted again if their number has decreased,
+# or if a segment was deleted meanwhile.
 _ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
@@ -46,8 +46,7 @@ def open_slots(root: Root, name: str) -> Counters:
     """Open a limiter's array of slots, (64,) int64, for writing; a missing array is created as zeros.
 
     The sum of the slots is the number of steps drawn. A process adds to a slot while it holds the lock at `slots_lock`,
-    and slots never decrease. Raises StorageFull if the disk has no room for the slots, FormatError if the folder is not
-    a limiter's.
+    and slots never decrease. Raises StorageFull if the disk has no room, FormatError if the folder is not a limiter's.
     """
     folder = root.folder / layout.LIMITERS / name
     if folder.is_symlink():
@@ -71,10 +70,7 @@ def named_folders(folder: Path) -> list[str]:
 
 
 def steps_drawn(root: Root, name: str) -> int:
-    """Return the number of steps drawn under a limiter.
-
-    Raises FileNotFoundError if the limiter is gone, FormatError if the folder is not a limiter's.
-    """
+    """Return the number of steps drawn under a limiter; FileNotFoundError if the limiter is gone."""
     return int(read_lane_counter(str(root.folder / layout.LIMITERS / name), SLOTS).sum())
 
 
@@ -132,8 +128,7 @@ class StepCounter:
     """Counts the steps of a store. A call reads only the rows that are new since the previous call. Not thread-safe.
 
     Steps count when they are committed, even if they are hidden by a capacity, evicted by hand or lost to damage. The
-    store's counter of evicted steps includes the steps of deleted segments. The record of a quarantined segment has the
-    number of its steps.
+    store's counter of evicted steps includes the steps of deleted segments.
     """
 
     def __init__(self, root: Root) -> None:
@@ -141,7 +136,7 @@ class StepCounter:
         self._raw = b""
         self._ever = self._evicted = self._aside = 0
         self._rows_of: RowsOf = _all_rows
-        self._changes = -1  # no valid value: the first call of `read` counts all segments
+        self._changes = -1  # no valid value, so the first call of `read` counts all segments
 
     def _begin(self) -> None:
         self._next = -1
@@ -200,7 +195,6 @@ class StepCounter:
 
     @property
     def deleted(self) -> int:
-        """The number of steps in deleted segments, as `read` last counted them."""
         return self._evicted
 
     @property
@@ -221,14 +215,13 @@ class StepCounter:
         return found
 
     def writers(self) -> dict[int, int]:
-        """Return {segment: writer} for the segments that `by_segment` counts, except damaged ones."""
+        """Return {segment: writer} for the segments that `by_segment` counts, except damaged segments."""
         return dict(self._writers)
 
     def growing(self) -> list[SegmentInfo]:
         return [segment.info for segment in self._growing.values()]
 
     def _read_segments(self, end: int) -> None:
-        """Read the unsealed segments and the new segments below number ``end``; forget deleted segments."""
         for number in [n for n in self._sealed if not self._root.segment_path(n).exists()]:
             del self._sealed[number]
         new = segment_numbers(self._root, max(0, self._next), end)
@@ -295,8 +288,8 @@ class _Growing:
     def evicted(self) -> int:
         """Return the number of counted steps that were evicted by hand.
 
-        Only episodes of sealed segments are evicted. So the number is 0 unless the segment is a copy that was made
-        before the original was sealed.
+        Only episodes of sealed segments are evicted. So the number is 0, except for a copy that was made before the
+        original was sealed.
         """
         lanes = len(self._rows)
         entries = [

@@ -132,9 +132,8 @@ class Blueprint:
     """The zarr metadata of the groups and arrays that every segment of a store has, except for the shapes.
 
     Immutable, and made once per store, because a store may have a segment for each episode. ``arrays`` has the arrays
-    with rows, by path. ``values`` has the paths of episode fields, ``counters`` the paths of arrays with one number per
-    lane, and ``paths`` the paths of all folders below a segment, parents first. Segments with initial priorities use
-    the blueprint `with_priority`.
+    with rows, by path. ``counters`` has the paths of arrays with one number per lane, and ``paths`` the paths of all
+    folders below a segment, parents first. Segments with initial priorities use the blueprint `with_priority`.
     """
 
     def __init__(
@@ -175,11 +174,9 @@ class Blueprint:
         return self.with_priority if layout.PRIORITY in chunk_rows else self
 
     def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
-        """Return the blueprint of a pack.
+        """Return the blueprint of a pack; ``codecs`` has the codecs of compressed arrays, by path.
 
-        ``members`` is the number of merged segments, and ``runs`` the number of all their lanes: a pack has a table
-        with a line for each merged segment, and a table with a line for each lane. ``codecs`` has the codecs of
-        compressed arrays, by path.
+        ``members`` is the number of merged segments, and ``runs`` the number of all their lanes.
         """
         documents = {path: {**self._templates[path], "codecs": codec} for path, codec in codecs.items()}
         tables = {}
@@ -193,7 +190,7 @@ class Blueprint:
     ) -> Iterator[tuple[str, bytes]]:
         """Yield (path, zarr.json) of every folder below a segment, parents first.
 
-        The shape of an array has ``rows`` rows, or ``values`` rows for an episode field, but at most the rows of one
+        Arrays have ``rows`` rows, or ``values`` rows if they are of an episode field, but at most the rows of one
         chunk. If ``rows`` is None, every array has the rows of one chunk.
         """
         for path in self.paths:
@@ -224,7 +221,7 @@ class Blueprint:
         return seal_document(self._root, attributes)
 
 
-# Placeholders for the shape and the chunk shape in a zarr.json; no text that zarr-python writes begins like these.
+# Placeholders for the shape and the chunk shape in a zarr.json. No text from zarr-python begins like them.
 _SHAPE, _CHUNK_SHAPE = "@shape", "@chunk_shape"
 
 
@@ -288,9 +285,9 @@ def read_document(path: Path | str) -> bytes:
 
 
 def identify(path: Path | str, lookup: Lookup | None = None) -> Identity:
-    """Return inode, modification time (ns) and size of a file or folder: a replacement differs in one of these.
+    """Return inode, modification time (ns) and size of a file or folder; zeros if the file is missing.
 
-    All three are 0 if the file is missing.
+    A replacement of the file differs in one of these numbers.
     """
     try:
         return _identity(os.lstat(path) if lookup is None else lookup.status(str(path)))
@@ -331,7 +328,7 @@ def read_object(path: Path | str) -> Document:
 
 
 def read_verified(path: Path | str) -> Document:
-    """Return the attributes in a group's zarr.json; errors as for `read_object` and `verify_document`."""
+    """Return the attributes in a group's zarr.json, after checking the document's checksum."""
     data = read_document(path)
     verify_document(data, path)
     attributes = parse_document(data, path).get("attributes")
@@ -344,10 +341,7 @@ def shaped(document: Document, shape: object, chunks: object) -> Document:
 
 
 def verify_document(data: bytes, path: Path | str) -> None:
-    """Check the checksum that is in the attributes of a zarr.json.
-
-    Raises FormatError if the checksum is missing or does not match.
-    """
+    """Raise FormatError if the checksum in the attributes of a zarr.json is missing or does not match."""
     found = _CHECKSUM.search(data)
     if found is None or _CHECKSUM.search(data, found.end()):
         raise FormatError(f"{path} has no checksum of its own; another program changed it, restore this file")
@@ -369,9 +363,8 @@ class Attribute(NamedTuple):
     """How an attribute in a zarr.json is written and read. A table of these defines all attributes of a file.
 
     ``check`` is the type of valid values, or a function that returns whether a value from JSON is valid. ``field`` is
-    the name of the attribute in memory; if empty, it is ``name``. ``make`` converts a value from JSON to the value in
-    memory; ``write`` is its inverse. A missing attribute has its ``default``. With ``may_lack``, an attribute whose
-    value is the default is not written.
+    the attribute's name in memory; empty: the same name. ``make`` converts a value from JSON to the value in memory,
+    and ``write`` is its inverse. With ``may_lack``, an attribute whose value is the default is not written.
     """
 
     name: str

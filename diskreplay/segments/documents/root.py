@@ -100,9 +100,8 @@ class Root:
     """The facts about a store that every process needs before it reads a segment.
 
     `path` is the path that the user gave, for messages. All files are opened below `folder`, which stays the same
-    folder as long as `home` is referenced, even if another store takes its place at `path`.
-
-    All attributes are constant except `limits`, which `follow_limits` updates.
+    folder as long as `home` is referenced, even if another store takes its place at `path`. All attributes are constant
+    except `limits`, which `follow_limits` updates.
     """
 
     path: Path
@@ -131,7 +130,7 @@ class Root:
     def follow_limits(self) -> None:
         """Read the limits from the disk again, because another process may have changed them.
 
-        If the root's zarr.json was damaged since, the limits stay as they are: the next process that opens the store
+        If the root's zarr.json was damaged since, the limits stay as they are. The next process that opens the store
         raises an error.
         """
         with suppress(FormatError, OSError):
@@ -170,10 +169,9 @@ class Root:
         return self.segments_folder / layout.segment_name(number)
 
     def check_still_there(self) -> None:
-        """Check, in a few microseconds, that the store was not deleted or replaced since it was opened.
+        """Raise StoreNotFound if the store was deleted or replaced since it was opened. Takes a few microseconds.
 
-        A store whose folder was renamed on the same file system is still there. Raises StoreNotFound if the store was
-        deleted or moved to another file system, or another store is at its path.
+        A store whose folder was renamed on the same file system is still there.
         """
         gone = f"{self.path} (store {self.uuid}) was deleted, or moved to another file system, since it was opened"
         if self.home.is_deleted():
@@ -197,10 +195,7 @@ class Root:
 
     @contextmanager
     def still_there(self) -> Iterator[None]:
-        """Check that the store is still there, before a `with` block and after an error in the block.
-
-        Raises StoreNotFound as `check_still_there` does.
-        """
+        """Call `check_still_there` before a `with` block, and after an error in the block."""
         self.check_still_there()
         try:
             yield

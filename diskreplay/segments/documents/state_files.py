@@ -53,8 +53,8 @@ ARRAY, CRC = "@array", "crc32c"
 
 _DTYPES = {"bool": "|b1", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
 _CRC_BYTES = 4
-_MOST_AXES, _MOST_BYTES = 32, 1 << 62  # the limits of an array that hold for every version of NumPy
-_DIGITS = 18  # the maximum number of digits of a state's number
+_MOST_AXES, _MOST_BYTES = 32, 1 << 62  # NumPy's limits for an array
+_DIGITS = 18
 _LONGEST = 100  # the maximum length of an array's name, without the suffix that makes it unique
 
 DRAFT = "state-"
@@ -134,7 +134,7 @@ def _check_saved(root: Root, name: str) -> None:
 
 
 def _place(root: Root, building: Path, target: Path) -> None:
-    """Make the state in ``building`` the current one, and move older states into ``building``.
+    """Make the state in ``building`` current, and move older states into ``building``.
 
     The caller holds the store lock.
     """
@@ -197,7 +197,7 @@ def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, array
     """Return a tree with references in place of arrays, and add the arrays to ``arrays`` by name.
 
     ``path`` has the keys above this tree in the state, for names and messages. ``template`` is the metadata of any
-    array: the metadata of the tree's arrays are made from it.
+    array.
     """
     where = "/".join(path) or "the top"
     if isinstance(tree, np.ndarray):
@@ -363,7 +363,7 @@ def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
     """Return whether NumPy can make an array of this shape.
 
-    NumPy limits the number of bytes of an array; for this limit, an axis of length 0 counts as length 1.
+    NumPy limits the number of bytes of an array. For this limit, an axis of length 0 counts as length 1.
     """
     return (
         isinstance(shape, list)
