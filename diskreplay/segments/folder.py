@@ -83,8 +83,8 @@ class ValueRows:
     def find(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, row: Ints, stop: Ints) -> Ints:
         """Return the index of each row's values in an array of an episode field, counted from the line's first values.
 
-        Row ``row[i]`` of line ``line[i]`` must have values. If the flags of this line have not been read up to this
-        row, the function ``flags`` reads them up to row ``stop[i]``.
+        Row ``row[i]`` of line ``line[i]`` must have values. If the line's flags have not been read up to row
+        ``row[i]``, the function ``flags`` reads them up to row ``stop[i]``.
         """
         rows, valued = self._known
         if (row >= rows[line]).any():
@@ -130,8 +130,7 @@ T = TypeVar("T")
 class Folder:
     """Reads the rows of one segment. Its subclass `Pack` reads the rows of many segments.
 
-    After the segment was merged into a pack, readers with an older snapshot can still use this object: the rows are
-    read from the pack.
+    Readers with an older snapshot can use this object even after a merge: it reads the segment's rows from the pack.
     """
 
     _tables: PackTables | None = None
@@ -167,9 +166,8 @@ class Folder:
     ) -> Mapping | NDArray[np.uint8]:
         """Read a chunk of an array into ``memory``, and return ``memory``; if ``memory`` is None, return a mapping.
 
-        In a pack, an array has one file. If this segment was merged into a pack, the pack's file does not have the
-        chunks of this segment: ``rows`` rows of each lane, from row ``first`` on, are copied from the file into new
-        memory.
+        The file of a pack does not have the chunks of a merged segment. If this segment was merged, ``rows`` rows of
+        each lane, from row ``first`` on, are copied from the pack into new memory.
         """
         at = 0 if self._tables is not None else chunk
 
@@ -220,7 +218,7 @@ class Folder:
         except MemoryError:
             raise MemoryError(f"no memory for {leaf} of {self.info.path}") from None
         rows, at = copied.reshape(total, row_bytes), 0
-        if leaf in info.chunk_rows:  # else `leaf` is the priorities, and no step of the pack has one
+        if leaf in info.chunk_rows:  # else the pack has no array of priorities
             read = _row_reader(info, leaf)
             for first, count in ranges:
                 parts = np.array(before.split(first, count), np.int64).reshape(-1, 2)  # no unused rows between lanes
@@ -298,8 +296,8 @@ class Pack(Folder):
     def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
         """Return an open compressed array with the numbers of its inner chunks to read, or the rows of these chunks.
 
-        ``inner`` has the numbers of inner chunks (see `shards`) of this pack. If this pack was merged into another
-        pack, the other pack's array is returned, with the numbers that these inner chunks have there. If the other pack
+        ``inner`` has the numbers of inner chunks (see `shards`) of this pack. If this pack was merged into a later
+        pack, the later pack's array is returned, with the numbers that these inner chunks have there. If the later pack
         has inner chunks of another size, the decompressed rows are returned instead.
         """
         rows = self.info.compressed[leaf].rows
@@ -317,7 +315,6 @@ class Pack(Folder):
 
 
 def lost_ids(info: SegmentInfo) -> Ints:
-    """Return the first id of each range of lost rows."""
     positions = np.array([position for position, _ in info.lost.ranges], np.int64)
     return positions | info.number << POSITION_BITS
 

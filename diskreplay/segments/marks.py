@@ -172,13 +172,12 @@ def shows_live_rows(info: SegmentInfo) -> bool:
 
 
 def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
-    """Return, for each lane, two numbers of rows that can be trusted.
+    """Return, for each lane, two numbers of rows that can be trusted, as arrays ``(lanes,)``.
 
-    The first counts rows whose observation can be trusted, the second rows whose fields can all be trusted. Both
-    results are arrays ``(lanes,)``. Usually they are mapped counters, which grow while the segment is written. If marks
-    must prove the rows of the segment, both are ordinary arrays with the numbers of `SegmentInfo.shown`. If `shown` is
-    None, all bytes that marks cover are read to compute the numbers. Raises FileNotFoundError if the segment was
-    evicted, FormatError if a counter is damaged.
+    The first array counts rows whose observation can be trusted, the second array rows whose fields can all be trusted.
+    Usually both are mapped counters, which grow while the segment is written. If marks must prove the rows, both are
+    ordinary arrays with the numbers of `SegmentInfo.shown`. If `shown` is None, all bytes that marks cover are read.
+    Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
@@ -249,10 +248,8 @@ class MarkLog:
     def append(self, upto: Extent, *, synced: bool = True) -> None:
         """Append a mark that covers all rows up to the extent ``upto``; these must be committed and durable.
 
-        ``synced``: the mark is made durable, too.
-
-        Raises StorageFull if the disk has no space, or the system's OSError. After an error, earlier marks are intact,
-        and the call may be repeated.
+        ``synced``: the mark is made durable, too. Raises StorageFull if the disk has no space, or the system's OSError.
+        After an error, earlier marks are intact, and the call may be repeated.
         """
         rows = upto.rows
         crc, priority = new_rows_crc(self._info, self.marked, upto, self._map_chunk)
@@ -262,7 +259,7 @@ class MarkLog:
         data = record.tobytes()[:-4]
         own = crc32c(data, self._seed)
         with storage_errors(self.path, self._full):
-            # The bytes that a failed attempt left after the last valid mark are overwritten.
+            # This overwrites the bytes that a failed attempt left after the last valid mark.
             write_at(self._open(), data + own.to_bytes(4, "little"), self._count * self._kind.itemsize)
             if synced:
                 os.fdatasync(self._open())
@@ -273,14 +270,12 @@ class MarkLog:
 class DurableRows:
     """Makes the rows of a segment durable, and appends marks of them to its log.
 
-    Files stay open between marks, until this object is garbage collected. This saves system calls: after each one, this
-    thread may have to wait until the appending thread releases the GIL.
+    Files stay open between marks, until this object is garbage collected. This saves system calls: after each call,
+    this thread may have to wait until the appending thread releases the GIL.
 
-    ``after_sync`` is called with the path of each array whose chunks were synced.
-
-    ``is_left``: the segment's writer publishes no further rows, and the segment may be sealed while a mark is made. In
-    this case, making a mark changes no byte that a checksum covers, and does not set the modification time of a sealed
-    chunk back.
+    ``after_sync`` is called with the path of each array whose chunks were synced. ``is_left``: the segment's writer
+    publishes no further rows, and the segment may be sealed while a mark is made. So making a mark changes no byte that
+    a checksum covers, and does not set the modification time of a sealed chunk back.
 
     Concurrency: one thread at a time. This thread need not be the thread that appends rows.
     """
@@ -298,8 +293,8 @@ class DurableRows:
     def mark(self, rows: Ints) -> None:
         """Make the first ``rows[lane]`` rows of each lane durable, and append a mark of these rows.
 
-        Raises StorageFull if the disk has no room for the mark; the rows are durable all the same, and the call may be
-        repeated. After the system's OSError, it is unknown which rows are durable.
+        Raises StorageFull if the disk has no room for the mark; the rows are durable, and the call may be repeated.
+        After the system's OSError, it is unknown which rows are durable.
         """
         if not self._is_new and (rows == self._log.rows).all():
             return
@@ -327,7 +322,6 @@ class DurableRows:
             note_changed(f"{self._info.root.counters_folder}/c.0")
 
     def append(self, rows: Ints) -> None:
-        """Append a mark of durable rows, without making the mark durable; errors as for `MarkLog.append`."""
         self._log.append(self._log.extent(rows), synced=False)
 
     def finish(self, rows: Ints) -> None:
@@ -370,8 +364,7 @@ class DurableRows:
             sync_folder(folder)
         note_changed(f"{root.counters_folder}/c.0")
         sync_file(root.counters_folder / "c.0")
-        # The log's file name must be durable too: without it, a power loss would remove the whole log, even marks that
-        # were synced.
+        # The log's file name must be durable too: without this name, a power loss would remove the whole log.
         self._log.create()
         sync_folder(os.path.dirname(self._log.path))
         self._is_new = False

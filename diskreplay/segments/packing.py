@@ -30,7 +30,7 @@ from diskreplay.segments.shards import Shard, ShardWriter, codec, inner_rows, is
 
 _AT_ONCE = 4 << 20
 _MOST_ROWS = 1 << 24
-# The approximate number of arrays and groups of a pack that do not belong to a field.
+# The approximate number of arrays and groups of a pack that belong to no field.
 _FILES = 8
 
 EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
@@ -80,12 +80,11 @@ def build_pack(
 ) -> SegmentInfo:
     """Build a pack from sealed segments and packs, and return its attributes.
 
-    ``building`` is the folder of the new pack. At first, the folder has only a lock, which the caller holds. The new
-    pack is complete and durable, and has no number yet. The files of the sources are not changed. For episodes in
-    ``evicted``, only flags and times are copied. ``level`` is the level of zstd, or None for a pack without
-    compression. ``pace`` is called after each small part of the work: it may sleep to slow the work down, or raise an
-    error to stop it. Raises StorageFull if the disk has no room. Raises Unfit if a source cannot be read, does not
-    match its checksums, or is gone.
+    ``building`` is the folder of the new pack, with only a lock, which the caller holds. The new pack is complete and
+    durable, and has no number yet. The files of the sources are not changed. For episodes in ``evicted``, only flags
+    and times are copied. ``level`` is the level of zstd, or None for a pack without compression. ``pace`` is called
+    after each small part of the work, and may sleep, or raise an error to stop the work. Raises StorageFull if the disk
+    has no room. Raises Unfit if a source cannot be read, does not match its checksums, or is gone.
     """
     with storage_errors(building):
         info = _Build(root, building, list(_opened(sources, pace)), evicted, level, pace).run()
@@ -106,9 +105,9 @@ class Unfit(FormatError):
 class _Run(NamedTuple):
     """A lane whose rows are copied from the segment or pack ``source`` into the new pack.
 
-    ``lane`` is the lane's number in the files of ``source``. It is 0 for all lanes of a pack. In this lane of the
-    files, the copied rows are ``rows`` rows from row ``first`` on. In arrays of episode fields, ``values`` rows are
-    copied, from row ``first_value`` on.
+    ``lane`` is the lane's number in the files of ``source``; in a pack, all lanes are in lane 0. The copied rows are
+    ``rows`` rows from row ``first`` on. In arrays of episode fields, ``values`` rows are copied, from row
+    ``first_value`` on.
     """
 
     source: "_Source"
@@ -119,7 +118,6 @@ class _Run(NamedTuple):
     values: int
 
     def of(self, leaf: str) -> tuple[int, int]:
-        """Return the first row to copy from an array of ``source``, and the number of rows to copy."""
         return (self.first_value, self.values) if layout.is_of_episodes(leaf) else (self.first, self.rows)
 
 
@@ -158,12 +156,12 @@ class _Source:
     def read(self, leaf: str, run: _Run, begin: int, stop: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield the rows ``begin`` to ``stop`` of a lane in an array, in parts: (first row of the part, bytes).
 
-        Rows are counted from the first row of the lane. Inner chunks of zeros, which a compressed array does not store,
-        are left out. Raises Unfit if rows are damaged or gone.
+        Rows are counted from the first row of the lane. Inner chunks of zeros are left out. Raises Unfit if rows are
+        damaged or gone.
         """
         info = self.info
         if leaf not in info.chunk_rows:
-            return  # it is the array of priorities: the steps of this source have no priorities
+            return  # the steps of this source have no priorities
         array, per_chunk, (begins, _) = info.arrays[leaf], info.chunk_rows[leaf], run.of(leaf)
         if leaf in info.compressed:
             yield from self._decompressed(array, run.first, begin, stop)
@@ -317,9 +315,9 @@ class _Build:
         return (times.view("<i8") + (run.source.info.clock.wall - self._clock.wall)).view(np.uint8)
 
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
-        """Return the sorted ranges of the pack's rows that belong to episodes evicted by hand.
+        """Return the sorted ranges of the pack's rows that belong to episodes evicted by hand, with final observations.
 
-        Final observations are included. ``fd`` is the open file of the pack's flags.
+        ``fd`` is the open file of the pack's flags.
         """
         found = []
         for number, episodes in self._evicted.items():

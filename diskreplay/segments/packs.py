@@ -95,7 +95,6 @@ class PackTables:
         return np.where(self.numbers[at] == numbers, at, -1)
 
     def runs_of(self, member: int) -> slice:
-        """Return the lines of ``runs`` that have the lanes of the segment at line ``member`` of ``members``."""
         return slice(int(self.first_run[member]), int(self.first_run[member + 1]))
 
     def ids_of(self, rows: Ints) -> Ints:
@@ -157,10 +156,9 @@ def read_tables(info: SegmentInfo) -> PackTables:
 
 
 def read_members(info: SegmentInfo) -> Ints:
-    """Return the table ``members`` of a pack; for a segment that is no pack, a table with one line for the segment.
+    """Return the table ``members`` of a pack, ``(n, 4)`` int64; for any other segment, a table with one line.
 
-    The result is ``(n, 4)`` int64, with the columns `layout.MEMBER_COLUMNS`. The steps of an unsealed segment are
-    unknown, and given as 0. Errors as for `read_tables`.
+    The steps of an unsealed segment are unknown, and given as 0. Errors as for `read_tables`.
     """
     if info.packed is None:
         return np.array([[info.number, len(info.lanes), info.writer, info.steps or 0]])
@@ -224,10 +222,9 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
 
 
 def _are_values(tables: PackTables, count: int) -> bool:
-    """Return whether the columns of values in ``runs`` are possible.
+    """Return whether the columns of values in ``runs`` are possible; ``count`` is the total number of values.
 
-    The values of each lane must begin where those of the previous lane end. There must be ``count`` values in total,
-    and at most one per row. The sum of values could overflow, so it is used only if no lane has more values than rows.
+    The sum of values could overflow, so it is used only if no lane has more values than rows.
     """
     values = tables.runs[:, 4]
     stop = np.cumsum(values)
@@ -271,8 +268,8 @@ def merged_numbers(root: Root, first: int) -> set[int]:
 def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTables]]:
     """Yield the packs with a higher number than ``number``, newest first.
 
-    If a pack was removed meanwhile, all packs are yielded again. The removed pack may have been merged into a pack that
-    did not exist when the folder was listed.
+    If a pack was removed meanwhile, all packs are yielded again, because this pack may have been merged into a pack
+    that did not exist when the folder was listed.
     """
     for _ in range(_ATTEMPTS):
         listed = [other for other in listed_numbers(root) if other > number]
@@ -302,9 +299,7 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
 
 
 def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
-    """Return the episodes whose rows exist and were not lost to damage.
-
-    Episodes are given and returned as (first id, steps).
+    """Return the episodes, (first id, steps), whose rows exist and were not lost to damage.
 
     ``has_lost``: segments may have rows lost to damage, so their attributes are read.
     """
@@ -341,11 +336,9 @@ class KnownPack(NamedTuple):
 
 
 class KnownPacks:
-    """The packs that this process has read or made, by number.
+    """The packs that this process has read or made, by number. Any thread may use this object.
 
     A pack is ignored if it was quarantined or replaced after this process read or made it.
-
-    Concurrency: any thread.
     """
 
     def __init__(self, root: Root) -> None:
@@ -391,7 +384,7 @@ class KnownPacks:
 
 
 def indexes_of(info: SegmentInfo) -> bytes:
-    """Return what the copy of a pack's indexes should contain; empty if the index in any array's file is damaged."""
+    """Return the right content for the copy of a pack's indexes; empty if the index in any array's file is damaged."""
     parts = [InnerChunks(info, leaf).own_index for leaf in sorted(info.compressed)]
     return b"".join(parts) if all(parts) else b""
 
@@ -406,7 +399,6 @@ class InnerChunks:
 
     @computed_once
     def own_index(self) -> bytes:
-        """The bytes of the index in the array's file; empty if they do not match their checksum."""
         size = index_bytes(self._info.chunk_rows[self._leaf], self.rows)
         return _whole_index(self._read(self._how.nbytes - size, size))
 
@@ -448,7 +440,7 @@ class InnerChunks:
         return frame if len(data) == nbytes and int(crc32c(frame)) == int.from_bytes(crc, "little") else None
 
     def lost_rows(self) -> list[tuple[int, int]]:
-        """Return the rows of damaged inner chunks as ranges: (first row, row after the last)."""
+        """Return the ranges of rows of damaged inner chunks."""
         lost = [number for number in range(self.count) if self.frame(number) is None]
         return layout.merge_ranges([(number * self.rows, (number + 1) * self.rows) for number in lost])
 

@@ -61,10 +61,10 @@ class Proof(NamedTuple):
 
 
 def prove_by_blocks(info: SegmentInfo) -> Proof | None:
-    """Return what checksums of blocks prove about a copied segment, or None if its marks are to be used instead.
+    """Return what checksums of blocks prove about a copied segment, or None if its marks prove as many steps.
 
-    Marks are used if the segment is not a copy of a sealed segment, or if marks prove at least the number of steps that
-    the blocks prove. Every chunk is read. Raises FormatError or OSError if the attributes or counters are damaged.
+    None is also returned if the segment is not a copy of a sealed segment. Every chunk is read. Raises FormatError or
+    OSError if the attributes or counters are damaged.
     """
     if info.sealed or info.boot or (sealed := read_as_sealed(info)) is None:
         return None
@@ -103,14 +103,14 @@ def read_shown(root: Root, number: int) -> SegmentInfo:
     try:
         shown = _shown(info)
     except (OSError, FormatError):
-        return info  # the marks of the copy are used instead
+        return info  # the marks of the copy decide which rows are shown
     if shown is None:
         return info
     return replace(info, shown=shown.rows, lost=shown.lost)
 
 
 def _shown(info: SegmentInfo) -> _Shown | None:
-    """Return the rows of a copy that readers show, or None if the marks of the copy are to be used instead.
+    """Return the rows of a copy that readers show, or None if the copy's marks decide which rows they show.
 
     The result is cached until a file of the copy changes.
     """
@@ -278,8 +278,8 @@ class _Build:
     def _build_compressed(self, chunk: Chunk) -> None:
         """Build the file of a compressed array.
 
-        Inner chunks without lost rows are copied unchanged, damaged ones are left out, and all others are compressed
-        again, with zeros in their lost rows.
+        Inner chunks without lost rows are copied unchanged. Damaged inner chunks are left out. All others are
+        compressed again, with zeros in their lost rows.
         """
         leaf, row_bytes = chunk.array.path, chunk.array.row_bytes
         how, inner, lost = self._info.compressed[leaf], InnerChunks(self._info, leaf), self._damage.more.get(0, [])
@@ -368,9 +368,7 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
 
     ``building`` is the folder of the rebuilt segment, relative to the store. The damaged segment moves to quarantine,
     with ``reason`` and the number of lost steps, ``steps``, in its record. If the damaged segment was evicted
-    meanwhile, the rebuilt segment moves to quarantine, and None is returned.
-
-    The caller holds the store lock.
+    meanwhile, the rebuilt segment moves to quarantine, and None is returned. The caller holds the store lock.
     """
     os.rename(root.folder / building, _side_folder(root, _REBUILT, number))
     sync_folder(root.counters_folder)
@@ -380,9 +378,9 @@ def put_in_place(root: Root, number: int, building: str, reason: str, steps: int
 def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str) -> str | None:
     """Bring the segment ``entry`` back from quarantine, and quarantine the segment that has replaced it.
 
-    Return the new path of the segment that is quarantined, or None if there is no such segment. The record of this
-    segment in quarantine has ``reason``. All steps of this segment must also be in ``entry``. If ``entry`` is a pack,
-    ``members`` are the numbers of its segments. The caller holds the store lock, and has verified ``entry``.
+    Return the new path of the quarantined segment, or None if no segment has replaced ``entry``. All steps of the
+    quarantined segment must also be in ``entry``. If ``entry`` is a pack, ``members`` are the numbers of its segments.
+    The caller holds the store lock, and has verified ``entry``.
     """
     number = entry.segment or 0
     move(root.folder / entry.where, _side_folder(root, _REBUILT, number))
@@ -393,7 +391,7 @@ def exchange(root: Root, entry: Quarantined, members: Sequence[int], reason: str
 
 
 def rebuild_copy(info: SegmentInfo) -> bool:
-    """Rebuild a copy of a sealed segment from its intact blocks; return False if its marks are used instead.
+    """Rebuild a copy of a sealed segment from its intact blocks; return False if `prove_by_blocks` returns None.
 
     The damaged copy goes to quarantine unchanged. The caller holds the lock of the store and the lock of the segment.
     Raises FormatError or OSError if small files do not match their checksums, StorageFull if the disk has no room.
@@ -410,9 +408,8 @@ def rebuild_copy(info: SegmentInfo) -> bool:
 def finish_replacements(root: Root) -> list[int]:
     """Complete interrupted replacements of segments; return the numbers of these segments, if they still exist.
 
-    The caller holds the store lock.
-
-    A segment that was evicted or merged meanwhile is not replaced: its rebuilt version moves to quarantine.
+    The caller holds the store lock. A rebuilt segment moves to quarantine if the damaged segment was evicted or merged
+    meanwhile.
     """
     found = _numbers(root, _REBUILT)
     for number in found:
@@ -444,7 +441,7 @@ def _replace(
 def _is_merged(root: Root, number: int) -> bool:
     """Return whether another pack has rows of a rebuilt segment.
 
-    In this case the rebuilt segment would be deleted as soon as it replaces the damaged one.
+    Such a rebuilt segment would be deleted as soon as it replaces the damaged segment.
     """
     with suppress(*DAMAGE):
         members = read_members(read_segment(root, number, _side_folder(root, _REBUILT, number)))[:, 0]

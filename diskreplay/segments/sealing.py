@@ -104,8 +104,8 @@ class GroupWriter:
     def seal_chunk(self, array: RowArray, number: int, fd: int, block: int | None = None) -> None:
         """Record the checksums of a chunk file that will not change anymore, and remove the permission to write it.
 
-        ``block`` is the size of a block in bytes. If ``block`` is None, `block_bytes` gives the size. A chunk file of a
-        copy with the write permission may have been copied before it was sealed.
+        ``block`` is the size of a block in bytes; None: `block_bytes` gives the size. The permission shows which files
+        of a copy were copied before the sealing.
         """
         self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
         protect(fd)
@@ -140,7 +140,7 @@ class _Finished:
 
     info: SegmentInfo
     data: Extent  # the rows of the sealed segment
-    kept_extent: Extent  # the rows in the segment's files: those of `data`, then the unproven rows
+    kept_extent: Extent  # the rows in the segment's files: the rows of `data`, and the unproven rows after them
     is_live: bool  # whether the segment's counters in memory are trusted, see `shows_live_rows`
     group: GroupWriter
     times: tuple[int, int] | None = None
@@ -180,7 +180,7 @@ def seal_segments(
 
     Raises StorageFull if the disk has no room for metadata; the call may be repeated. Raises StoreNotFound if the store
     was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or if the system could not write
-    one of the files to the disk: it is unknown which data are durable. Other errors are the system's OSError.
+    one of the files: it is unknown which data are durable.
     """
     root.check_still_there()
     with storage_errors(root.folder):
@@ -241,7 +241,7 @@ def _sealed_draft(info: SegmentInfo) -> str:
 
 
 def _table_draft(info: SegmentInfo) -> str:
-    # In an array's folder too, so that no zarr reader finds a table that is not durable.
+    # In an array's folder, so that no zarr reader finds a table that is not durable.
     return f"{info.path}/{layout.COMMITTED}/.{layout.EPISODES}"
 
 
@@ -298,8 +298,8 @@ def _latest(info: SegmentInfo) -> int:
 def _finish_counters(info: SegmentInfo) -> NDArray[np.int64]:
     """Set the counters of committed rows to the numbers of rows that the sealed segment will have; return them.
 
-    If the observation after a lane's committed rows was published, it becomes a row. The counters of the segment must
-    be trusted, see `shows_live_rows`.
+    If the observation after a lane's committed rows was published, it becomes a row. The counters must be trusted, see
+    `shows_live_rows`.
     """
     lanes = len(info.lanes)
     committed, observed = (read_lane_counter(f"{info.path}/{name}", lanes) for name in _PUBLISHING)
@@ -331,7 +331,6 @@ def _end_with_observation(info: SegmentInfo, lane: int, row: int) -> None:
 
 
 def _finish_chunks(segment: _Finished, is_waited_for: Callable[[], bool]) -> None:
-    """Finish all chunk files; a second thread helps if ``is_waited_for`` returns True."""
     arrays = segment.info.arrays.values()
     places = [(array, chunk) for array in arrays for chunk in range(_chunk_count(segment, array))]
     may_share = sum(segment.info.chunk_nbytes(array.path) for array, _ in places) > _SHARED_BYTES
@@ -361,7 +360,7 @@ def _chunk_count(segment: _Finished, array: RowArray) -> int:
 def _finish_chunk(segment: _Finished, array: RowArray, chunk: int) -> None:
     """Punch holes after each lane's rows in a chunk, and seal the chunk; in a chunk of flags, also count the steps.
 
-    Concurrency: different threads may finish different chunks.
+    Different threads may finish different chunks.
     """
     info, per_chunk = segment.info, segment.info.chunk_rows[array.path]
     kept = _rows_inside(segment.kept_extent.of(array.path), chunk, per_chunk)
@@ -411,7 +410,6 @@ def _remove_behind(info: SegmentInfo, array: RowArray, chunks: int) -> None:
 
 
 def count_steps(info: SegmentInfo) -> int:
-    """Return the number of trusted steps of a segment."""
     return count_steps_in(info, map_trusted(info)[1].copy())
 
 

@@ -57,7 +57,7 @@ DRAFT = "next-"
 _PACK_DRAFT = f"{DRAFT}pack"  # a pack that is being built
 _NO_NUMBER = -1
 _END_OF_TIME = 1e12
-# The number of bytes that a disk writes as a unit, and the maximum number of bytes that are read from a file.
+# The number of bytes that a disk writes as a unit, and the maximum number of bytes read from a file.
 _SECTOR, _MOST_BYTES = 512, 64 << 20
 
 
@@ -132,13 +132,13 @@ class SegmentInfo:
     boot: str
     inode: int
     volume: Volume
-    clock: Clock  # of the boot in which rows were written; a copy keeps it, although its `boot` is empty
+    clock: Clock  # of the boot in which rows were written; a copy keeps this clock, although its `boot` is empty
     created: str
     sealed: bool = False
     steps: int | None = None
-    values: tuple[int, ...] = ()  # by lane: number of rows in arrays of episode fields; (): no such field, or unsealed
+    values: tuple[int, ...] = ()  # by lane: rows in arrays of episode fields; empty: no such field, or unsealed
     checksums: dict[str, int] = field(default_factory=dict)
-    sealed_at: float = 0.0  # when it was sealed, in seconds since the epoch; 0: unsealed, or not recorded
+    sealed_at: float = 0.0  # the time of the sealing, in seconds since the epoch; 0: unsealed, or not recorded
     sealed_clock: BootTime | None = None
     times: tuple[int, int] | None = None  # the times of the oldest and the newest row; None: unsealed, or no rows
     # The number of rows of each lane in the files, with unproven rows; None if sealing found no unproven rows.
@@ -254,7 +254,7 @@ class SegmentInfo:
         """Return a descriptor to read and write a chunk; a missing chunk is created at full size, without disk blocks.
 
         Raises FormatError if the file has the wrong size. Raises StorageFull if the disk has no room for a new file's
-        name. After StorageFull, no file is left behind, and the call may be repeated.
+        name: no file is left, and the call may be repeated.
         """
         path, nbytes = self.chunk_path(leaf, chunk), self.chunk_nbytes(leaf)
         with suppress(FileNotFoundError):
@@ -277,8 +277,8 @@ class SegmentInfo:
         """Write into an array's zarr.json that each lane has ``rows`` rows.
 
         The file is overwritten in place if its size stays the same. A new file would have to be synced before it
-        replaces the old file: without the sync, a power loss could leave an empty zarr.json for durable rows. Raises
-        StorageFull if the disk has no room; the zarr.json is unchanged.
+        replaces the old file: without the sync, a power loss could leave an empty zarr.json for durable rows. If
+        StorageFull is raised, the zarr.json is unchanged.
         """
         path, document = self.path / leaf / layout.METADATA, self.rows_document(leaf, rows)
         if not overwrite(path, document):
@@ -297,7 +297,7 @@ class SegmentInfo:
     def with_priority(self, rows: int) -> "SegmentInfo":
         """Add the array of initial priorities; the first ``rows`` rows of each lane get 0, which means no priority.
 
-        Returns the new attributes. Only the segment's writer may call this, while no mark is being made. After a power
+        Return the new attributes. Only the segment's writer may call this, while no mark is being made. After a power
         loss, the segment has either the complete array or no such array. After StorageFull, the segment is unchanged,
         and the call may be repeated.
         """
@@ -432,19 +432,15 @@ class Size(NamedTuple):
     """The size of a segment to be made.
 
     ``chunk_rows`` is the maximum number of rows of a lane in a chunk. ``rows`` is the number of rows that each lane
-    will have, or None if this is unknown.
+    will have, as one episode, or None if this is unknown.
     """
 
     chunk_rows: int
     rows: int | None = None
-    least_bytes: int = 0  # chunks get more rows than `chunk_rows` if they would have fewer bytes than this
+    least_bytes: int = 0  # a chunk with fewer bytes than this gets more rows than `chunk_rows`
 
     @property
     def most_values(self) -> int:
-        """The maximum number of rows of a lane in a chunk of an episode field.
-
-        If ``rows`` is known, each lane has one episode, and this number is one.
-        """
         return self.chunk_rows if self.rows is None else 1
 
 
@@ -458,9 +454,9 @@ def draft_segment(
 ) -> tuple[SegmentInfo, Lock]:
     """Make a segment, which has no number yet, in the new folder ``building``; return its attributes and its lock.
 
-    ``building`` is in the folder of the store's counters. The returned lock is held. It is taken before any other file
-    is made, so a free lock shows that the folder was left by a process that died. Raises StorageFull if the disk has no
-    room; the folder is removed.
+    ``building`` is in the folder of the store's counters. The lock is taken before any other file is made, so a free
+    lock shows that the folder was left by a process that died. Raises StorageFull if the disk has no room; the folder
+    is removed.
     """
     blueprint = root.blueprint.with_priority if has_priority else root.blueprint
     with drafted(building), ExitStack() as undo:
@@ -502,7 +498,7 @@ def lock_draft(building: str) -> Lock:
     committed = f"{building}/{layout.COMMITTED}"
     os.mkdir(committed)
     lock = try_lock(f"{committed}/{layout.LOCK}")
-    if lock is None:  # another process took the lock, as if this one had died
+    if lock is None:  # another process took the lock, as if this process had died
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
     return lock
 
@@ -560,7 +556,7 @@ def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentIn
 def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
     """Return the attributes in zarr.json, if the segment is sealed there but `read_segment` returned it as unsealed.
 
-    `read_segment` does so for some copies. For other segments, None is returned. Errors as for `read_segment`.
+    `read_segment` does so for some copies. For all other segments, None is returned. Errors as for `read_segment`.
     """
     with LookupBelow(str(info.path)) as lookup:
         found = _read_segment(info.root, info.number, info.path, lookup, is_trusted=True)
@@ -570,7 +566,7 @@ def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
 def write_unsealed(info: SegmentInfo) -> None:
     """Durably replace the zarr.json of a sealed segment by that of an unsealed segment.
 
-    Raises StorageFull if the disk has no room; the zarr.json is unchanged.
+    If StorageFull is raised, the zarr.json is unchanged.
     """
     document = dataclasses.replace(info, sealed=False, claimed=None).own_document()
     write_atomic(info.path / layout.METADATA, document, synced=True)
@@ -602,15 +598,15 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_tru
 def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     """Return the attributes as readers must see them: unsealed if the segment may have been sealed while it was copied.
 
-    Marks must prove the rows of a segment that is returned as unsealed. The attributes of packs are returned unchanged,
-    because a pack is complete before it is moved to the folder of segments.
+    The attributes of packs are returned unchanged, because a pack is complete before it is moved to the folder of
+    segments.
     """
     if not info.sealed or info.packed is not None or info.has_its_inode(lookup):
         return info
     if is_whole_copy(info.arrays, str(info.path), info.checksums):
         if metadata.identify(f"{info.path}/{layout.METADATA}", lookup) == info.document:
             return info
-        # Another process is sealing this copy again: it made zarr.json unsealed before it made the chunks read-only.
+        # Another process is sealing this copy again: it made zarr.json unsealed before the chunks became read-only.
         return _read_segment(info.root, info.number, info.path, lookup)
     return dataclasses.replace(
         info, sealed=False, steps=None, values=(), checksums={}, sealed_at=0.0, times=None, boot=""
@@ -663,8 +659,7 @@ def _check_chunk_rows(
 def _parse_lost(attributes: Any, lanes: int, steps: int | None) -> Lost:
     """Return the lost rows of a segment; ``steps`` is the segment's number of steps, None if it is unsealed.
 
-    Raises ValueError for impossible values: rows that no segment can have, overlapping or unsorted ranges, more lost
-    steps or values than lost rows.
+    Raises ValueError for impossible values.
     """
     if attributes.keys().isdisjoint(_LOST_NAMES):
         return NOTHING_LOST

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
-# At most this many bytes, or one chunk if it is larger, are reserved ahead in all lanes, and this many rows of a lane.
+# Limits of the rows that are reserved ahead: bytes in all lanes (or one chunk, if it is larger), and rows of a lane.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
 # If at least one in this many lanes soon needs more rows, rows of all lanes are reserved together: see `Column._near`.
 _CROWD = 8
@@ -90,9 +90,9 @@ class Column:
         """Reserve disk blocks for the next rows of a lane, so that no write to them can find the disk full.
 
         ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. The call reserves
-        the rows below ``stop`` and some rows after them, but none beyond the end of the chunk. The call also reserves
-        rows of other lanes that will soon need more (see `_near`). If ``ahead`` is True, these include lanes that
-        `wanting` would return. Raises StorageFull if the disk has no room.
+        the rows below ``stop`` and some rows after them, but none beyond the end of the chunk. It also reserves rows of
+        other lanes that will soon need more (see `_near`). If ``ahead`` is True, these include lanes that `wanting`
+        would return. Raises StorageFull if the disk has no room.
         """
         begin = int(self.reserved[lane])
         if row < begin:
@@ -100,14 +100,13 @@ class Column:
         chunk = begin >> self.shift
         behind = int(self._margins(begin)) if ahead else 0
         if ahead and chunk > 0:
-            # Include lanes that are up to a chunk behind: together their rows are one range and need one system call.
+            # Include lanes that are up to a chunk behind, because one system call reserves the rows of all lanes.
             behind += min(self.rows, self._most_ahead)
         try:
             if begin == self._allocated[lane]:
                 self._allocate(chunk, lane, stop, rows, behind)
             upto = int(self._allocated[lane])
-            # Unless pages are brought into memory here, the first writes to them cause one page fault per lane, all in
-            # the same append.
+            # Without this, the first writes to the pages would cause one page fault per lane, all in the same append.
             brings_in = not self.by_position and (len(rows) > 1 or not self._is_whole(chunk))
             if brings_in:
                 upto = min(upto, max(stop, begin + self._step_rows))
@@ -201,7 +200,7 @@ class Column:
 
         Return, for each of these lanes, the row at which its last page ends.
 
-        The page cache may hold many pages as one large folio after a sequential read of the file. A write to the folio
+        After a sequential read of the file, the page cache may hold many pages as one large folio. A write to the folio
         needs the disk blocks of all its pages. On a full disk, this call raises an error, but a write would end the
         process by SIGBUS.
         """
@@ -213,9 +212,8 @@ class Column:
     def prefault(self, rows: Ints) -> None:
         """Bring the reserved pages of the next rows of several lanes into memory again, after a sync.
 
-        ``rows`` has the number of rows of each lane. Nothing is done for a single lane.
-
-        Concurrency: any thread, also while other threads reserve, write and release chunks.
+        ``rows`` has the number of rows of each lane. Any thread may call this, also while other threads reserve, write
+        and release chunks.
         """
         ends = self.reserved.copy()
         lanes = np.flatnonzero(rows < ends) if len(rows) > 1 else _LONE_LANE[:0]
@@ -247,7 +245,6 @@ class Column:
         self.chunks[chunk] = mapping.array(self.item, (len(self.info.lanes) * self.rows,))
 
     def descriptor(self, chunk: int) -> int:
-        """Return an open descriptor of a chunk; up to `MOST_DESCRIPTORS` of them stay open for later calls."""
         fd = self.descriptors.get(chunk)
         if fd is None:
             if len(self.descriptors) >= MOST_DESCRIPTORS:
@@ -324,12 +321,12 @@ class Column:
         return self.chunks[row >> self.shift][at:stop], stop - at
 
     def unmap_before(self, row: int) -> None:
-        """Unmap the chunks that end before ``row``: no lane writes to them again. For the thread that reserves rows."""
+        """Unmap the chunks that end before ``row``: no lane writes to them again. Only the reserving thread calls this."""
         for chunk in [c for c in self.chunks if c < row >> self.shift]:
             del self.chunks[chunk], self._mappings[chunk]
 
     def close_before(self, row: int) -> None:
-        """Close the descriptors of chunks that end before ``row``; for the thread that writes rows."""
+        """Close the descriptors of chunks that end before ``row``. Only the thread that writes rows calls this."""
         for chunk in [c for c in self.descriptors if c < row >> self.shift]:
             os.close(self.descriptors.pop(chunk))
 

@@ -1,8 +1,7 @@
 """Reads from a segment's files its extent and its flags, and checks that all its chunks exist.
 
-The extent of a segment is how far its arrays are filled: for each lane, the number of rows, and the number of values of
-episodes. An array of an episode field has one row, a value, for each row of a lane with the flag `EPISODE_VALUES`, in
-the same order. The values of rows that were lost to damage stay in these arrays, as zeros; see `Lost.values`.
+An array of an episode field has one row, a value, for each row of a lane with the flag `EPISODE_VALUES`, in the same
+order. The values of rows that were lost to damage stay in these arrays, as zeros; see `Lost.values`.
 """
 
 import os
@@ -48,8 +47,8 @@ class Extent(NamedTuple):
 def extent_of(info: SegmentInfo, rows: Ints, before: Extent | None = None, mapped: MapChunk | None = None) -> Extent:
     """Return the extent of the first ``rows[i]`` rows of each lane i, computed from the flags of these rows.
 
-    ``before`` is a known extent of fewer rows: only the flags of the rows after it are read. If ``mapped`` is given, it
-    is called instead of `SegmentInfo.map_chunk`, and raises the same errors.
+    ``before`` is a known extent of fewer rows: only the flags of later rows are read. If ``mapped`` is given, it is
+    called instead of `SegmentInfo.map_chunk`, and raises the same errors.
     """
     before = before or Extent.begin(len(rows))
     values = before.values.copy()
@@ -140,9 +139,9 @@ def read_lanes(
 ) -> LaneFlags:
     """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``; all chunks must exist.
 
-    ``dense`` is a function that returns these flags, one lane after another. It is not called if most flags of a large
-    segment are in holes of its files. In this case the holes become gaps, so that the memory is bounded by the bytes on
-    disk.
+    ``dense`` is a function that returns these flags, one lane after another. If most flags of a large segment are in
+    holes of its files, ``dense`` is not called, and the holes become gaps, so that the memory is bounded by the bytes
+    on disk.
     """
     rows = stop - first
     wanted = int(rows.sum())
@@ -190,10 +189,8 @@ def _allocated(info: SegmentInfo, rows: int) -> int:
 def check_chunks(info: SegmentInfo, checked: int, rows: int, lookup: Lookup = BY_PATH) -> int:
     """Check that each chunk with a row from ``checked`` to ``rows`` exists at its full size.
 
-    ``checked`` is the result of an earlier call, or 0.
-
-    Return the row up to which all chunks are known to exist. Raises FileNotFoundError if a chunk is missing,
-    FormatError if a chunk has the wrong size.
+    ``checked`` is the result of an earlier call, or 0. Return the row up to which all chunks are known to exist. Raises
+    FileNotFoundError if a chunk is missing, FormatError if a chunk has the wrong size.
     """
     if rows <= checked:
         return checked
@@ -240,8 +237,8 @@ def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
 def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
     """Return the flags of the first ``committed[lane]`` rows of each lane, one lane after another.
 
-    Whole chunks are read if at least a quarter of their rows are committed: one read of a chunk takes less time than
-    one read per lane. Otherwise whole chunks would take much more memory than the committed rows.
+    If at least a quarter of the rows of the chunks are committed, whole chunks are read: one read of a chunk takes less
+    time than one read per lane. With fewer committed rows, whole chunks would take too much memory.
     """
     lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
     chunks, size = -(-most // per_chunk), info.chunk_nbytes(layout.DONE)

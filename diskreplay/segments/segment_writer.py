@@ -36,10 +36,9 @@ def _numbers(array: Counters) -> Any:
 class SegmentWriter:
     """Writes rows to one open segment.
 
-    `reserve` reserves rows, `write` writes them, and `publish` makes them visible to readers. The step of a vectorized
-    environment is one row in each of many lanes. The values of an episode have rows of their own, in the arrays of
-    episode fields: `reserve_values` and `write_values` handle these rows, and `publish` receives the lanes that have
-    new values.
+    `reserve` reserves rows, `write` writes them, and `publish` makes them visible to readers. The values of an episode
+    have rows of their own, in the arrays of episode fields: `reserve_values` and `write_values` handle these rows, and
+    `publish` receives the lanes that have new values.
 
     ``in_blocks``: each call writes many rows. They are written with pwrite, because mapping chunks would take longer.
 
@@ -58,7 +57,7 @@ class SegmentWriter:
         self._value_columns = {leaf: column for leaf, column in every.items() if leaf not in self.columns}
         self._open_counters()
         self._lane_rows = np.zeros(lanes, np.int64)
-        # Assigning a number of this memoryview is one aligned 8-byte write, as in numpy.
+        # Assigning a number of this memoryview is one aligned 8-byte write.
         self.rows = _numbers(self._lane_rows)
         self.final_rows = np.full(lanes, -1)  # by lane: the newest row after an episode's last step, or -1
         self.total_rows = 0
@@ -81,7 +80,7 @@ class SegmentWriter:
         self._growth, self._ahead_at = 0, 0
         self._reserving = threading.Lock()  # held while a background thread or the appending thread reserves rows
         self._is_needed = False  # whether the appending thread waits for rows
-        self._marking = threading.Lock()  # held while a background thread, or one that flushes, makes a mark
+        self._marking = threading.Lock()  # held while any thread makes a mark
         self._durable: DurableRows | None = None
         self._marked = np.zeros(lanes, np.int64)  # by lane: the number of rows that marks cover
         self._is_closed = False
@@ -94,8 +93,8 @@ class SegmentWriter:
     def _open_counters(self) -> None:
         lanes = len(self.info.lanes)
         self.committed = open_lane_counter(f"{self.info.path}/{layout.COMMITTED}", lanes)
-        # `late`: on a full disk, a write to this counter is delayed and raises no error. The newest step, shown by
-        # `committed`, then has no next observation for a while.
+        # `late`: on a full disk, a write to this counter is delayed and raises no error. Until it succeeds, the newest
+        # step has no next observation.
         self.observed = open_lane_counter(f"{self.info.path}/{layout.OBSERVED}", lanes, late=True)
 
     def reserve(self, lane: int, row: int, stop: int = 0) -> None:
@@ -114,7 +113,7 @@ class SegmentWriter:
 
     def _note_reserved(self) -> None:
         reserved = np.min([column.reserved for column in self.columns.values()], axis=0)
-        # The old array is replaced, not changed, as the appending thread may be reading it.
+        # The old array is replaced, not changed, because the appending thread may be reading it.
         self._reserved, self.reserved, self._least_reserved = reserved, _numbers(reserved), int(reserved.min())
 
     @property
@@ -172,7 +171,7 @@ class SegmentWriter:
             self.reserve(lane, self.reserved[lane])
 
     def has_room(self) -> bool:
-        """Return whether the next two rows of every lane are reserved; it may return False although they are."""
+        """Return whether the next two rows of every lane are reserved; the result may be False although they are."""
         if self.most_rows + 2 > self._least_reserved:
             self.most_rows = int(self._lane_rows.max())
         return self.most_rows + 2 <= self._least_reserved
@@ -191,13 +190,13 @@ class SegmentWriter:
         self, lanes: Ints | None, rows: Ints, fields: Named[str, NDArray[Any]], kernel: Kernel | None = None
     ) -> None: ...
     def write(self, lanes: Any, rows: Any, fields: Named[str, Any], kernel: Kernel | None = None) -> None:
-        """Write rows in several fields; they are invisible before `publish`. The rows must be reserved.
+        """Write rows in several fields; the rows must be reserved, and are invisible before `publish`.
 
         If ``lanes`` is one lane, the value of a field is an array ``(n, *shape)`` of successive rows, from row ``rows``
         on. The value may instead be the item of row ``rows``: its bytes, or a number or 0-d array that fits the dtype.
 
-        If ``lanes`` is an array of lanes, or None for all lanes, the value of each field has one row per lane. ``rows``
-        then has the number of the row to write in each lane: one of the lane's next two rows. ``kernel`` is
+        If ``lanes`` is an array of lanes, or None for all lanes, the value of each field has one row per lane. In this
+        case ``rows`` has the number of the row to write in each lane: one of the lane's next two rows. ``kernel`` is
         `kernels.copying.write_lanes` or None; it writes many lanes at once if all fields are mapped.
 
         Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
@@ -254,8 +253,8 @@ class SegmentWriter:
     def write_values(self, lanes: Any, fields: Named[str, Any]) -> None:
         """Write the values of the episode that ends in a lane, or in each of some lanes; a missing field is zeros.
 
-        The rows for these values must be reserved with `reserve_values`. Items and errors are as for `write`. The
-        values are invisible before `publish`.
+        The rows must be reserved with `reserve_values`. Items and errors are as for `write`. The values are invisible
+        before `publish`.
         """
         rows = self._values[lanes]
         for leaf, column in self._value_columns.items():
@@ -275,8 +274,8 @@ class SegmentWriter:
         bases: dict[int, Ints] = {}
         for leaf, column in self.columns.items():
             chunk = low >> column.shift
-            # The window is valid until the first of its chunks ends. If it lacks a field, it is valid only for the next
-            # two rows.
+            # The window is valid until one of its chunks ends. If the window lacks a field, it is valid only for the
+            # next two rows.
             inside = (high + 1) >> column.shift == chunk and chunk in column.chunks
             column.close_before(low)
             self._window_stop = min(self._window_stop, (chunk + 1) << column.shift if inside else high + 2)
@@ -303,14 +302,14 @@ class SegmentWriter:
     ) -> None:
         """Make the first ``rows`` rows of a lane visible, or the first ``rows[i]`` rows of each ``lanes[i]``.
 
-        ``lanes`` may be None for all lanes.
+        ``lanes`` may be None for all lanes. The rows must have been written. ``added`` is the number of new rows in
+        total: any number in one lane, one or two in each of several lanes. ``observed`` tells whether the observation
+        after these rows becomes visible too: one bool for all lanes, or one for each. ``valued`` is the lane, or the
+        lanes, with new values of an episode to make visible.
 
-        The rows must have been written. ``added`` is the number of new rows in total: any number in one lane, one or
-        two in each of several lanes. ``observed`` tells whether the observation after these rows becomes visible too:
-        one bool for all lanes, or one for each. ``valued`` is the lane, or the lanes, with new values of an episode to
-        make visible. ``late``: other lanes of the same step are visible already, so this call must not fail; on a full
-        disk, the rows become visible later. Raises StorageFull if the file system keeps no reservations and has no
-        room; no new row is visible then.
+        ``late``: other lanes of the same step are visible already, so this call must not fail. On a full disk, the rows
+        become visible later. Without ``late``, raises StorageFull if the file system keeps no reservations and has no
+        room; no new row is visible.
         """
         every, lanes = lanes is None, self.every_lane if lanes is None else lanes
         if late and isinstance(self.committed, CountersByPosition):
@@ -344,9 +343,7 @@ class SegmentWriter:
     def publish_delayed(self, *, late: bool = False) -> None:
         """Publish the rows that calls of `publish` with ``late`` left unpublished because the disk was full.
 
-        Raises StorageFull if the disk is still full and ``late`` is False.
-
-        Concurrency: the appending thread.
+        Raises StorageFull if the disk is still full and ``late`` is False. Only the appending thread may call this.
         """
         if isinstance(self.committed, CountersByPosition):
             self.committed.store_owed(late=late)
@@ -357,8 +354,8 @@ class SegmentWriter:
         """Make all published rows durable, and append a mark of these rows to the segment's log.
 
         Concurrency: any thread of the process, also while another thread appends. Raises StorageFull if the disk has no
-        room for the mark; all published rows are durable all the same, and the call may be repeated. After the system's
-        OSError, it is unknown which rows are durable.
+        room for the mark: all published rows are durable, and the call may be repeated. After the system's OSError, it
+        is unknown which rows are durable.
         """
         with self._marking:
             rows = self.committed.copy()
@@ -391,10 +388,8 @@ class SegmentWriter:
     def add_priority(self) -> None:
         """Add the array of initial priorities, with zeros in all existing rows.
 
-        Errors as for `SegmentInfo.with_priority`.
-
-        Concurrency: the appending thread. This method waits for a mark in progress, because each mark covers all
-        arrays.
+        Errors as for `SegmentInfo.with_priority`. Only the appending thread may call this. It waits for a mark in
+        progress, because each mark covers all arrays.
         """
         with self._marking:
             self.info = self.info.with_priority(int(self._lane_rows.max()))
@@ -444,9 +439,7 @@ def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -
     """Make a mark of each segment as `SegmentWriter.mark` does, but with only two syncs, of the whole file system.
 
     ``sync`` makes all earlier writes durable. Returns the errors of segments that could not be marked. Raises the
-    errors of ``sync``; after such an error, it is unknown which rows are durable.
-
-    Concurrency: one thread at a time.
+    errors of ``sync``; after such an error, it is unknown which rows are durable. One thread at a time may call this.
     """
     failed: dict[SegmentWriter, Exception] = {}
     with ExitStack() as marking:

@@ -60,7 +60,6 @@ def index_bytes(chunk_rows: int, rows: int) -> int:
 
 
 def codec(rows: int, level: int, shape: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Return the codecs for the zarr.json of a compressed array; an inner chunk has ``rows`` rows of this shape."""
     plain = {"name": "bytes", "configuration": {"endian": "little"}}
     zstd = {"name": "zstd", "configuration": {"level": level, "checksum": False}}
     configuration = {

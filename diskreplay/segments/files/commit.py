@@ -1,9 +1,8 @@
 """The counters that publish data: the store's counters, which are called words, and three per lane in every segment.
 
-Data first, commit second: a row is written in full before the counter that shows it. One aligned write of 8 bytes is
-atomic, and x86-64 keeps the order of writes, so a reader that sees the counter sees the row. The counter is written
-through mapped memory. On a file system that does not keep reserved blocks, `pwrite` writes the counter instead, into
-the same page of the page cache.
+A row is written in full before the counter that shows it. One aligned write of 8 bytes is atomic, and x86-64 keeps the
+order of writes, so a reader that sees the counter sees the row. On a file system that does not keep reserved blocks,
+`pwrite` writes a counter instead of mapped memory, into the same page of the page cache.
 """
 
 import os
@@ -60,8 +59,8 @@ class CountersByPosition:
     def store(self, key: Any, value: Any, *, late: bool) -> None:
         """Set the counters at ``key`` to ``value``, and write them together with owed counters.
 
-        Raises StorageFull if ``late`` is False and the disk is so full that not one counter was written. The counters
-        are not changed in this case.
+        Raises StorageFull if ``late`` is False and the disk is so full that not one counter was written; no counter is
+        changed.
         """
         wanted = self._shown.copy() if self._owed is None else self._owed.copy()
         wanted[key] = value
@@ -152,7 +151,7 @@ class StoreCounters:
         return words
 
     def raw(self) -> bytes:
-        """Return the bytes of the file: the cheapest way to detect changes."""
+        """Return the bytes of the file: comparing them is the cheapest way to detect changes."""
         return self._words.tobytes()
 
     def peek(self, word: int) -> int:
@@ -187,8 +186,7 @@ class StoreCounters:
     def lower(self, word: int, value: int) -> None:
         """Decrease the number of the first segment, the only word that may decrease. The caller holds the store lock.
 
-        The complement is written first: between the two writes, or if the process dies there, the complement has the
-        lower number, which `read` returns.
+        The complement is written before the word: `read` takes this number from its complement.
         """
         if word != layout.FIRST_LIVE:
             raise ValueError(f"counter {word} never goes back")

@@ -4,8 +4,7 @@ Tools that update an earlier copy, such as rsync, skip files with unchanged size
 mapped memory may leave the modification time unchanged, so marking and sealing set it.
 
 Sealing removes the write permission of every chunk file, and copying tools keep permissions. So a writable chunk was
-copied before the sealing, or by a tool that does not keep permissions; its checksum shows which. Without this check, a
-copy that began while a segment was written and ended after it was sealed would claim rows that some of its files lack.
+copied before the sealing, or by a tool that does not keep permissions; its checksum shows which.
 """
 
 import errno
@@ -30,10 +29,10 @@ _SECOND_NS = 1_000_000_000
 
 
 def note_changed(file: str | int, *, for_good: bool = False) -> None:
-    """Set the modification time of a file that was written through mapped memory, or overwritten in place, to now.
+    """Set a file's modification time to now, because writing through mapped memory may not change it.
 
-    ``for_good``: the file will not change again. Its new modification time is in a later second than before, because
-    rsync compares seconds: with the same second, rsync would never copy this change.
+    ``for_good``: the file will not change again. The new time is in a later second than the old time, because rsync
+    compares seconds: within the same second, rsync would never copy this change.
     """
     now = time.time_ns()
     if for_good:
@@ -58,9 +57,9 @@ def open_protected(path: str) -> descriptor:
 def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]) -> bool:
     """Return whether all chunks of a copied sealed segment were copied after the sealing.
 
-    Write-protected chunks were copied after the sealing, so they are not read here: other code finds damage in them. If
-    all chunks are write-protected and the copy has no marks, other code also finds missing chunks. In a copy with
-    marks, a missing chunk may have been created after the copying tool listed the files.
+    Write-protected chunks were copied after the sealing, so they are not read here. In a copy with marks, a missing
+    chunk may have been created after the copying tool listed the files. In a copy without marks, a missing chunk is
+    damage, which is found elsewhere.
     """
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
     unprotected, missing = list[tuple[str, os.stat_result]](), False
@@ -101,7 +100,7 @@ def _has_marks(folder: str) -> bool:
         return False
 
 
-@lru_cache(maxsize=1 << 16)  # readers repeat the check, and all chunks of a copy may be writable
+@lru_cache(maxsize=1 << 16)  # readers repeat the check
 def _fits(path: str, crc: int, *_: int) -> bool:
     try:
         with opened(path, None) as fd:
@@ -124,7 +123,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Unreadable(OSError):
-    """The system refuses to read the source of a copy."""
+    pass
 
 
 class FileCopier:
@@ -142,8 +141,8 @@ class FileCopier:
         """Copy a regular file to a path, and replace an existing file there.
 
         ``may_clone``: the file is final, so the copy may share its blocks. A file that still changes must not share
-        them: a write to shared blocks needs new blocks, which a full disk does not have. ``may_link``: the copy will
-        not be written to either, so it may be a hard link to the source. A file with write permission is never linked.
+        blocks: a write to shared blocks needs new blocks, which a full disk does not have. ``may_link``: the copy is
+        final too, so it may be a hard link to the source. A file with write permission is never linked.
 
         Raises FormatError if the source is a link or not a regular file, FileNotFoundError if it is missing, Unreadable
         if it cannot be read, and OSError if the target cannot be written.

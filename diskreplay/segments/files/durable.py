@@ -16,7 +16,7 @@ _WAIT_BEFORE = 1
 _PAGE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 # Called through PyDLL, pwrite keeps the GIL. Declared argument types would cost half a microsecond a call. Without
-# declared types, numbers are passed as C ints, which libffi extends.
+# declared types, numbers are passed as C ints.
 _pwrite_held = ctypes.PyDLL(None).pwrite
 _MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
@@ -51,8 +51,8 @@ def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> No
 def write_zeros(path: str, nbytes: int) -> None:
     """Write a file of zeros that no other process looks at yet, with disk blocks for all its bytes.
 
-    The file can be read through a mapping even if the disk is full. Without blocks this would fail in tmpfs, where
-    reading a page without a block needs room. Raises the system's OSError; the unfinished file is left.
+    With blocks, the file can be read through a mapping even if the disk is full: in tmpfs, reading a page without a
+    block needs room. Raises the system's OSError; the unfinished file is left.
     """
     write_file(path, nbytes=nbytes)
     with descriptor(path, os.O_WRONLY | os.O_NOFOLLOW) as fd:
@@ -95,8 +95,8 @@ def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
 def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
     """Replace ``path`` by ``data``, so that every reader sees either the old file or the new file.
 
-    ``synced``: this also holds after a power loss. Without ``synced``, a power loss may leave an empty file. Raises
-    StorageFull if the disk has no room for the new file; the old file is untouched.
+    Without ``synced``, a power loss may leave an empty file. Raises StorageFull if the disk has no room for the new
+    file; the old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -112,9 +112,9 @@ def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
 def overwrite(path: Path, data: bytes) -> bool:
     """Overwrite a small file of the same length as ``data``; return False, and write nothing, if its length differs.
 
-    Readers may see a part of the change. ``data`` must fit one sector of a disk, so that a power loss leaves the old or
-    the new content, without the sync that `write_atomic` needs. Raises StorageFull, and writes nothing, if the file
-    system copies on write and has no room.
+    Readers may see a part of the change. A power loss leaves the old or the new content without a sync, so ``data``
+    must fit one sector of a disk. Raises StorageFull, and writes nothing, if the file system copies on write and has no
+    room.
     """
     try:
         opening = descriptor(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -214,7 +214,7 @@ class FileSystemSync:
     """Syncs a file system repeatedly, and raises every write-back error that occurs after this object was made.
 
     The system reports an error once to each open file. A file that is opened for each sync would miss errors that were
-    reported to another process before. So this object keeps one file open, for as long as the object exists.
+    reported to another process before. So this object keeps one file open.
     """
 
     def __init__(self, path: str) -> None:
@@ -224,10 +224,6 @@ class FileSystemSync:
         close_when_collected(self, self._fd)
 
     def sync(self) -> None:
-        """Wait until all data of the file system are on the disk.
-
-        Raises NotWritten if the sync fails: any of the data may be missing.
-        """
         with writing_back():
             _syncfs(self._fd, self._path)
 
@@ -239,7 +235,7 @@ def _syncfs(fd: int, path: os.PathLike[str] | str) -> None:
 
 
 def check_written(path: os.PathLike[str] | str) -> None:
-    """Raise a file's write-back error, if it has one: of all callers of `sync_file_system`, only one gets it."""
+    """Raise a file's write-back error, if it has one: only one of the callers of `sync_file_system` gets the error."""
     with descriptor(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         if _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WAIT_BEFORE) != 0:
             code = ctypes.get_errno()
@@ -329,7 +325,7 @@ def file_system_type(path: os.PathLike[str] | str) -> str:
 
 
 def _type_number(path: os.PathLike[str] | str) -> int:
-    buffer = (ctypes.c_long * 32)()  # struct statfs begins with the type
+    buffer = (ctypes.c_long * 32)()  # struct statfs; its first field is the type
     if _libc.statfs(os.fsencode(path), buffer) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), os.fspath(path))

@@ -1,11 +1,9 @@
 """The locks of a store, based on the system's flock: they tell which process writes, and whether it is alive.
 
-The library filelock is used for the cache of compiled kernels, but not here. Its class `FileLock` creates a file that
-other users may be able to read, and any of them could hold the lock forever. `FileLock` also opens the file for reading
-and writing, and a process that only checks for a living writer may lack the permission. Its function `lock_descriptor`
-takes exclusive locks only. A check for a living writer needs a shared lock, so that two simultaneous checks do not take
-each other for the writer. Importing filelock also takes 5 MB of memory, and a process that only writes should stay
-below 40 MB.
+The library filelock is used for the cache of compiled kernels, but not here. Its class `FileLock` creates files that
+other users may be able to read, and so to lock forever. It also opens files for writing, and a process that only checks
+for a living writer may lack the permission. Its function `lock_descriptor` takes exclusive locks only, so two
+simultaneous checks would take each other for the writer.
 """
 
 import errno
@@ -27,9 +25,9 @@ _POLL_S = 0.002
 class Lock:
     """A held file lock of the system (flock), made by `try_lock`.
 
-    The lock ends with `release`, when this object is garbage collected, or with the process. It belongs to the process,
-    not to a thread. A forked child releases its copy at once, which does not affect the parent. A program that inherits
-    the descriptor ``fd`` keeps the lock when this process dies.
+    The lock ends with `release`, when this object is garbage collected, or with the process. A forked child releases
+    its copy at once, which does not affect the parent. A program that inherits the descriptor ``fd`` keeps the lock
+    when this process dies.
     """
 
     def __init__(self, fd: int) -> None:
@@ -43,19 +41,19 @@ class Lock:
         return not self._end.alive
 
     def release(self) -> None:
-        """Release the lock; releasing twice is allowed."""
         self._end()
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
-# A fork between the system's lock and the entry in `_held` would give the child an unknown descriptor, which holds the
-# lock for its lifetime. So a fork waits until the entry is made.
+# A fork between the system's lock and the entry in `_held` would give the child an unknown descriptor, and the child
+# would hold the lock for its lifetime. So a fork waits until the entry is made.
 _taking = threading.RLock()
 
 
 def _unlock(fd: int, owner: int) -> None:
     if os.getpid() == owner:
-        # If the descriptor were only closed, a forked child that has not closed its copy yet would still hold the lock.
+        # Without this call, a forked child that has not closed its copy of the descriptor yet would still hold the
+        # lock.
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
@@ -72,9 +70,8 @@ os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, aft
 def _open_lock(path: os.PathLike[str] | str) -> int:
     """Open a lock's file for writing, and create it if it is missing; only users who may write it may read it.
 
-    Any user who can read the file could hold its lock, because any descriptor of the file suffices to take it. So the
-    file is never readable for a class of users (owner, group, others) that may not write it, not even just after its
-    creation.
+    Any user who can read the file could hold its lock. So the file is never readable for a class of users (owner,
+    group, others) that may not write it, not even just after its creation.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o622)
     try:
@@ -91,15 +88,13 @@ def _open_lock(path: os.PathLike[str] | str) -> int:
 
 
 def make_lock(path: os.PathLike[str] | str) -> None:
-    """Create the file of a lock, without taking the lock."""
     os.close(_open_lock(path))
 
 
 def try_lock(path: os.PathLike[str] | str) -> Lock | None:
     """Take and return the lock on a file, without waiting; None if it is already taken. A missing file is created."""
     with _taking:
-        # The object is made before locking. So if a signal handler raises an exception before the caller has the
-        # object, the lock is released.
+        # The object is made before locking: if a signal handler raises an exception in between, the lock is released.
         lock = Lock(fd := _open_lock(path))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

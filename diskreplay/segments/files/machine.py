@@ -58,8 +58,7 @@ class BootTime(NamedTuple):
     seconds: float
 
 
-# This clock cannot be set, and counts while the machine is suspended. Only Linux has it; `check_platform` refuses other
-# systems.
+# This clock cannot be set, and counts while the machine is suspended. Only Linux has it.
 CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -75,7 +74,7 @@ class Clock(NamedTuple):
     wall: int
 
 
-# 146 years. Larger times can only be due to damage; the sum of two smaller times fits 64 bits.
+# 146 years. Larger times can only be due to damage. The sum of two smaller times fits 64 bits.
 MOST_NS = 1 << 62
 
 
@@ -115,9 +114,9 @@ _BTRFS_FS_INFO = 0x8400941F
 class Volume(NamedTuple):
     """The identity of a mounted volume within one boot.
 
-    ``device`` and ``fsid`` are the system's numbers of the file system. On btrfs they identify the subvolume; a
-    snapshot has other numbers. ``disk`` is the sequence number that the disk got when it was attached, counted since
-    the boot (0: unknown). Another image that is attached under the same device number has a different ``disk``.
+    ``device`` and ``fsid`` are the system's numbers of the file system; on btrfs, a snapshot has other numbers.
+    ``disk`` is the sequence number that the disk got when it was attached (0: unknown). Another image that is attached
+    under the same device number has a different ``disk``.
     """
 
     device: int
@@ -136,7 +135,7 @@ def volume_of(path: str) -> Volume:
 
 
 def _disk(path: str, device: int) -> int:
-    # The disk's number is not cached: the disk may be detached, and another one attached under its device number.
+    # The disk's number is not cached: the disk may be detached, and another disk attached under its device number.
     try:
         if os.major(device):
             return _sequence_number(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
@@ -146,7 +145,7 @@ def _disk(path: str, device: int) -> int:
 
 
 def _sequence_number(folder: str) -> int:
-    # A partition has no sequence number; the number of its disk is in the folder above.
+    # A partition has no sequence number; the folder above has the number of its disk.
     for where in ("", "/.."):
         with suppress(FileNotFoundError), open(f"{folder}{where}/diskseq") as file:
             return int(file.read())
@@ -154,7 +153,7 @@ def _sequence_number(folder: str) -> int:
 
 
 def _disks_of_btrfs(path: str) -> int:
-    """Return the sum of the sequence numbers of a btrfs's disks; its device number does not name a disk."""
+    """Return the sum of the sequence numbers of a btrfs's disks, because its device number does not name a disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         info = fcntl.ioctl(fd, _BTRFS_FS_INFO, bytes(1024))

@@ -1,4 +1,4 @@
-"""Memory mappings without open descriptors: with Python's mmap, a process would run out of them at 1,000 chunks."""
+"""Memory mappings without open descriptors: with Python's mmap, 1,000 chunks would use up a process's descriptors."""
 
 import ctypes
 import errno
@@ -31,7 +31,7 @@ _POPULATED_AT_ONCE = 64 * PAGESIZE
 
 
 class MappingRefused(ReplayError):
-    """The system allows this process no more mappings or memory."""
+    pass
 
 
 _there: set[int] = set()  # the address of each mapping of this process
@@ -43,9 +43,10 @@ def count_mappings() -> int:
 
 
 def relieved_by(release: Callable[[], bool]) -> None:
-    """Register a function that frees mappings; it is called if the system refuses a new mapping.
+    """Register a function that frees mappings, and returns whether it has freed any.
 
-    ``release`` returns whether it has freed any mapping. If it has, the new mapping is tried again.
+    The function is called if the system refuses a new mapping. If it has freed a mapping, the new mapping is tried
+    again.
     """
     _relief.append(release)
 
@@ -73,10 +74,10 @@ def _refused(error: OSError) -> MappingRefused:
 
 
 class Mapping:
-    """A shared mapping of one file; it is unmapped when nothing refers to it, or to an array over it, any more.
+    """A shared mapping of one file, which is unmapped when nothing refers to it, or to an array over it, any more.
 
-    Any thread may read it; the code that made it decides which thread may write where. Raises MappingRefused if the
-    system allows this process no more mappings or memory.
+    Any thread may read the mapping. The code that made it decides which thread may write where. Raises MappingRefused
+    if the system allows this process no more mappings or memory.
     """
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool) -> None:
@@ -104,17 +105,17 @@ class Mapping:
         return np.asarray(self).view(dtype).reshape(shape)
 
     def advise(self, advice: int) -> None:
-        """Advise the kernel how the mapping will be used; a hint, so a refusal is not an error."""
+        """Advise the kernel how the mapping will be used; a refusal is not an error."""
         _libc.madvise(self.address, self.nbytes, advice)
 
     def populate(self, start: int, stop: int) -> None:
         """Make these bytes of the file, which are whole pages, writable without a page fault.
 
         Raises OSError ENOSPC if a write to them would find the disk full. On Linux before 5.14, which lacks the system
-        call, this does nothing: the call is needed only for large pages in the page cache, which those versions do not
+        call, this does nothing. The call is needed only for large pages in the page cache, which those versions do not
         have.
         """
-        # The range is divided, because no thread can map or unmap memory, as malloc does, during a call.
+        # The range is divided, because during a call no other thread can map or unmap memory, as malloc does.
         for first in range(start, stop, _POPULATED_AT_ONCE):
             part = min(stop - first, _POPULATED_AT_ONCE)
             failed = _libc.madvise(self.address + first, part, _MADV_POPULATE_WRITE) != 0

@@ -29,7 +29,7 @@ def next_number(root: Root, counters: StoreCounters) -> int:
     """Return the number of a new segment, which is reserved durably. The caller holds the store lock.
 
     When the segment has been made, the caller sets the counter of the next number. Raises ReplayError if all numbers
-    are used, StorageFull if the disk has no room to make the reservation durable.
+    are used, StorageFull if the disk has no room.
     """
     words = counters.read()
     number, reserved = int(words[layout.NEXT_SEGMENT]), int(words[layout.RESERVED])
@@ -37,7 +37,7 @@ def next_number(root: Root, counters: StoreCounters) -> int:
     if words[layout.BOOT] != here:
         number = max(number, reserved)
         counters.set(layout.NEXT_SEGMENT, number)
-    # The number may belong to an empty segment, whose writer died after moving it into the store and before setting the
+    # The number may belong to a segment whose writer died after moving it into the store and before setting the
     # counter.
     while os.path.lexists(root.segment_path(number)):
         number += 1
@@ -53,7 +53,7 @@ def next_number(root: Root, counters: StoreCounters) -> int:
 
 @lru_cache(maxsize=4)
 def _hashed(text: str) -> int:
-    """Return a hash of a boot's id that fits a counter and is not 0. Another boot is unlikely to have the same hash."""
+    """Return a hash of a boot's id that fits a counter and is not 0."""
     data = text.encode()
     return 1 + (crc32c(data) << 29 | crc32c(data[::-1]) >> 3)
 
@@ -61,8 +61,8 @@ def _hashed(text: str) -> int:
 def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
     """Return the numbers from ``start`` up to, not including, ``end`` to which a segment may belong.
 
-    These are all numbers of a short range, but only the numbers of existing segments in a long range. So time and
-    memory are bounded by the number of existing segments, whatever the store's counters say.
+    These are all numbers of a short range, but only the numbers of existing segments in a long range. So damaged
+    counters cannot make the result too long.
     """
     if end - start <= _FEW:
         return range(start, end)

@@ -26,9 +26,9 @@ def time_bounds(
 ) -> tuple[int, int] | None:
     """Return the smallest and the largest time of a segment's rows, or None if it has no rows.
 
-    ``folder`` is the segment's folder, ``rows`` has the number of rows of each lane. ``begins`` has the rows at which
-    times may decrease, and row 0. Times never decrease between two of these rows, so only the first and the last time
-    of each part are read. Lost rows do not count.
+    ``rows`` has the number of rows of each lane. ``begins`` has row 0, and the rows at which times may decrease. Times
+    never decrease between two of these rows, so only the first and the last time of each part are read. Lost rows do
+    not count.
     """
     gone: dict[int, list[tuple[int, int]]] = {}
     for position, count in lost.ranges:
@@ -44,7 +44,7 @@ def time_bounds(
     with _Column(folder, per_chunk, len(rows)) as column:
         least = min(column.at(lane, first) for lane, first, _ in parts)
         greatest = max(column.at(lane, stop - 1) for lane, _, stop in parts)
-    # The times are clipped: readers refuse a zarr.json with larger numbers, although the segment's rows may be intact.
+    # The times are clipped, because readers refuse a zarr.json with larger numbers.
     return min(max(least, 0), MOST_NS), min(max(greatest, 0), MOST_NS)
 
 
@@ -86,8 +86,8 @@ class _Column:
 def last_time(info: SegmentInfo) -> int:
     """Return the time of the last row of a segment, in nanoseconds since the epoch; 0 if it has no rows.
 
-    For a sealed segment, it is `SegmentInfo.kept_until`, which takes unproven rows into account. Raises FormatError or
-    OSError if one of the segment's files is damaged or gone.
+    For a sealed segment, this is `SegmentInfo.kept_until`. Raises FormatError or OSError if one of the segment's files
+    is damaged or gone.
     """
     if info.sealed:
         return info.kept_until
@@ -114,7 +114,7 @@ def count_until(info: SegmentInfo, time: int) -> int:
 
 
 def _count_in_pack(info: SegmentInfo, rows: int, time: int) -> int:
-    """Count a pack's rows at or before ``time``, from all times: they may decrease where a merged lane begins."""
+    """Count a pack's rows at or before ``time``; all times are read, because they may decrease where a lane begins."""
     tables, found = read_tables(info), 0
     begins = np.zeros(rows + 1, np.int8)  # +1 where a lane begins, -1 after its end: rows between lanes do not count
     np.add.at(begins, tables.first_rows, 1)
@@ -138,9 +138,9 @@ def repeat_times(
 ) -> None:
     """Give zeroed rows of a chunk the time of the row before them, so that times never decrease in a lane.
 
-    ``skipped`` has the byte ranges of these rows, in ascending order. All times in earlier chunks are valid. Zeroed
-    rows at the beginning of a lane get the time ``least``. ``begins`` has the first row of each lane, or of each merged
-    lane of a pack, in ascending order.
+    ``skipped`` has the byte ranges of the zeroed rows, in ascending order. All times in earlier chunks are valid.
+    Zeroed rows at the beginning of a lane get the time ``least``. ``begins`` has the first row of each lane, or of each
+    merged lane of a pack, in ascending order.
     """
     lanes = len(rows)
     with opened(f"{folder}/{layout.TIME}/{layout.chunk_key(chunk, 0)}", None, os.O_RDWR) as fd:
