@@ -176,8 +176,6 @@ def add_rewards(totals: Floats, episode: Ints, rewards: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class EpisodeRows:
-    """The table of episodes in memory; its columns have the names of `layout.EPISODE_COLUMNS`."""
-
     columns: dict[str, NDArray[Any]]
 
     def __len__(self) -> int:

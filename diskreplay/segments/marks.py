@@ -129,7 +129,6 @@ def new_rows_crc(
 
 
 def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, stop: Ints, crc: int) -> int:
-    """Return the CRC-32C ``crc``, continued with the bytes of the rows ``start[lane]`` to ``stop[lane]`` of a chunk."""
     lanes = np.flatnonzero(start < stop)
     count = stop[lanes] - start[lanes]
     begin = lanes * per_chunk + start[lanes]
@@ -242,7 +241,6 @@ class MarkLog:
         return extent_of(self._info, rows, self.marked, self._map_chunk)
 
     def chunks_behind(self, leaf: str, upto: Extent) -> set[int]:
-        """Return the numbers of the chunks of an array in which the extent ``upto`` has rows that no mark covers."""
         return _chunks_between(self.marked.of(leaf), upto.of(leaf), self._info.chunk_rows[leaf])
 
     def append(self, upto: Extent, *, synced: bool = True) -> None:
@@ -325,7 +323,6 @@ class DurableRows:
         self._log.append(self._log.extent(rows), synced=False)
 
     def finish(self, rows: Ints) -> None:
-        """Record that the mark of the first ``rows[lane]`` rows of each lane is durable."""
         self._is_new = False
         if not self._is_left:
             self._counter[:] = rows
@@ -344,7 +341,6 @@ class DurableRows:
             self._named[leaf] = newest
 
     def _descriptor(self, leaf: str, chunk: int) -> int:
-        """Return a descriptor of a chunk, which stays open at most until another chunk of the array is requested."""
         known = self._open.get(leaf)
         if known is None or known.number != chunk:
             self._open.pop(leaf, None)

@@ -65,7 +65,6 @@ def _rows_of_file(row_bytes: int) -> int:
 
 
 def most_bytes(root: Root, rows: int, values: int) -> int:
-    """Return the approximate size on disk, in bytes, of an uncompressed pack with these numbers of rows and values."""
     small_files = 2 * (len(root.blueprint.arrays) + _FILES)
     return rows * root.step_bytes + values * root.value_bytes + small_files * PAGESIZE
 
@@ -413,7 +412,6 @@ class _Output:
         self._start, self._size, self._parts = 0, 0, list[NDArray[np.uint8]]()
 
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
-        """Buffer ``data``, the bytes of rows from row ``row`` of the file on; write full batches."""
         at = row * self._row_bytes
         if at != self._start + self._size:
             self.flush()

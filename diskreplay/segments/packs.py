@@ -440,7 +440,6 @@ class InnerChunks:
         return frame if len(data) == nbytes and int(crc32c(frame)) == int.from_bytes(crc, "little") else None
 
     def lost_rows(self) -> list[tuple[int, int]]:
-        """Return the ranges of rows of damaged inner chunks."""
         lost = [number for number in range(self.count) if self.frame(number) is None]
         return layout.merge_ranges([(number * self.rows, (number + 1) * self.rows) for number in lost])
 

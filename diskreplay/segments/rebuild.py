@@ -297,7 +297,6 @@ class _Build:
         self._group.small(name, data)
 
     def _skipped(self, chunk: Chunk) -> list[Range]:
-        """Return the byte ranges of a chunk file that stay zeros: damaged blocks and lost rows."""
         row_bytes, per_chunk = chunk.array.row_bytes, self._info.chunk_rows[chunk.array.path]
         skipped, above = list(self._damage.parts.get(chunk.name, [])), chunk.number * per_chunk
         lost = self._damage.lost_values if chunk.array.is_of_episodes else self._damage.lost

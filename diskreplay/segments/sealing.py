@@ -73,7 +73,6 @@ class GroupWriter:
         self._indexes: dict[str, bytes] = {}
 
     def note(self, name: str, data: bytes) -> None:
-        """Record the checksum of a small file that already exists with the content ``data``."""
         self._sums[name] = crc32c(data)
 
     def small(self, name: str, data: bytes) -> None:
@@ -89,7 +88,6 @@ class GroupWriter:
 
     @contextmanager
     def shard(self, array: RowArray, chunk_rows: int, rows: int, level: int) -> Iterator[ShardWriter]:
-        """Yield a writer of the one chunk file of a compressed array; arguments as for `ShardWriter`."""
         with self._made(array, 0) as fd:
             writer = ShardWriter(fd, chunk_rows, array.row_bytes, rows, level)
             yield writer
@@ -127,7 +125,6 @@ class GroupWriter:
         return dataclasses.replace(info, episodes=episodes, checksums={**self._sums, **sums})
 
     def finish(self, info: SegmentInfo, rows: Ints) -> SegmentInfo:
-        """Write the files of `write_derived`, the zarr.json and its copy; return the new attributes."""
         info = self.write_derived(info, rows, f"{self._folder}/{layout.EPISODES}")
         for name in (layout.DOCUMENT_COPY, layout.METADATA):
             write_file(f"{self._folder}/{name}", info.own_document())
@@ -419,7 +416,6 @@ def count_steps_in(info: SegmentInfo, rows: NDArray[np.int64]) -> int:
 
 
 def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
-    """Return the number of steps in the first ``rows[lane]`` rows of each lane; ``segment`` is the segment's folder."""
     steps = 0
     for chunk in range(-(-int(rows.max()) // per_chunk)):
         with opened(f"{segment}/{layout.DONE}/{layout.chunk_key(chunk, 0)}", len(rows) * per_chunk) as fd:

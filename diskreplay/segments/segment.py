@@ -80,7 +80,6 @@ class Lost:
 
     @classmethod
     def of(cls, entries: Iterable[tuple[int, int, int]], steps: int) -> "Lost":
-        """Return a `Lost` of ranges: (position, number of rows, number of values), in any order."""
         ordered = sorted(entries)
         return cls(tuple(entry[:2] for entry in ordered), steps, tuple(values for *_, values in ordered))
 
@@ -445,7 +444,6 @@ class Size(NamedTuple):
 
 
 def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
-    """Return the inode of the file that counts a segment's committed rows; a copy of the segment has another inode."""
     return lookup.status(f"{path}/{layout.COMMITTED}/c.0").st_ino
 
 

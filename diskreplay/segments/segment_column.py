@@ -127,7 +127,6 @@ class Column:
         return len(wanting) > 0
 
     def wanting(self, lanes: Ints, rows: Ints) -> Ints:
-        """Return the lanes with few reserved rows left."""
         return lanes[self.rows_until_wanting(lanes, rows) <= 0]
 
     def rows_until_wanting(self, lanes: Ints, rows: Ints) -> Ints:
@@ -235,7 +234,6 @@ class Column:
         return firsts & -PAGESIZE, np.minimum(lasts + PAGESIZE - 1 & -PAGESIZE, self._chunk_bytes)
 
     def _row_at(self, chunk: int, lanes: Ints, at: Ints) -> Ints:
-        """Return, for each ``lanes[i]``, the row of this lane at byte ``at[i]`` of the chunk file."""
         return at // self.row_bytes - ((lanes - chunk) << self.shift)
 
     def _map(self, chunk: int, fd: int) -> None:
@@ -321,7 +319,7 @@ class Column:
         return self.chunks[row >> self.shift][at:stop], stop - at
 
     def unmap_before(self, row: int) -> None:
-        """Unmap the chunks that end before ``row``: no lane writes to them again. Only the reserving thread calls this."""
+        """Unmap the chunks that end before ``row``, to which no lane writes again. Only the reserving thread calls this."""
         for chunk in [c for c in self.chunks if c < row >> self.shift]:
             del self.chunks[chunk], self._mappings[chunk]
 

@@ -181,7 +181,6 @@ def _read_sparse(fd: int, start: int, stop: int) -> Iterator[tuple[NDArray[np.ui
 
 
 def _allocated(info: SegmentInfo, rows: int) -> int:
-    """Return the disk space in bytes of the chunk files that have flags of the first ``rows`` rows of any lane."""
     chunks = range(-(-rows // info.chunk_rows[layout.DONE]))
     return sum(os.stat(info.chunk_path(layout.DONE, chunk)).st_blocks * 512 for chunk in chunks)
 

@@ -162,7 +162,6 @@ class SegmentWriter:
         np.min([column.reserved for column in self._value_columns.values()], axis=0, out=self._reserved_values)
 
     def lacks_values(self, lanes: Any) -> Any:
-        """Return whether `reserve_values` must be called before `write_values`: for a lane, or each of some lanes."""
         return self._values[lanes] >= self._reserved_values[lanes]
 
     def reserve_next(self, lanes: Ints, count: Ints | int) -> None:
@@ -177,7 +176,6 @@ class SegmentWriter:
         return self.most_rows + 2 <= self._least_reserved
 
     def lacks_room(self, lanes: Ints, count: Ints | int) -> NDArray[np.bool_]:
-        """Return, for each of some lanes, whether any of its next ``count`` rows is not reserved yet."""
         return self._lane_rows[lanes] + count > self._reserved[lanes]
 
     def rows_of(self, lanes: Ints | None) -> Ints:
@@ -427,7 +425,6 @@ class SegmentWriter:
 
 
 def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: Ints) -> None:
-    """Call `Column.reserve` for each of ``columns``, and release chunks that no lane will write to again."""
     first = int(rows.min())
     for column in columns.values():
         column.reserve(lane, row, stop, rows)

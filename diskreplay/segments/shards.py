@@ -87,7 +87,6 @@ class ShardWriter:
         self._inner, self._number, self._end = np.zeros(rows * row_bytes, np.uint8), 0, 0
 
     def write(self, row: int, data: NDArray[np.uint8]) -> None:
-        """Add the bytes of rows from row ``row`` on; these rows must follow all rows that were added before."""
         at, start = row * self._row_bytes, 0
         while start < len(data):
             number, inside = divmod(at + start, len(self._inner))

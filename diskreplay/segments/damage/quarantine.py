@@ -135,7 +135,6 @@ def _counters(root: Path) -> StoreCounters:
 
 
 def _free_place(root: Path, where: str) -> Path:
-    """Make the quarantine's folders for an entry from the path ``where``; return a free path for the entry there."""
     top = root / QUARANTINE
     if os.path.lexists(top) and not is_folder(top):
         move_aside(root, QUARANTINE)

@@ -48,7 +48,6 @@ class EvictionEntries:
         return np.concatenate(parts)
 
     def steps_by_segment(self, count: int) -> dict[int, int]:
-        """Return {segment: evicted steps} for the entries that `new` returns; a segment may have been deleted."""
         steps: dict[int, int] = {}
         for first, evicted in self.new(count).tolist():
             number = first >> layout.POSITION_BITS

@@ -203,7 +203,6 @@ class StepCounter:
         return self._aside
 
     def segments(self) -> dict[int, SegmentCount]:
-        """Return {number: counts} of the existing segments and packs, without merged segments."""
         found = {}
         for number, steps in self._sealed.items():
             members = tuple(self._packs.get(number, (number,)))
@@ -215,7 +214,6 @@ class StepCounter:
         return found
 
     def writers(self) -> dict[int, int]:
-        """Return {segment: writer} for the segments that `by_segment` counts, except damaged segments."""
         return dict(self._writers)
 
     def growing(self) -> list[SegmentInfo]:

@@ -154,7 +154,6 @@ class Blueprint:
 
     @computed_once
     def _texts(self) -> dict[str, str]:
-        """The zarr.json of each group, and of each array outside `arrays`, by path, with placeholders for shapes."""
         documents = {path: self._templates[path] for path in self.paths if path not in self.arrays}
         blank = {
             path: shaped(document, _SHAPE, _CHUNK_SHAPE) for path, document in documents.items() if _is_array(document)
@@ -204,7 +203,6 @@ class Blueprint:
                 yield path, array.document(lanes, known, most)
 
     def episode_documents(self, count: int) -> Iterator[tuple[str, bytes]]:
-        """Yield (path, zarr.json) of each folder of a sealed segment's table of episodes, which has ``count`` lines."""
         yield layout.EPISODES, dump(self._root)
         counter = {**self._templates[layout.COMMITTED], "dimension_names": ["episode"]}
         documents = {
@@ -396,7 +394,6 @@ def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[s
 
 
 def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document:
-    """Return the attributes that a table defines, in the table's order; ``read`` returns a field's value."""
     found = {}
     for name, _, default, stored, _, write, may_lack in table:
         value = read(stored or name)
@@ -428,7 +425,6 @@ def wholes(count: int | None = None, most: int | None = None) -> Check:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value from JSON is a number; NaN counts as a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

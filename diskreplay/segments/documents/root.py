@@ -213,7 +213,6 @@ class Root:
             self.check_still_there()
 
     def reason(self, error: Error) -> Error | StoreNotFound:
-        """Return StoreNotFound, caused by an error, if the store is gone; otherwise return the error itself."""
         try:
             self.explain(error)
         except StoreNotFound as gone:

@@ -244,7 +244,6 @@ def _write_group(root: Root, folder: Path, plain: Tree, arrays: _Arrays) -> None
 
 
 def _array_document(template: Document, array: NDArray[Any]) -> Document:
-    """Return the zarr.json of an array that is stored as one chunk with a checksum."""
     kind = {"b": False, "i": 0, "f": 0.0}[array.dtype.kind]
     codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
     own = {"data_type": array.dtype.name, "fill_value": kind, "codecs": codecs}

@@ -162,7 +162,7 @@ class StoreCounters:
         return min(int(self.read()[layout.STEPS_EVICTED]) + steps, layout.MOST_COUNTED)
 
     def set(self, word: int, value: int) -> None:
-        """Write a word and its complement. The caller holds the store lock; a word never decreases.
+        """Write a word, which never decreases, and its complement.
 
         Raises StorageFull, and writes nothing, if the file system copies on write and has no room.
         """
@@ -175,16 +175,14 @@ class StoreCounters:
         self._words[layout.COUNTER_WORDS + word] = ~value
 
     def count(self, word: int) -> None:
-        """Add one to a word; errors as for `set`. The caller holds the store lock."""
         self.set(word, min(int(self.read()[word]) + 1, layout.MOST_COUNTED))
 
     def set_boot(self, value: int) -> None:
-        """Write a hash of the boot in which segment numbers are reserved. The caller holds the store lock."""
         self._words[layout.BOOT] = value
         self._words[layout.COUNTER_WORDS + layout.BOOT] = ~value
 
     def lower(self, word: int, value: int) -> None:
-        """Decrease the number of the first segment, the only word that may decrease. The caller holds the store lock.
+        """Decrease the number of the first segment, the only word that may decrease.
 
         The complement is written before the word: `read` takes this number from its complement.
         """
@@ -200,7 +198,7 @@ class StoreCounters:
     def restore_complements(self) -> None:
         """Make each complement agree with its word again, after a process died between its two writes.
 
-        The caller holds the store lock. Raises FormatError if words and complements disagree for another reason.
+        Raises FormatError if words and complements disagree for another reason.
         """
         values = self.read()
         self._words[: layout.COUNTER_WORDS] = values

@@ -22,8 +22,6 @@ _MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
 
 class descriptor:
-    """An open file or folder, which a `with` block closes at its end: ``with descriptor(path, flags) as fd``."""
-
     __slots__ = ("_fd",)
 
     def __init__(self, path: os.PathLike[str] | str, flags: int) -> None:
@@ -144,7 +142,6 @@ def storage_error(error: OSError, path: os.PathLike[str] | str, message: str | N
 
 @contextmanager
 def storage_errors(path: os.PathLike[str] | str, message: str | None = None) -> Iterator[None]:
-    """Raise StorageFull if the `with` block raises an error that means "no space"; see `storage_error`."""
     try:
         yield
     except OSError as error:
@@ -180,7 +177,6 @@ def sync_folder(path: os.PathLike[str] | str) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Move a file or folder, and wait until its new name and the removal of the old name are durable."""
     os.rename(source, target)
     for folder in (target.parent, source.parent):
         sync_folder(folder)

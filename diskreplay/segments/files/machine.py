@@ -63,7 +63,6 @@ CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def clock_ns() -> int:
-    """Return nanoseconds since this machine booted, by the clock that gives rows their times."""
     return time.clock_gettime_ns(CLOCK)
 
 

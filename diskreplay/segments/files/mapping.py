@@ -105,7 +105,6 @@ class Mapping:
         return np.asarray(self).view(dtype).reshape(shape)
 
     def advise(self, advice: int) -> None:
-        """Advise the kernel how the mapping will be used; a refusal is not an error."""
         _libc.madvise(self.address, self.nbytes, advice)
 
     def populate(self, start: int, stop: int) -> None:
@@ -166,7 +165,6 @@ def _unfit(path: str, kind: str, nbytes: int | None) -> FormatError:
 
 
 def read_into(path: str, nbytes: int, out: NDArray[np.uint8], lookup: Lookup = BY_PATH) -> None:
-    """Fill an array with the first bytes of a file of exactly ``nbytes``; errors as for `open_regular`."""
     with opened(path, nbytes, lookup=lookup) as fd:
         if not read_part(fd, 0, out):
             raise FormatError(f"{path} has become shorter than {nbytes} bytes; the store is damaged, restore this file")
