@@ -39,8 +39,7 @@ def block_bytes(row_bytes: int) -> int:
 class BlockSums:
     """The checksums of the blocks of a segment's chunks, collected in memory until `write` writes them.
 
-    ``chunks`` has, by the path of an array and the number of a chunk, what `stored` returns for the blocks of the
-    chunk.
+    ``chunks`` has the result of `stored` for each chunk, by the path of the array and the number of the chunk.
     """
 
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)

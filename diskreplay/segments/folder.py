@@ -298,7 +298,7 @@ class Pack(Folder):
 
         ``inner`` has the numbers of inner chunks (see `shards`) of this pack. If this pack was merged into a later
         pack, the later pack's array is returned, with the numbers that these inner chunks have there. If the later pack
-        has inner chunks of another size, the decompressed rows are returned instead.
+        has inner chunks of another size, the decompressed rows are returned.
         """
         rows = self.info.compressed[leaf].rows
 

@@ -106,8 +106,8 @@ def new_rows_crc(
 ) -> Sums:
     """Return the checksums of the rows that the extent ``upto`` has, but the extent ``before`` does not have.
 
-    If ``mapped`` is given, it is called instead of `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is
-    missing, FormatError if it has the wrong size.
+    ``mapped`` replaces `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is missing, FormatError if it has
+    the wrong size.
     """
     # CRC-32C inverts its register at the start and at the end. The checksum of priorities undoes both inversions, so
     # that it is 0 for zeros.
@@ -173,10 +173,10 @@ def shows_live_rows(info: SegmentInfo) -> bool:
 def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
     """Return, for each lane, two numbers of rows that can be trusted, as arrays ``(lanes,)``.
 
-    The first array counts rows whose observation can be trusted, the second array rows whose fields can all be trusted.
-    Usually both are mapped counters, which grow while the segment is written. If marks must prove the rows, both are
-    ordinary arrays with the numbers of `SegmentInfo.shown`. If `shown` is None, all bytes that marks cover are read.
-    Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
+    The first array counts rows with a trusted observation, the second array rows in which all fields are trusted.
+    Usually both arrays are mapped counters, which grow while the segment is written. If marks must prove the rows, both
+    are ordinary arrays with the numbers of `SegmentInfo.shown`. If `shown` is None, all bytes that marks cover are
+    read. Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
@@ -272,10 +272,10 @@ class DurableRows:
     this thread may have to wait until the appending thread releases the GIL.
 
     ``after_sync`` is called with the path of each array whose chunks were synced. ``is_left``: the segment's writer
-    publishes no further rows, and the segment may be sealed while a mark is made. So making a mark changes no byte that
-    a checksum covers, and does not set the modification time of a sealed chunk back.
+    publishes no further rows, and the segment may be sealed while a mark is made. With ``is_left``, making a mark
+    changes no byte that a checksum covers, and does not set the modification time of a sealed chunk back.
 
-    Concurrency: one thread at a time. This thread need not be the thread that appends rows.
+    Concurrency: one thread at a time, which need not be the thread that appends rows.
     """
 
     def __init__(

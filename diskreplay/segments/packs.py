@@ -268,8 +268,8 @@ def merged_numbers(root: Root, first: int) -> set[int]:
 def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTables]]:
     """Yield the packs with a higher number than ``number``, newest first.
 
-    If a pack was removed meanwhile, all packs are yielded again, because this pack may have been merged into a pack
-    that did not exist when the folder was listed.
+    If a pack was removed meanwhile, all packs are yielded again: the removed pack may have been merged into a pack that
+    did not exist when the folder was listed.
     """
     for _ in range(_ATTEMPTS):
         listed = [other for other in listed_numbers(root) if other > number]
@@ -279,7 +279,7 @@ def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTab
 
 
 def current_numbers(root: Root) -> list[int]:
-    """Return the sorted numbers of a store's segments and packs, without those whose rows a newer pack has."""
+    """Return the sorted numbers of a store's segments and packs, except those with all rows in a newer pack."""
     superseded = merged_into({info.number: tables.numbers.tolist() for info, tables in all_packs(root)})
     return sorted({*listed_numbers(root)} - superseded)
 
@@ -299,7 +299,7 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
 
 
 def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
-    """Return the episodes, (first id, steps), whose rows exist and were not lost to damage.
+    """Return the episodes, as (first id, steps), that have their rows in the store and were not lost to damage.
 
     ``has_lost``: segments may have rows lost to damage, so their attributes are read.
     """

@@ -42,7 +42,7 @@ _MOST_KNOWN = 1024
 
 
 class Proof(NamedTuple):
-    """What the checksums of blocks prove about a copied segment.
+    """A proof, by the checksums of blocks, of rows of a copied segment.
 
     ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane. ``marked`` has the
     number of rows of each lane that marks prove. These rows are intact, but an episode that extends beyond them may be
@@ -61,7 +61,7 @@ class Proof(NamedTuple):
 
 
 def prove_by_blocks(info: SegmentInfo) -> Proof | None:
-    """Return what checksums of blocks prove about a copied segment, or None if its marks prove as many steps.
+    """Return a proof by the checksums of blocks of a copied segment, or None if its marks prove as many steps.
 
     None is also returned if the segment is not a copy of a sealed segment. Every chunk is read. Raises FormatError or
     OSError if the attributes or counters are damaged.
@@ -95,7 +95,7 @@ def read_shown(root: Root, number: int) -> SegmentInfo:
     """Return a segment's attributes as `read_segment` does, for callers that show rows and change nothing.
 
     If checksums of blocks prove more of a copy than marks do, `SegmentInfo.shown` has the number of rows of each lane,
-    and `lost` the damaged episodes among these rows. Errors as for `read_segment`.
+    and `SegmentInfo.lost` has the damaged episodes among these rows. Errors as for `read_segment`.
     """
     info = read_segment(root, number)
     if info.sealed or info.boot:
@@ -140,7 +140,7 @@ def _show(proof: Proof) -> _Shown | None:
 
     Damaged episodes are returned as lost, so that readers hide them. Readers also read the flags and times of hidden
     rows. So the shown rows of a lane end before the first damaged episode with damaged flags or times, or with missing
-    files. They also end before a damaged episode at the end of the lane, which may look open to readers.
+    files. The shown rows also end before a damaged episode at the end of the lane, which may look open to readers.
     """
     sealed, damage, lanes = proof.sealed, proof.damage, len(proof.rows)
     unreadable, most, rows = _unreadable(sealed, damage), rows_with_files(sealed), proof.rows.copy()
@@ -278,8 +278,8 @@ class _Build:
     def _build_compressed(self, chunk: Chunk) -> None:
         """Build the file of a compressed array.
 
-        Inner chunks without lost rows are copied unchanged. Damaged inner chunks are left out. All others are
-        compressed again, with zeros in their lost rows.
+        Inner chunks without lost rows are copied unchanged, and damaged inner chunks are left out. Other inner chunks
+        are compressed again, with zeros in their lost rows.
         """
         leaf, row_bytes = chunk.array.path, chunk.array.row_bytes
         how, inner, lost = self._info.compressed[leaf], InnerChunks(self._info, leaf), self._damage.more.get(0, [])
@@ -440,7 +440,7 @@ def _replace(
 def _is_merged(root: Root, number: int) -> bool:
     """Return whether another pack has rows of a rebuilt segment.
 
-    Such a rebuilt segment would be deleted as soon as it replaces the damaged segment.
+    If so, the rebuilt segment would be deleted as soon as it replaces the damaged segment.
     """
     with suppress(*DAMAGE):
         members = read_members(read_segment(root, number, _side_folder(root, _REBUILT, number)))[:, 0]

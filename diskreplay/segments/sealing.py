@@ -60,7 +60,7 @@ _PUBLISHING = (layout.COMMITTED, layout.OBSERVED)
 class GroupWriter:
     """Writes the files of a sealed segment or pack, and their checksums. Call `write_derived` or `finish` in the end.
 
-    The folders of the arrays must exist. This class syncs nothing: the caller does.
+    The folders of the arrays must exist. The caller syncs the files.
 
     Concurrency: one thread, but several threads may call `seal_chunk` at once.
     """
@@ -243,7 +243,7 @@ def _table_draft(info: SegmentInfo) -> str:
 
 
 def _place_table(segment: _Finished) -> None:
-    """Move the table of episodes to the folder ``episodes``; an interrupted sealing may have left an old one there."""
+    """Move the table of episodes to the folder ``episodes``; a table of an interrupted sealing is deleted."""
     folder = f"{segment.info.path}/{layout.EPISODES}"
     if os.path.lexists(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -434,7 +434,7 @@ def _count_in_chunk(fd: int, kept: NDArray[np.int64], per_chunk: int) -> int:
 
 
 def may_seal(info: SegmentInfo) -> bool:
-    """Return whether this machine may seal a segment whose lock is free.
+    """Return whether this machine may seal a segment with a free lock.
 
     On a local file system, a free lock means that the writer is gone. Another machine may have mounted a shared file
     system, and its locks are not visible here, so this machine seals only its own segments there.

@@ -135,7 +135,7 @@ class SegmentInfo:
     created: str
     sealed: bool = False
     steps: int | None = None
-    values: tuple[int, ...] = ()  # by lane: rows in arrays of episode fields; empty: no such field, or unsealed
+    values: tuple[int, ...] = ()  # by lane: rows in arrays of episode fields; empty: no episode fields, or unsealed
     checksums: dict[str, int] = field(default_factory=dict)
     sealed_at: float = 0.0  # the time of the sealing, in seconds since the epoch; 0: unsealed, or not recorded
     sealed_clock: BootTime | None = None
@@ -688,8 +688,8 @@ class NeverWritten(FileNotFoundError):
 def is_never_written(segment: str) -> bool:
     """Return whether a segment's zarr.json is unreadable because a power loss came before any row was durable.
 
-    In this case the zarr.json is empty, missing or partly zeros, and the segment has no marks, because marks are made
-    only after the zarr.json is durable. Any other unreadable zarr.json is damaged.
+    If so, the zarr.json is empty, missing or partly zeros. The segment also has no marks, because marks are made only
+    after the zarr.json is durable. Any other unreadable zarr.json is damaged.
     """
     blank = _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
     return blank and os.path.isdir(segment)  # checked last: retention may remove the folder meanwhile

@@ -21,7 +21,7 @@ MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
 # Limits of the rows that are reserved ahead: bytes in all lanes (or one chunk, if it is larger), and rows of a lane.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
-# If at least one in this many lanes soon needs more rows, rows of all lanes are reserved together: see `Column._near`.
+# If at least 1 / `_CROWD` of the lanes soon need more rows, rows of all lanes are reserved together: see `_near`.
 _CROWD = 8
 
 _LONE_LANE: Ints = np.zeros(1, np.int64)
@@ -30,8 +30,8 @@ _LONE_LANE: Ints = np.zeros(1, np.int64)
 class Pages(NamedTuple):
     """How the disk space that is reserved for a lane grows in a segment's first chunk.
 
-    A lane starts with ``first`` pages. Its space is multiplied by four while it is below ``few`` pages, and doubled
-    after that. At least ``step`` pages are brought into memory at once.
+    A lane starts with ``first`` pages. The number of its pages grows by the factor 4 up to ``few`` pages, and by the
+    factor 2 after that. At least ``step`` pages are brought into memory at once.
     """
 
     first: int
@@ -90,9 +90,9 @@ class Column:
         """Reserve disk blocks for the next rows of a lane, so that no write to them can find the disk full.
 
         ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. The call reserves
-        the rows below ``stop`` and some rows after them, but none beyond the end of the chunk. It also reserves rows of
-        other lanes that will soon need more (see `_near`). If ``ahead`` is True, these include lanes that `wanting`
-        would return. Raises StorageFull if the disk has no room.
+        the rows below ``stop`` and some rows after ``stop``, but none beyond the end of the chunk. The call also
+        reserves rows of other lanes that will soon need more (see `_near`). If ``ahead`` is True, these include lanes
+        that `wanting` would return. Raises StorageFull if the disk has no room.
         """
         begin = int(self.reserved[lane])
         if row < begin:
@@ -139,9 +139,9 @@ class Column:
         """Return, for each lane, the number of unused reserved rows at which `wanting` returns the lane.
 
         ``ends`` has the number of reserved rows of each lane. The result is a sixteenth of ``ends``, so that a small
-        store reserves little. If the next row begins a new chunk, the result is a quarter of ``ends``, because creating
-        a file waits for the file system's journal. If there are also many lanes, the result is at least the number of
-        rows in a chunk, because creating the pages of all lanes takes as long as many steps.
+        store reserves little. It is a quarter of ``ends`` if the next row begins a new chunk, because creating a file
+        waits for the file system's journal. With many lanes, it is also at least the number of rows in a chunk, because
+        creating the pages of all lanes takes as long as many steps.
         """
         is_new, least = ends & self.mask == 0, self._least_ahead
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
@@ -301,7 +301,7 @@ class Column:
     def items(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return rows ``(n, *shape)`` of the array's dtype as n items (see `Column`)."""
         values = np.ascontiguousarray(values)
-        # `frombuffer` is three times as fast as reshaping and two views. It needs at least one row.
+        # `frombuffer` is three times as fast as reshaping and two views.
         return np.frombuffer(values, self.item) if self.as_bytes else values
 
     def as_data(self, item: Any) -> bytes:
@@ -311,7 +311,7 @@ class Column:
     def target(self, lane: int, row: int) -> tuple[Any, int]:
         """Return (target, count): assigning ``target[i]`` writes row ``row + i`` of a lane, for i below ``count``.
 
-        These are the rows of the lane from ``row`` to the end of the chunk.
+        The rows from ``row`` to the end of the chunk can be written in this way.
         """
         at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
         if self.by_position:
@@ -319,7 +319,7 @@ class Column:
         return self.chunks[row >> self.shift][at:stop], stop - at
 
     def unmap_before(self, row: int) -> None:
-        """Unmap the chunks that end before ``row``, to which no lane writes again. Only the reserving thread calls this."""
+        """Unmap the chunks that end before ``row``, to which no lane writes again. For the thread that reserves."""
         for chunk in [c for c in self.chunks if c < row >> self.shift]:
             del self.chunks[chunk], self._mappings[chunk]
 

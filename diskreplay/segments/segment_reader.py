@@ -47,8 +47,8 @@ class Extent(NamedTuple):
 def extent_of(info: SegmentInfo, rows: Ints, before: Extent | None = None, mapped: MapChunk | None = None) -> Extent:
     """Return the extent of the first ``rows[i]`` rows of each lane i, computed from the flags of these rows.
 
-    ``before`` is a known extent of fewer rows: only the flags of later rows are read. If ``mapped`` is given, it is
-    called instead of `SegmentInfo.map_chunk`, and raises the same errors.
+    ``before`` is a known extent of fewer rows: only the flags of later rows are read. ``mapped`` replaces
+    `SegmentInfo.map_chunk`, and raises the same errors.
     """
     before = before or Extent.begin(len(rows))
     values = before.values.copy()
@@ -90,7 +90,7 @@ def _flags(
 ) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
     """Yield (row, lane, mask): ``mask[i]`` is whether row ``row + i`` of the lane has values of an episode.
 
-    All rows from ``first[lane]`` to ``stop[lane]`` of each lane are covered, in parts.
+    The rows ``first[lane]`` to ``stop[lane]`` of each lane are covered, in parts.
     """
     grown, per_chunk = np.flatnonzero(first < stop), info.chunk_rows[layout.DONE]
     if not len(grown):
@@ -139,9 +139,8 @@ def read_lanes(
 ) -> LaneFlags:
     """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``; all chunks must exist.
 
-    ``dense`` is a function that returns these flags, one lane after another. If most flags of a large segment are in
-    holes of its files, ``dense`` is not called, and the holes become gaps, so that the memory is bounded by the bytes
-    on disk.
+    ``dense`` is a function that returns these flags, one lane after another. ``dense`` is not called if most flags of a
+    large segment are in holes of its files. The holes become gaps, so that the memory is bounded by the bytes on disk.
     """
     rows = stop - first
     wanted = int(rows.sum())

@@ -40,7 +40,7 @@ class SegmentWriter:
     have rows of their own, in the arrays of episode fields: `reserve_values` and `write_values` handle these rows, and
     `publish` receives the lanes that have new values.
 
-    ``in_blocks``: each call writes many rows. They are written with pwrite, because mapping chunks would take longer.
+    ``in_blocks``: each call writes many rows, with pwrite, because mapping chunks would take longer.
 
     Concurrency: one thread of one process, which holds the segment's lock. This class never takes that lock itself.
     """
@@ -127,8 +127,8 @@ class SegmentWriter:
     def reserve_ahead(self, lanes: Ints) -> None:
         """Reserve the rows that some lanes will need soon.
 
-        On a full disk, this returns early without an error: the later call of `reserve` that needs these rows raises
-        the error. This also returns early if a call of `reserve` is waiting.
+        On a full disk, the call returns early without an error: the later call of `reserve` that needs these rows
+        raises the error. The call also returns early if a call of `reserve` is waiting.
 
         Concurrency: any thread, also while another thread appends.
         """
@@ -191,10 +191,10 @@ class SegmentWriter:
         """Write rows in several fields; the rows must be reserved, and are invisible before `publish`.
 
         If ``lanes`` is one lane, the value of a field is an array ``(n, *shape)`` of successive rows, from row ``rows``
-        on. The value may instead be the item of row ``rows``: its bytes, or a number or 0-d array that fits the dtype.
+        on. The value may also be the item of row ``rows``: its bytes, or a number or 0-d array that fits the dtype.
 
-        If ``lanes`` is an array of lanes, or None for all lanes, the value of each field has one row per lane. In this
-        case ``rows`` has the number of the row to write in each lane: one of the lane's next two rows. ``kernel`` is
+        If ``lanes`` is an array of lanes, or None for all lanes, the value of each field has one row per lane. ``rows``
+        has the number of the row to write in each lane: one of the lane's next two rows. ``kernel`` is
         `kernels.copying.write_lanes` or None; it writes many lanes at once if all fields are mapped.
 
         Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
@@ -313,7 +313,8 @@ class SegmentWriter:
         if late and isinstance(self.committed, CountersByPosition):
             self.committed.store(lanes, rows, late=True)
         else:
-            # By index, even for all lanes: numpy then writes each number as 8 aligned bytes, and not blocks of bytes.
+            # By index, even for all lanes, because numpy writes indexed numbers as 8 aligned bytes each, not as blocks
+            # of bytes.
             self.committed[lanes] = rows
         self.total_rows += added
         self._lane_rows[... if every else lanes] = rows
@@ -386,7 +387,7 @@ class SegmentWriter:
     def add_priority(self) -> None:
         """Add the array of initial priorities, with zeros in all existing rows.
 
-        Errors as for `SegmentInfo.with_priority`. Only the appending thread may call this. It waits for a mark in
+        Errors as for `SegmentInfo.with_priority`. Only the appending thread may call this. The call waits for a mark in
         progress, because each mark covers all arrays.
         """
         with self._marking:

@@ -19,8 +19,8 @@ from diskreplay.segments.files.mapping import Mapping, map_file
 LEAST_ROW_BYTES = 256
 """The minimum size of a row in bytes for a compressed field: shorter rows are read faster without compression."""
 
-# The approximate number of bytes of an inner chunk before compression, and its maximum number of rows. Both are small,
-# because reading one row decompresses a whole inner chunk.
+# The approximate number of bytes of an inner chunk before compression, and its maximum number of rows. The limits are
+# small, because reading one row decompresses a whole inner chunk.
 _INNER_BYTES, _MOST_INNER_ROWS = 64 << 10, 32
 CRC_BYTES, _ENTRY_BYTES = 4, 16
 NOTHING = np.uint64((1 << 64) - 1)

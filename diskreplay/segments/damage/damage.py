@@ -74,7 +74,7 @@ def find_damage(
     episode that was evicted by hand. A position is ``row * lanes + lane``; in a pack, which has one lane, it is a row.
 
     ``marked`` is given only for a copied segment that may lack some rows. Marks prove the first ``marked[lane]`` rows
-    of each lane. These rows are intact, even inside a bad block. Any later row is lost even if only its priority is
+    of each lane, so these rows are intact, even inside a bad block. Any later row is lost even if only its priority is
     damaged, because a damaged priority can mean that the row was not copied.
 
     Raises FormatError if a needed chunk has no checksum, or the tables of a pack are damaged.
@@ -303,8 +303,8 @@ class _Search:
             if first == 0:
                 continue
             before = self._flag(lane, first - 1)
-            # The previous episode is complete if its last row has no step. It is also complete if its last row has an
-            # end flag and values, because no final observation follows such a row.
+            # The previous episode is complete if its last row has no step, or if its last row has an end flag and
+            # values: no final observation follows a row with values.
             is_whole = bool(before & NO_STEP or (before & _ENDED and before & layout.EPISODE_VALUES))
             if is_whole or (self._likely(lane, first) or 0) & layout.FIRST:
                 yield first
@@ -333,8 +333,8 @@ class _Search:
         """Take an evicted or discarded episode out of the lost rows, because readers hide its rows in any case.
 
         Return the remaining ranges of lost rows, and a list. If some flags of the episode are damaged, its flags are
-        replaced, and the list has the episode's range. Otherwise the list is empty. ``unknown`` has the ranges of rows
-        with damaged flags.
+        replaced, and the list has the episode's range. If all flags are intact, the list is empty. ``unknown`` has the
+        ranges of rows with damaged flags.
         """
         first, stop = episode
         if not any(a <= first and stop <= b for a, b in lost):

@@ -333,7 +333,7 @@ def take_out(root: Path, entry: Quarantined) -> str:
 def claimed_steps(segment: Path) -> int | None:
     """Return the number of steps in the rows that a segment's counters claim; None: they cannot be counted.
 
-    The segment's zarr.json is not read. At most one step is counted per existing flag, so that a damaged counter cannot
+    The segment's zarr.json is not read. Only steps with an existing flag are counted, so that a damaged counter cannot
     add steps that never existed.
     """
     try:

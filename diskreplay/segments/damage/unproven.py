@@ -42,7 +42,7 @@ REASONS = {
 
 
 def fate_of(info: SegmentInfo) -> Fate:
-    """Return how to treat an unsealed segment whose lock is free, which means that its writer has died."""
+    """Return how to treat an unsealed segment with a free lock: its writer has died."""
     if shows_live_rows(info):
         return Fate.SEALED
     if not has_no_mark(str(info.path)):
@@ -57,7 +57,7 @@ def fate_of(info: SegmentInfo) -> Fate:
 def _lacks_marked_files(info: SegmentInfo) -> bool:
     """Return whether files of marked rows are missing or short.
 
-    Only an incomplete copy can lack such files: a power loss does not take files of marked rows.
+    Only an incomplete copy can lack these files: a power loss does not take files of marked rows.
     """
     marks = read_marks(str(info.path), len(info.lanes))
     return bool(marks) and int(marks[-1].rows.max()) > rows_with_files(info)
@@ -105,7 +105,7 @@ def _restore_counter(folder: str, rows: Ints) -> None:
 
 
 def claimed_rows(info: SegmentInfo, least: Ints) -> Ints:
-    """Return, for each lane, the number of rows that may hold steps and whose files exist; at least ``least[lane]``.
+    """Return, for each lane, the number of rows that have files and may hold steps; at least ``least[lane]``.
 
     Counters claim rows, and nonzero flags do too: a power loss may leave a counter that is older than the rows.
     """

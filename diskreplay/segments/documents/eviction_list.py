@@ -1,7 +1,9 @@
 """Episodes that were evicted by hand: an append-only array of entries, which a counter publishes.
 
-A user may evict episodes to free a full disk, so the chunks for the next entries are written in advance. The names of
-evicted segments have the new count of evicted steps, which the next process restores if this one dies.
+A user may evict episodes to free a full disk, so the chunks for the next entries are written in advance.
+
+The folder of an evicted segment gets a name with the new count of evicted steps. If the process dies before it sets the
+counter, the next process that opens the store sets the counter from this name.
 """
 
 import os
@@ -176,7 +178,7 @@ def removed_path(counters_folder: Path, number: int, evicted: int) -> str:
 
 
 def discarded_path(path: str) -> str:
-    """Return a new path next to ``path``, for a folder to be deleted whose steps do not count as evicted."""
+    """Return a new path next to ``path`` for a folder to be deleted; the steps in it do not count as evicted."""
     folder, name = os.path.split(path)
     return f"{folder}/{PREFIX}{name}-{os.getpid()}-{time.monotonic_ns()}"
 
@@ -192,7 +194,7 @@ def evicted_by_removals(root: Root) -> int:
 
 
 def destroy(root: Root, gone: Sequence[str]) -> None:
-    """Delete the folders ``gone``. This needs no store lock: several processes may delete the same folder."""
+    """Delete the folders ``gone``. No store lock is needed: several processes may delete the same folder."""
     if not gone:
         return
     # The renames are synced before: after a power loss, a segment must not be back at its old path without some of its

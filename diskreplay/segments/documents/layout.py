@@ -34,7 +34,7 @@ SEGMENTS = "segments"
 SAMPLERS = "samplers"
 DONE = "done"
 TIME = "time"  # the time at which each row was published, in nanoseconds since the machine's boot
-PRIORITY = "priority"  # the initial priority of each step, 0: not given; only in segments whose writer gave any
+PRIORITY = "priority"  # the initial priority of each step; 0: not given. Only in segments whose writer gave priorities
 COMMITTED = "committed"
 OBSERVED = "observed"
 DURABLE = "durable"
@@ -45,7 +45,7 @@ ROOT_COPY = f"{EVICTIONS}/document"  # a copy of the root's zarr.json
 METADATA = "zarr.json"
 MARKS = f"{DURABLE}/marks"
 LOCK = "lock"
-# The two int64 tables of a pack: one has a line for each merged segment, the other for each lane of these segments.
+# The two int64 tables of a pack: MEMBERS has a line for each merged segment, RUNS a line for each lane of them.
 PACK_TABLES = MEMBERS, RUNS = "members", "runs"
 # The chunks of a pack have room for this many rows after the last one, because flags are read in words of 8 bytes.
 ROWS_BEHIND = 8
@@ -119,8 +119,8 @@ WIDE_ROW_BYTES = 4096
 # An initial priority below this value, such as 0, is written as this value: in the array, 0 means "not given".
 LEAST_PRIORITY = sys.float_info.min
 
-# The maximum size of a block, which is a part of a chunk file with its own checksum. Its number of rows is a power of
-# two, so that a block has rows of one lane only, or all rows of several lanes.
+# The maximum size of a block, which is a part of a chunk file with its own checksum. The number of rows in a block is a
+# power of two, so that a block has rows of one lane only, or all rows of several lanes.
 BLOCK_BYTES = 64 << 10
 BLOCK_ROWS = 512
 

@@ -286,8 +286,8 @@ class _Growing:
     def evicted(self) -> int:
         """Return the number of counted steps that were evicted by hand.
 
-        Only episodes of sealed segments are evicted. So the number is 0, except for a copy that was made before the
-        original was sealed.
+        Only episodes of sealed segments are evicted, so this is 0, except for a copy that was made before the original
+        was sealed.
         """
         lanes = len(self._rows)
         entries = [

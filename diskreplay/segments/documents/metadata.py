@@ -98,8 +98,8 @@ def _documents(stored: dict[str, Any]) -> dict[str, Document]:
 class RowArray:
     """An array with one entry per row of a segment: a field of the schema, ``done``, ``time`` or ``priority``.
 
-    ``is_of_episodes`` tells whether the array belongs to an episode field. Such an array has an entry only for the
-    segment's rows with the flag `EPISODE_VALUES`.
+    If ``is_of_episodes`` is True, the array belongs to an episode field, and has an entry only for the segment's rows
+    with the flag `EPISODE_VALUES`.
     """
 
     path: str
@@ -164,7 +164,7 @@ class Blueprint:
     def with_priority(self) -> "Blueprint":
         """The same blueprint with an array of initial priorities.
 
-        It is derived instead of stored in the root, so that the stores of earlier releases have it too.
+        The root does not have this array, so the stores of earlier releases can get it too.
         """
         document = {**self._templates[layout.TIME], "data_type": "float64", "fill_value": 0.0}
         return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
@@ -265,8 +265,7 @@ def dump(document: Document) -> bytes:
 def seal_document(document: Document, attributes: Document) -> bytes:
     """Return a group's zarr.json with these attributes; a checksum of the file is added as the last attribute.
 
-    The checksum is the CRC-32C of the file with zeros for the checksum's eight hexadecimal digits. So other tools can
-    check the file without a canonical form of JSON.
+    The checksum is the CRC-32C of the file with zeros for the checksum's eight hexadecimal digits.
     """
     data = dump({**document, "attributes": {**attributes, "diskreplay_crc32c": _BLANK}})
     crc = crc32c(data)
@@ -447,7 +446,7 @@ FEATURES = (layout.PACKS, layout.ZSTD, layout.EPISODE_TABLES)
 
 
 class UnknownFeature(FormatError):
-    """Another release wrote the zarr.json. It is not damaged, but this release must not use the data."""
+    """Another release wrote the zarr.json: the file is not damaged, but this release must not use the data."""
 
 
 def check_requires(attributes: Document, path: Path | str) -> None:

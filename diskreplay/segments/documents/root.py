@@ -181,7 +181,7 @@ class Root:
             raise StoreNotFound(gone if found is None else f"{self.path} is now store {found}, not {self.uuid}")
         if self.home.is_at(self.path) is not False or (found := _uuid_at(self.path)) is None:
             return
-        # On a file system whose inodes change with each call, the folder may be the same: only the uuid decides.
+        # If the inodes of the file system change with each call, the folder may be the same: only the uuid decides.
         if found != self.uuid or has_stable_inodes(self.file_system):
             raise StoreNotFound(
                 f"another store ({found}) is at {self.path} now; the one that was opened there ({self.uuid}) is "
@@ -309,7 +309,7 @@ def create_root(
 
 def check_local(path: os.PathLike[str] | str) -> None:
     """Raise FormatError if a path is a URL such as s3://bucket/x, which would be a folder `s3:` here."""
-    # A Path has one slash where the URL had two, and may have been made absolute.
+    # A Path replaces the two slashes of a URL by one, and may have been made absolute.
     text, here = os.fspath(path), ""
     with suppress(OSError):  # the working directory was deleted
         here = f"{os.getcwd()}/"

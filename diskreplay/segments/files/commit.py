@@ -2,7 +2,7 @@
 
 A row is written in full before the counter that shows it. One aligned write of 8 bytes is atomic, and x86-64 keeps the
 order of writes, so a reader that sees the counter sees the row. On a file system that does not keep reserved blocks,
-`pwrite` writes a counter instead of mapped memory, into the same page of the page cache.
+counters are written by `pwrite`, and not through mapped memory.
 """
 
 import os

@@ -231,7 +231,7 @@ def _syncfs(fd: int, path: os.PathLike[str] | str) -> None:
 
 
 def check_written(path: os.PathLike[str] | str) -> None:
-    """Raise a file's write-back error, if it has one: only one of the callers of `sync_file_system` gets the error."""
+    """Raise the write-back error of a file: only one of the callers of `sync_file_system` gets the error."""
     with descriptor(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         if _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WAIT_BEFORE) != 0:
             code = ctypes.get_errno()
@@ -278,8 +278,7 @@ _LOCAL = {
     0x958458F6: "hugetlbfs",
     0x794C7630: "overlay",
 }
-# Several machines may have these file systems mounted. A machine may not see how another one changes a lock or mapped
-# memory.
+# Several machines may have these file systems mounted, and may not see each other's locks and writes to mapped memory.
 _NETWORK = {
     0x65735546: "fuse",
     0x6969: "nfs",
@@ -302,9 +301,9 @@ _NETWORK = {
     0x786F4256: "vboxsf",
     0xBACBACBC: "vmhgfs",
 }
-# These file systems write a reserved block in place. All others may need a new block for each write, because they copy
-# on write, make snapshots or compress, or because another machine or an underlying file system decides where data are
-# written.
+# These file systems write a reserved block in place. All other file systems may need a new block for each write,
+# because they copy on write, make snapshots or compress, or because another machine or an underlying file system
+# decides where data are written.
 _WRITE_IN_PLACE = {"ext4", "xfs", "tmpfs", "ramfs"}
 # On these file systems, the inode number of a file may differ from call to call.
 _UNSTABLE_INODES = {"fuse", "9p", "smb", "cifs", "smb2", "vboxsf", "vmhgfs", "overlay"}
@@ -312,9 +311,9 @@ _warned: set[str] = set()
 
 
 def file_system_type(path: os.PathLike[str] | str) -> str:
-    """Return the name of the file system that holds a path, such as "ext4" (ext2 and ext3 too) or "0x1badface".
+    """Return the name of the file system that holds a path, for example "ext4" (ext2 and ext3 too) or "0x1badface".
 
-    Raises the system's OSError, such as FileNotFoundError.
+    Raises the system's OSError.
     """
     number = _type_number(path)
     return _LOCAL.get(number) or _NETWORK.get(number) or hex(number)
@@ -331,7 +330,7 @@ def _type_number(path: os.PathLike[str] | str) -> int:
 def keeps_reservations(path: os.PathLike[str] | str) -> bool:
     """Return whether a reserved block of a file can always be written, even on a full disk.
 
-    If not, files are written by position, so that a full disk is an error instead of the signal SIGBUS.
+    If not, writing to mapped memory on a full disk would end the process by SIGBUS, so files are written by position.
     """
     return file_system_type(path) in _WRITE_IN_PLACE
 

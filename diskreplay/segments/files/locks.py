@@ -1,9 +1,9 @@
 """The locks of a store, based on the system's flock: they tell which process writes, and whether it is alive.
 
 The library filelock is used for the cache of compiled kernels, but not here. Its class `FileLock` creates files that
-other users may be able to read, and so to lock forever. It also opens files for writing, and a process that only checks
-for a living writer may lack the permission. Its function `lock_descriptor` takes exclusive locks only, so two
-simultaneous checks would take each other for the writer.
+other users may be able to read, and therefore to lock forever. `FileLock` also opens files for writing, and a process
+that only checks for a living writer may lack the permission. The function `lock_descriptor` takes exclusive locks only,
+so two simultaneous checks would take each other for the writer.
 """
 
 import errno
@@ -70,8 +70,8 @@ os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, aft
 def _open_lock(path: os.PathLike[str] | str) -> int:
     """Open a lock's file for writing, and create it if it is missing; only users who may write it may read it.
 
-    Any user who can read the file could hold its lock. So the file is never readable for a class of users (owner,
-    group, others) that may not write it, not even just after its creation.
+    Any user who can read the file could hold its lock. So no class of users (owner, group, others) can ever read the
+    file without being allowed to write it, not even just after its creation.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o622)
     try:

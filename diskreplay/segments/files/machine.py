@@ -40,7 +40,7 @@ def boot_id() -> str:
 def machine_id() -> str:
     """Return an id of this machine that survives a boot; if it cannot be read, an id that no other process has.
 
-    The host name does not identify a machine: containers share a host name, or get a new one at each start.
+    The host name does not identify a machine: containers share a host name, or get a new host name at each start.
     """
     text = _first_line(["/etc/machine-id", "/var/lib/dbus/machine-id"])
     return text if _MACHINE_ID.fullmatch(text) else _unknown()

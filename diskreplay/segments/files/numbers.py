@@ -61,8 +61,8 @@ def _hashed(text: str) -> int:
 def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
     """Return the numbers from ``start`` up to, not including, ``end`` to which a segment may belong.
 
-    These are all numbers of a short range, but only the numbers of existing segments in a long range. So damaged
-    counters cannot make the result too long.
+    A short range is returned whole. Of a long range, which may come from damaged counters, only the numbers of existing
+    segments are returned.
     """
     if end - start <= _FEW:
         return range(start, end)
