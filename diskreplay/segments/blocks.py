@@ -185,7 +185,6 @@ class Chunk(NamedTuple):
 
 
 def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
-    """Yield the chunk files that have a checksum, in the order in which ``durable/blocks`` has their blocks."""
     numbers: dict[str, list[int]] = {}
     for name in info.checksums:
         leaf, _, file = name.rpartition("/")

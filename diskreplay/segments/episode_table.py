@@ -168,7 +168,7 @@ _ROWS_AT_ONCE = 1 << 20
 def add_rewards(totals: Floats, episode: Ints, rewards: NDArray[Any]) -> None:
     """Add ``rewards[i]`` to ``totals[episode[i]]`` in float64, for each i in order.
 
-    NumPy adds one by one, so a total has the same bits however the rewards are divided into calls.
+    NumPy adds rewards one by one, so a total has the same bits however the rewards are divided into calls.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # rewards may be +inf and -inf
         np.add.at(totals, episode, rewards.astype(np.float64))

@@ -149,7 +149,7 @@ class Folder:
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the number of rows in a chunk of an array, or `LACKING`, and the smallest number of chunks."""
+        """Return log2 of the number of rows in a chunk of an array, or `LACKING`, and the minimum number of chunks."""
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
     @computed_once

@@ -56,7 +56,7 @@ class Mark(NamedTuple):
 
 
 def read_marks(folder: str, lanes: int) -> list[Mark]:
-    """Return the marks of a segment's log up to the first damaged one; an empty list if the log is missing.
+    """Return the marks of a segment's log up to the first damaged mark; an empty list if the log is missing.
 
     Only the marks' own checksums are verified here. `proven_rows` compares the marks with the rows.
     """

@@ -57,7 +57,6 @@ class PackTables:
 
     @property
     def steps(self) -> Ints:
-        """The number of steps that each segment had when it was sealed."""
         return self.members[:, 3]
 
     @property
@@ -232,7 +231,7 @@ def _are_values(tables: PackTables, count: int) -> bool:
 
 
 def read_packs(root: Root) -> Iterator[tuple[SegmentInfo, PackTables]]:
-    """Yield the readable packs of a store, newest first, without packs that were merged into newer ones."""
+    """Yield the readable packs of a store, newest first, without packs that were merged into newer packs."""
     merged = set[int]()
     for info, tables in all_packs(root):
         members = tables.numbers.tolist()
@@ -359,8 +358,8 @@ class KnownPacks:
     def find_merged(self, end: int) -> list[tuple[int, int]]:
         """Return (number, number of the pack) for each segment or pack that was merged into a known pack.
 
-        Packs with the number ``end`` or a higher one are ignored. Segments are left out if their folders are gone.
-        Known packs that are gone or were replaced are forgotten.
+        Packs with numbers from ``end`` on are ignored. Segments are left out if their folders are gone. Known packs
+        that are gone or were replaced are forgotten.
         """
         known = list(self._packs)
         there = {*listed_numbers(self._root)} if known else set[int]()

@@ -110,7 +110,7 @@ def read_shown(root: Root, number: int) -> SegmentInfo:
 
 
 def _shown(info: SegmentInfo) -> _Shown | None:
-    """Return the rows of a copy that readers show, or None if the copy's marks decide which rows they show.
+    """Return the rows of a copy that readers show; None if readers show the rows that marks prove.
 
     The result is cached until a file of the copy changes.
     """
@@ -326,7 +326,7 @@ class _Build:
                 os.pwrite(fd, bytes([flags]), lane * per_chunk + row % per_chunk)
 
     def _check(self, chunk: Chunk, known: Sums | None, skipped: list[Range]) -> None:
-        """Raise FormatError if a copied block without skipped bytes does not have its checksum in ``known``."""
+        """Raise FormatError if a copied block without skipped bytes does not match its checksum in ``known``."""
         if known is None:
             return
         found, block = self._group.block_sums(chunk.array, chunk.number), chunk.block
@@ -460,7 +460,7 @@ def _keep(root: Root, number: int, reason: str) -> None:
 
 def _notify(root: Root, number: int) -> None:
     root.counters(writable=True).count(layout.CHANGES)
-    with suppress(OSError):  # the folder may hold a file; if it stays, segments are only listed once more
+    with suppress(OSError):  # the folder may hold a file; if the folder stays, segments are listed once more
         _side_folder(root, _REPLACED, number).rmdir()
 
 

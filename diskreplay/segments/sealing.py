@@ -156,7 +156,7 @@ class _Finished:
 
     @property
     def claimed(self) -> tuple[int, ...] | None:
-        """The numbers of `kept`; None if no lane has unproven rows."""
+        """The number of rows of each lane in the files; None if no lane has unproven rows."""
         return None if (self.rows == self.kept).all() else tuple(self.kept.tolist())
 
 
@@ -214,7 +214,7 @@ def _finish_files(
     else:
         rows, kept = keep_proven_rows(info, salvaged)
     data, group = extent_of(info, rows), GroupWriter(str(info.path))
-    for name in layout.LANE_COUNTERS:  # all three get the same content: each can be restored from another
+    for name in layout.LANE_COUNTERS:  # all three get the same content: each can be restored from another counter
         group.note(f"{name}/c.0", rows.tobytes())
     segment = _Finished(info, data, extent_of(info, kept, data), is_live, group)
     _finish_chunks(segment, is_waited_for)

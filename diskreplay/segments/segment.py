@@ -205,7 +205,6 @@ class SegmentInfo:
 
     @property
     def requires(self) -> list[str]:
-        """The names of the features of the format that a reader must know to read this segment."""
         return [*([layout.PACKS] if self.packed else []), *([layout.ZSTD] if self.compressed else [])]
 
     def attributes(self) -> dict[str, Any]:
@@ -523,7 +522,7 @@ def _build_arrays(
 ) -> None:
     for path, document in blueprint.documents(lanes, chunk_rows, rows):
         folder = f"{building}/{path}"
-        if path != layout.COMMITTED:  # made before, for the lock in it
+        if path != layout.COMMITTED:  # this folder exists already, with the lock
             os.mkdir(folder)
         write_file(f"{folder}/{layout.METADATA}", document)
         if array := blueprint.arrays.get(path):

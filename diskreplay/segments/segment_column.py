@@ -106,7 +106,7 @@ class Column:
             if begin == self._allocated[lane]:
                 self._allocate(chunk, lane, stop, rows, behind)
             upto = int(self._allocated[lane])
-            # Without this, the first writes to the pages would cause one page fault per lane, all in the same append.
+            # If pages are not brought into memory here, the first writes to them cause one page fault per lane.
             brings_in = not self.by_position and (len(rows) > 1 or not self._is_whole(chunk))
             if brings_in:
                 upto = min(upto, max(stop, begin + self._step_rows))
@@ -319,12 +319,15 @@ class Column:
         return self.chunks[row >> self.shift][at:stop], stop - at
 
     def unmap_before(self, row: int) -> None:
-        """Unmap the chunks that end before ``row``, to which no lane writes again. For the thread that reserves."""
+        """Unmap the chunks that end before ``row``: no lane writes to them again.
+
+        Only the thread that reserves rows may call this.
+        """
         for chunk in [c for c in self.chunks if c < row >> self.shift]:
             del self.chunks[chunk], self._mappings[chunk]
 
     def close_before(self, row: int) -> None:
-        """Close the descriptors of chunks that end before ``row``. Only the thread that writes rows calls this."""
+        """Close the descriptors of chunks that end before ``row``. Only the thread that writes rows may call this."""
         for chunk in [c for c in self.descriptors if c < row >> self.shift]:
             os.close(self.descriptors.pop(chunk))
 

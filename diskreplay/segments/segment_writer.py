@@ -29,7 +29,7 @@ Window = dict[str, tuple[NDArray[Any], Ints]]
 
 
 def _numbers(array: Counters) -> Any:
-    """Return an array as a memoryview: reading or writing a single number of it takes half the time."""
+    """Return an array as a memoryview, because reading or writing a single number takes half as long as in NumPy."""
     return array.data
 
 

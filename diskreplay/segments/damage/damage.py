@@ -266,8 +266,8 @@ class _Search:
     def _discarded(self, lane: int, count: int, starts: NDArray[np.int64], unknown: list[Range]) -> Iterator[Range]:
         """Yield (first, stop) of each discarded episode in a lane: the row ``stop`` has the discard flag.
 
-        Episodes with rows in the ranges ``unknown``, whose flags are damaged, are left out. The discard flags of the
-        yielded episodes must stay: without its discard flag, readers would show an episode again.
+        Episodes with rows in the ranges ``unknown``, whose flags are damaged, are left out. Readers hide a discarded
+        episode only because of its discard flag, so this flag must stay.
         """
         for row, flags in self._pieces(lane, count):
             for stop in (np.flatnonzero(flags & layout.DISCARD == layout.DISCARD) + row).tolist():
@@ -354,8 +354,8 @@ class _Values:
 
     ``rows`` has the rows with values whose flags are intact. ``gone`` has (first row, number of values) of each range
     of rows that was lost before. ``holes`` has the ranges of rows with damaged flags. The lane has ``total`` values.
-    Values that belong neither to ``rows`` nor to ``gone`` belong to rows in holes. With several holes, it is unknown to
-    which rows the values between the first and the last hole belong.
+    Values that belong neither to ``rows`` nor to ``gone`` belong to rows in these ranges. With several ranges, it is
+    unknown to which rows the values between the first and the last range belong.
     """
 
     def __init__(self, rows: NDArray[np.int64], gone: Sequence[Range], total: int, holes: Sequence[Range]) -> None:
@@ -385,7 +385,7 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return the range of values of each range in ``lost``, and the rows after rewritten episodes with values.
+        """Return the range of values of each range in ``lost``, and the row after each rewritten episode with values.
 
         ``rewritten`` has the ranges of rows of evicted and discarded episodes whose flags are replaced. Values of
         unknown rows count for the first lost range with damaged flags, or for rewritten episodes if there is no such

@@ -111,7 +111,6 @@ def keep_hidden(counters: StoreCounters, before: int) -> None:
 
 
 def has_reserve(root: Root, entries: int) -> bool:
-    """Return whether the disk has the chunks for `ROWS` more entries than the existing ``entries``."""
     count = entries + ROWS
     return _rows(root)[0] >= count and os.path.exists(root.folder / layout.EVICTIONS / f"c.{-(-count // ROWS) - 1}.0")
 
@@ -173,7 +172,6 @@ _NAME = re.compile(PREFIX + r"[0-9]{8,9}-([0-9]{1,19})")
 
 
 def removed_path(counters_folder: Path, number: int, evicted: int) -> str:
-    """Return the new path of a removed segment; ``evicted`` is the new count of evicted steps."""
     return f"{counters_folder}/{PREFIX}{layout.segment_name(number)}-{evicted}"
 
 

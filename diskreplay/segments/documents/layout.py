@@ -109,7 +109,7 @@ MAX_LANES = 1 << 20
 EVICTION_ROWS = 4096  # entries per chunk of evictions/
 LIMITER_SLOTS = 64
 # With more than CLOSE_LANES lanes, chunks have fewer rows (CLOSE_ROWS for all lanes together, but at least
-# LEAST_CLOSE_ROWS per lane), so that lanes share pages. With more rows, one step of all lanes would be written to a
+# LEAST_CLOSE_ROWS per lane), so that lanes share pages. In larger chunks, one step of all lanes would be written to a
 # page per lane, in every field.
 CLOSE_LANES, CLOSE_ROWS, LEAST_CLOSE_ROWS = 512, 1 << 17, 16
 # Rows of at least this size are written by position, because the first write to a page through a mapping takes three
@@ -203,9 +203,10 @@ def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, lea
 
 
 def value_chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> int:
-    """Return the number of rows of each lane in a chunk file of an episode field: few, to take little room on disk.
+    """Return the number of rows of each lane in a chunk file of an episode field.
 
-    With several lanes, the number is even smaller: a lane with few ended episodes leaves its part of a chunk empty.
+    The number is small, so that the files take little room. With several lanes it is even smaller, because a lane with
+    few ended episodes leaves its part of a chunk empty.
     """
     row_of_lanes = max(1, lanes * row_bytes)
     rows = min(floor_power_of_two(min(chunk_bytes, VALUE_CHUNK_BYTES) // row_of_lanes), max(1, most_rows))

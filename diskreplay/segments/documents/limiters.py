@@ -31,8 +31,8 @@ from diskreplay.segments.segment import SegmentInfo
 SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-# The maximum number of counts, and the pause between two counts. Steps are counted again if their number has decreased,
-# or if a segment was deleted meanwhile.
+# The maximum number of attempts to count steps, and the pause between two attempts. Steps are counted again if their
+# number has decreased, or if a segment was deleted meanwhile.
 _ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
@@ -98,7 +98,10 @@ def _create(root: Root, name: str) -> None:
 
 
 class Inserted(NamedTuple):
-    """Numbers of steps: ``ever`` committed to a store, and ``held``: not deleted, evicted, lost or quarantined."""
+    """Two numbers of steps: ``ever`` counts all committed steps, ``held`` only those that are still in segments.
+
+    ``held`` leaves out deleted, evicted, lost and quarantined steps.
+    """
 
     ever: int
     held: int

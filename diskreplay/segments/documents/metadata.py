@@ -43,7 +43,6 @@ def array_leaves(schema: Schema) -> dict[str, Field]:
 
 
 def make_templates(schema: Schema) -> dict[str, Document]:
-    """Return zarr-python's metadata of every group and array of one segment, by path, with shapes of one row."""
     import zarr  # heavy, and only needed to create a store
     from zarr.storage import MemoryStore
 
@@ -118,7 +117,7 @@ class RowArray:
 
     @computed_once
     def _text(self) -> str:
-        """The array's zarr.json with placeholders for its shape and chunk shape; only makers of segments need it."""
+        """The array's zarr.json with placeholders for its shape and chunk shape, computed when a segment is made."""
         return dump(shaped(self.template, _SHAPE, _CHUNK_SHAPE)).decode()
 
     def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
@@ -131,9 +130,10 @@ class RowArray:
 class Blueprint:
     """The zarr metadata of the groups and arrays that every segment of a store has, except for the shapes.
 
-    Immutable, and made once per store, because a store may have a segment for each episode. ``arrays`` has the arrays
-    with rows, by path. ``counters`` has the paths of arrays with one number per lane, and ``paths`` the paths of all
-    folders below a segment, parents first. Segments with initial priorities use the blueprint `with_priority`.
+    A blueprint is immutable, and is made once per store, because a store may have a segment for each episode.
+    ``arrays`` has the arrays with rows, by path. ``counters`` has the paths of arrays with one number per lane, and
+    ``paths`` the paths of all folders below a segment, parents first. Segments with initial priorities use the
+    blueprint `with_priority`.
     """
 
     def __init__(

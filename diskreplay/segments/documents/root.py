@@ -169,9 +169,9 @@ class Root:
         return self.segments_folder / layout.segment_name(number)
 
     def check_still_there(self) -> None:
-        """Raise StoreNotFound if the store was deleted or replaced since it was opened. Takes a few microseconds.
+        """Raise StoreNotFound if the store was deleted or replaced since it was opened.
 
-        A store whose folder was renamed on the same file system is still there.
+        A store whose folder was renamed on the same file system is still there. The check takes a few microseconds.
         """
         gone = f"{self.path} (store {self.uuid}) was deleted, or moved to another file system, since it was opened"
         if self.home.is_deleted():
@@ -237,7 +237,6 @@ class Root:
 
     @property
     def step_bytes(self) -> int:
-        """The number of bytes of one step in all its fields, ``done`` and ``time`` included."""
         return sum(array.row_bytes for array in self.blueprint.arrays.values() if not array.is_of_episodes)
 
     @property
@@ -357,7 +356,7 @@ def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     home = open_home(path) if home is None else home
     try:
         document_path = home.path / layout.METADATA
-        identity = metadata.identify(document_path)  # before reading, so that a replacement after that is noticed
+        identity = metadata.identify(document_path)  # before reading, so that a later replacement is noticed
         data = metadata.read_document(document_path)
     except OSError as error:
         raise _not_found(path) from error

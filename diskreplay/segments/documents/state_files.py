@@ -159,11 +159,11 @@ def _place(root: Root, building: Path, target: Path) -> None:
     os.replace(pointer, target / layout.METADATA)
     sync_folder(target)
     for other in old:
-        os.rename(target / str(other), building / str(other))  # one rename hides it from all readers
+        os.rename(target / str(other), building / str(other))  # this rename hides the state from all readers
 
 
 def take_stale(root: Root) -> list[str]:
-    """Move outdated states, which a process that died has left, next to the counters; return their new paths.
+    """Move outdated states, which died processes left, next to the counters; return their new paths.
 
     The caller holds the store lock, and deletes the moved states after releasing the lock.
     """
@@ -175,7 +175,7 @@ def take_stale(root: Root) -> list[str]:
             for number in _numbers(folder):
                 if number != current:
                     gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}-{number}")
-                    os.rename(folder / str(number), gone)  # one rename hides it from all readers
+                    os.rename(folder / str(number), gone)  # this rename hides the state from all readers
                     taken.append(gone)
         except (OSError, FormatError):
             continue  # the current state is unknown: `read_state` will raise the error
@@ -263,7 +263,7 @@ def state_names(root: Root) -> list[str]:
 
 
 class Saved(NamedTuple):
-    """When a state was saved, in seconds since 1970, and its tree, with {"@array": ...} in place of each array."""
+    """The time when a state was saved, in seconds since 1970, and its tree, with {"@array": ...} in place of arrays."""
 
     time: float
     plain: Tree

@@ -126,7 +126,7 @@ def overwrite(path: Path, data: bytes) -> bool:
 
 
 def storage_error(error: OSError, path: os.PathLike[str] | str, message: str | None = None) -> Exception:
-    """Return StorageFull if an error means "no space", else the error itself; either names the path.
+    """Return StorageFull if an error means "no space", else the error itself; both name the path.
 
     ``message`` replaces the usual message of StorageFull.
     """
@@ -231,7 +231,7 @@ def _syncfs(fd: int, path: os.PathLike[str] | str) -> None:
 
 
 def check_written(path: os.PathLike[str] | str) -> None:
-    """Raise the write-back error of a file: only one of the callers of `sync_file_system` gets the error."""
+    """Raise a file's write-back error, even if another caller of `sync_file_system` has already got the error."""
     with descriptor(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
         if _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _WAIT_BEFORE) != 0:
             code = ctypes.get_errno()

@@ -110,9 +110,9 @@ class Mapping:
     def populate(self, start: int, stop: int) -> None:
         """Make these bytes of the file, which are whole pages, writable without a page fault.
 
-        Raises OSError ENOSPC if a write to them would find the disk full. Linux before 5.14 lacks the system call, and
-        this does nothing. Only large pages in the page cache need the call, and those versions of Linux do not have
-        such pages.
+        Raises OSError ENOSPC if a write to them would find the disk full. On Linux before 5.14, which lacks the system
+        call, the method does nothing. Only large pages in the page cache need the call, and those versions of Linux do
+        not have such pages.
         """
         # The range is divided, because during a call no other thread can map or unmap memory, as malloc does.
         for first in range(start, stop, _POPULATED_AT_ONCE):
