@@ -221,7 +221,7 @@ class Folder:
         if leaf in info.chunk_rows:  # else the pack has no array of priorities
             read = _row_reader(info, leaf)
             for first, count in ranges:
-                parts = np.array(before.split(first, count), np.int64).reshape(-1, 2)  # no unused rows between lanes
+                parts = np.array(before.split(first, count), np.int64).reshape(-1, 2)  # without rows between lanes
                 found = now.rows_of(before.ids_of(parts[:, 0]))
                 for (row, some), place in zip(parts.tolist(), found.tolist(), strict=True):
                     read(place, rows[at + row - first : at + row - first + some])

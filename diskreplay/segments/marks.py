@@ -106,8 +106,8 @@ def new_rows_crc(
 ) -> Sums:
     """Return the checksums of the rows that the extent ``upto`` has, but the extent ``before`` does not have.
 
-    ``mapped`` replaces `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is missing, FormatError if it has
-    the wrong size.
+    The function ``mapped`` is called in place of `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is
+    missing, FormatError if it has the wrong size.
     """
     # CRC-32C inverts its register at the start and at the end. The checksum of priorities undoes both inversions, so
     # that it is 0 for zeros.
@@ -180,7 +180,7 @@ def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
-        os.stat(info.path)  # raises here, and not later when rows are read, if the segment was evicted
+        os.stat(info.path)  # raises here if the segment was evicted, and not later when rows are read
         return rows, rows
     observed, committed = (
         map_lane_counter(f"{info.path}/{name}", len(info.lanes)) for name in (layout.OBSERVED, layout.COMMITTED)
@@ -273,7 +273,7 @@ class DurableRows:
 
     ``after_sync`` is called with the path of each array whose chunks were synced. ``is_left``: the segment's writer
     publishes no further rows, and the segment may be sealed while a mark is made. With ``is_left``, making a mark
-    changes no byte that a checksum covers, and does not set the modification time of a sealed chunk back.
+    changes no byte that a checksum covers, and does not set back the modification time of a sealed chunk.
 
     Concurrency: one thread at a time, which need not be the thread that appends rows.
     """

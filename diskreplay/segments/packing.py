@@ -314,9 +314,9 @@ class _Build:
         return (times.view("<i8") + (run.source.info.clock.wall - self._clock.wall)).view(np.uint8)
 
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
-        """Return the sorted ranges of the pack's rows that belong to episodes evicted by hand, with final observations.
+        """Return the sorted ranges of the pack's rows that belong to episodes evicted by hand.
 
-        ``fd`` is the open file of the pack's flags.
+        Final observations belong to the episodes. ``fd`` is the open file of the pack's flags.
         """
         found = []
         for number, episodes in self._evicted.items():

@@ -42,7 +42,7 @@ _MOST_KNOWN = 1024
 
 
 class Proof(NamedTuple):
-    """A proof, by the checksums of blocks, of rows of a copied segment.
+    """The rows of a copied segment that checksums of blocks prove.
 
     ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane. ``marked`` has the
     number of rows of each lane that marks prove. These rows are intact, but an episode that extends beyond them may be
@@ -61,7 +61,7 @@ class Proof(NamedTuple):
 
 
 def prove_by_blocks(info: SegmentInfo) -> Proof | None:
-    """Return a proof by the checksums of blocks of a copied segment, or None if its marks prove as many steps.
+    """Return the rows of a copied segment that checksums of blocks prove, or None if marks prove as many steps.
 
     None is also returned if the segment is not a copy of a sealed segment. Every chunk is read. Raises FormatError or
     OSError if the attributes or counters are damaged.

@@ -214,7 +214,7 @@ def _finish_files(
     else:
         rows, kept = keep_proven_rows(info, salvaged)
     data, group = extent_of(info, rows), GroupWriter(str(info.path))
-    for name in layout.LANE_COUNTERS:  # all three get the same content: each can be restored from another counter
+    for name in layout.LANE_COUNTERS:  # all get the same content: each can be restored from another counter
         group.note(f"{name}/c.0", rows.tobytes())
     segment = _Finished(info, data, extent_of(info, kept, data), is_live, group)
     _finish_chunks(segment, is_waited_for)

@@ -70,7 +70,7 @@ class Lost:
 
     ``ranges`` has (position of the first row, number of rows) for each range, sorted by position. The position of row r
     of lane i is r times the number of lanes, plus i. ``steps`` is the number of lost steps, without steps that had been
-    evicted by hand. ``values`` has, for each range, its number of rows in arrays of episode fields. These rows are
+    evicted by hand. ``values`` has, for each range, the number of its rows in arrays of episode fields. These rows are
     zeros, and stay in the arrays although no row of the range has the flag `EPISODE_VALUES`.
     """
 
@@ -143,7 +143,7 @@ class SegmentInfo:
     # The number of rows of each lane in the files, with unproven rows; None if sealing found no unproven rows.
     claimed: tuple[int, ...] | None = None
     unproven_steps: int = 0  # an upper bound of the number of steps in the unproven rows
-    unproven_time: int = 0  # the time that unproven rows are taken to have, in ns since the epoch; 0: not recorded
+    unproven_time: int = 0  # the assumed time of unproven rows, in ns since the epoch; 0: not recorded
     episodes: int | None = None  # the number of episodes in the table of `episode_table`; None: no table
     lost: Lost = NOTHING_LOST
     packed: PackSize | None = None  # None: the segment is not a pack. See `packs`

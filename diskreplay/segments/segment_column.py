@@ -48,8 +48,7 @@ class Column:
     """Reserves disk blocks for rows of one array of a segment, and writes the rows.
 
     An *item* is a row as an element of a 1-d NumPy array: a number if the field is a scalar, but bytes (a void dtype)
-    if the field has a shape or is an observation. NumPy assigns items in a fraction of the time that it takes for
-    arrays of rows.
+    if the field has a shape or is an observation. NumPy assigns items much faster than arrays of rows.
 
     ``by_position``: rows are written with pwrite, and not through mapped memory. ``keeps``: the file system keeps
     blocks that were reserved for a file; if False, no blocks are reserved.
@@ -91,8 +90,8 @@ class Column:
 
         ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. The call reserves
         the rows below ``stop`` and some rows after ``stop``, but none beyond the end of the chunk. The call also
-        reserves rows of other lanes that will soon need more (see `_near`). If ``ahead`` is True, these include lanes
-        that `wanting` would return. Raises StorageFull if the disk has no room.
+        reserves rows of other lanes that will soon need more (see `_near`), and with ``ahead`` rows of lanes that
+        `wanting` would return. Raises StorageFull if the disk has no room.
         """
         begin = int(self.reserved[lane])
         if row < begin:
@@ -141,7 +140,7 @@ class Column:
         ``ends`` has the number of reserved rows of each lane. The result is a sixteenth of ``ends``, so that a small
         store reserves little. It is a quarter of ``ends`` if the next row begins a new chunk, because creating a file
         waits for the file system's journal. With many lanes, it is also at least the number of rows in a chunk, because
-        creating the pages of all lanes takes as long as many steps.
+        creating pages for all lanes takes the time of many steps.
         """
         is_new, least = ends & self.mask == 0, self._least_ahead
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
@@ -169,7 +168,7 @@ class Column:
         """Reserve disk blocks for a lane, and for the other lanes that `_near` returns.
 
         In a segment's first chunk, the space of a lane grows by factors (see `Pages`), so that a short segment takes
-        little. In later chunks, all rows of a lane in the chunk are reserved at once.
+        little disk space. In later chunks, all rows of a lane in the chunk are reserved at once.
         """
         begin, end = int(self._allocated[lane]), (chunk + 1) << self.shift
         growing = chunk == 0 and self._keeps

@@ -47,8 +47,8 @@ class Extent(NamedTuple):
 def extent_of(info: SegmentInfo, rows: Ints, before: Extent | None = None, mapped: MapChunk | None = None) -> Extent:
     """Return the extent of the first ``rows[i]`` rows of each lane i, computed from the flags of these rows.
 
-    ``before`` is a known extent of fewer rows: only the flags of later rows are read. ``mapped`` replaces
-    `SegmentInfo.map_chunk`, and raises the same errors.
+    ``before`` is a known extent of fewer rows: only the flags of later rows are read. The function ``mapped`` is called
+    in place of `SegmentInfo.map_chunk`, and raises the same errors.
     """
     before = before or Extent.begin(len(rows))
     values = before.values.copy()

@@ -369,7 +369,7 @@ class SegmentWriter:
     def _log(self) -> DurableRows:
         """Return the object that makes marks. The caller must hold it until the mark is made: `close` may drop it."""
         if self._is_closed:
-            return DurableRows(self.info, is_left=True)  # not kept here, so that its files are closed after the mark
+            return DurableRows(self.info, is_left=True)  # not kept, so its files are closed after the mark
         durable = self._durable = self._durable or DurableRows(self.info, self._prefault)
         if self._is_closed:  # by another thread meanwhile
             self._durable = None

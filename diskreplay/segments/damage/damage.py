@@ -310,7 +310,7 @@ class _Search:
                 yield first
 
     def _likely(self, lane: int, row: int) -> int | None:
-        """Return a row's original flag, in a damaged block, if only one byte of the block was changed; else None.
+        """Return the original flag of a row in a damaged block, if only one byte of the block was changed; else None.
 
         The result decides only whether the intact episode before this row ends with the previous row. Readers never get
         the result.
@@ -353,9 +353,9 @@ class _Values:
     """Knows which rows of a lane have episode values, and where each row's values are among the lane's values.
 
     ``rows`` has the rows with values whose flags are intact. ``gone`` has (first row, number of values) of each range
-    of rows that was lost before. ``holes`` has the ranges of rows with damaged flags. The lane has ``total`` values.
-    Values that belong neither to ``rows`` nor to ``gone`` belong to rows in these ranges. With several ranges, it is
-    unknown to which rows the values between the first and the last range belong.
+    of rows that earlier damage took. ``holes`` has the ranges of rows with damaged flags. The lane has ``total``
+    values. Values that belong neither to ``rows`` nor to ``gone`` belong to rows in ``holes``. With several ranges in
+    ``holes``, it is unknown to which rows the values between the first and the last range belong.
     """
 
     def __init__(self, rows: NDArray[np.int64], gone: Sequence[Range], total: int, holes: Sequence[Range]) -> None:

@@ -70,8 +70,8 @@ def _has_folders(info: SegmentInfo) -> bool:
 def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, Ints]:
     """Set a segment's counters to its proven rows; return the kept and the claimed number of rows of each lane.
 
-    ``salvaged`` has the number of rows of each lane to keep even if fewer are proven. The call may be repeated after a
-    crash at any point.
+    ``salvaged`` has the number of rows of each lane to keep even if fewer rows are proven. The call may be repeated
+    after a crash at any point.
     """
     proven = proven_rows(info)
     rows = proven if salvaged is None else np.maximum(proven, salvaged)

@@ -74,7 +74,7 @@ BEFORE_RELEASE = (
     "was written before the format was released, and this release does not read it: export it with the version that "
     "wrote it, and import the export here"
 )
-NOTES = f"{COUNTERS}/notes"  # JSON documents that a store keeps for its users, NAME.json
+NOTES = f"{COUNTERS}/notes"  # the folder of JSON documents, NAME.json, that a store keeps for its users
 NOTE_SUFFIX = ".json"
 
 # --- the store's counters: words of counters/; the complement of each comes 16 words later ---------------------------
@@ -106,7 +106,7 @@ MAX_CHUNK_BYTES = 1 << 31
 # To begin, seal and delete a segment takes as long as writing this many bytes.
 SMALL_SEGMENT_BYTES = 1 << 20
 MAX_LANES = 1 << 20
-EVICTION_ROWS = 4096  # entries per chunk of evictions/
+EVICTION_ROWS = 4096  # the number of entries in a chunk of evictions/
 LIMITER_SLOTS = 64
 # With more than CLOSE_LANES lanes, chunks have fewer rows (CLOSE_ROWS for all lanes together, but at least
 # LEAST_CLOSE_ROWS per lane), so that lanes share pages. In larger chunks, one step of all lanes would be written to a

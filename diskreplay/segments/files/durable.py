@@ -49,7 +49,7 @@ def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> No
 def write_zeros(path: str, nbytes: int) -> None:
     """Write a file of zeros that no other process looks at yet, with disk blocks for all its bytes.
 
-    With blocks, the file can be read through a mapping even if the disk is full: in tmpfs, reading a page without a
+    Without blocks, the file could not be read through a mapping on a full disk: in tmpfs, reading a page without a
     block needs room. Raises the system's OSError; the unfinished file is left.
     """
     write_file(path, nbytes=nbytes)

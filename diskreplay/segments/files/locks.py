@@ -94,7 +94,8 @@ def make_lock(path: os.PathLike[str] | str) -> None:
 def try_lock(path: os.PathLike[str] | str) -> Lock | None:
     """Take and return the lock on a file, without waiting; None if it is already taken. A missing file is created."""
     with _taking:
-        # The object is made before locking: if a signal handler raises an exception in between, the lock is released.
+        # The object is made before locking: if a signal handler raises an exception after locking, the lock is
+        # released.
         lock = Lock(fd := _open_lock(path))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
