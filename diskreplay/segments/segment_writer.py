@@ -378,7 +378,7 @@ class SegmentWriter:
     def _prefault(self, leaf: str) -> None:
         """Touch the pages of the next rows of an array, which a sync has write-protected.
 
-        Without this, the next step of all lanes would cause a page fault for each lane.
+        If the pages were not touched, the next step of all lanes would cause a page fault for each lane.
         """
         with suppress(OSError):  # no room for a page: this is only a speedup
             if (column := self.columns.get(leaf)) is not None:

@@ -237,6 +237,6 @@ def target_rows(
 def most_lane_rows(lanes: int) -> int:
     """Return the number of rows of one lane at which a segment is full, even if its other lanes have fewer rows.
 
-    A full segment may get many more rows, so this is a 64th of the number of rows whose positions fit into ids.
+    A full segment may get many more rows, so the result is a 64th of the number of rows whose positions fit into ids.
     """
     return max(1, (POSITION_MASK // lanes) // 64)

@@ -110,9 +110,8 @@ def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
 def overwrite(path: Path, data: bytes) -> bool:
     """Overwrite a small file of the same length as ``data``; return False, and write nothing, if its length differs.
 
-    Readers may see a part of the change. A power loss leaves the old or the new content without a sync, so ``data``
-    must fit one sector of a disk. Raises StorageFull, and writes nothing, if the file system copies on write and has no
-    room.
+    Readers may see a part of the change. ``data`` must fit one sector of a disk, so that a power loss leaves the old or
+    the new content. Raises StorageFull, and writes nothing, if the file system copies on write and has no room.
     """
     try:
         opening = descriptor(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
