@@ -172,6 +172,7 @@ _NAME = re.compile(PREFIX + r"[0-9]{8,9}-([0-9]{1,19})")
 
 
 def removed_path(counters_folder: Path, number: int, evicted: int) -> str:
+    """Return the new path of a removed segment; ``evicted`` is the new count of evicted steps."""
     return f"{counters_folder}/{PREFIX}{layout.segment_name(number)}-{evicted}"
 
 
