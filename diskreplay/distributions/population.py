@@ -297,7 +297,7 @@ class Population:
         if is_fresh or seen > self._seen:
             new = log.select(slice(self._seen, None))
             found = new.without_discarded()
-            self._refusals += len(found) < len(new)  # discarded episodes could be drawn while they were open
+            self._refusals += found is not new  # discarded episodes could be drawn while they were open
             ended = self._filter.admit(snapshot, found)
         if self._looks_at_open:
             still_open = self._admit_open(snapshot, ended)
@@ -484,17 +484,16 @@ class Population:
 
     def take(self, positions: NDArray[Any]) -> Ints:
         """Return the id at the integer part of each position, 0 <= position < `size`."""
-        out = np.empty(len(positions), np.int64)
-        record = self._block.record_for(len(out))
-        get_kernel("ids_at")(positions.astype(np.float64), self._hidden, self._end, record, out)
-        return out
+        memory = np.empty((2, len(positions)), np.int64)
+        get_kernel("ids_at")(positions.astype(np.float64), self._hidden, self._end, self._block.record, memory)
+        return memory[0]
 
     def random_ids(self, key: int, count: int) -> Ints:
         """Return `count` ids, drawn from all ids with equal probabilities; `key` is a random number of 63 bits."""
         # Each id uses 53 random bits: with a billion ids, relative differences of probabilities are below 2e-7.
-        out = np.empty(count, np.int64)
-        self._find_random(key, self._hidden, self._end, self._block.record_for(count), out)
-        return out
+        memory = np.empty((2, count), np.int64)
+        self._find_random(key, self._hidden, self._end, self._block.record, memory)
+        return memory[0]
 
     def ids(self) -> Iterator[Ints]:
         """Yield arrays of the ids in the share."""
@@ -687,8 +686,7 @@ class _Block(GrowingRuns):
     """
 
     def __init__(self, starts: Starts) -> None:
-        self._rule, self._wanted = np.array(starts, np.int64), np.zeros(0, np.int64)
-        self.coarse: Ints = self._wanted
+        self._rule, self.coarse = np.array(starts, np.int64), _NO_INTS
         super().__init__(256)
 
     def _replace(self, array: Ints) -> None:
@@ -699,17 +697,7 @@ class _Block(GrowingRuns):
 
     def _pack(self) -> None:
         """Make a new `record` after an array was replaced, because `record` has the addresses of arrays."""
-        self.record = pack(self._rule, self.array, self.coarse, self._wanted)
-
-    def record_for(self, count: int) -> Ints:
-        """Return `record`, with scratch memory for at least `count` and at most 4 · `count` ids."""
-        if not count <= len(self._wanted) <= 4 * count:
-            # An interrupt must not leave a record with the address of freed memory: if `_wanted` is empty, the next
-            # call makes a new record.
-            self._wanted, wanted = self._wanted[:0], np.empty(count, np.int64)
-            self.record = pack(self._rule, self.array, self.coarse, wanted)
-            self._wanted = wanted
-        return self.record
+        self.record = pack(self._rule, self.array, self.coarse)
 
     def slice(self, start: int, end: int) -> Ints:
         """Return the runs `start` to `end` - 1, (4, n), in the memory of the array."""

@@ -5,7 +5,7 @@ import numpy as np
 from diskreplay.ids import Floats, Ints, mixed
 
 from . import jit, packed
-from .runs import BEFORE, BLOCK, COARSE, COARSE_BITS, FIRST, STRIDE, WANTED
+from .runs import BEFORE, BLOCK, COARSE, COARSE_BITS, FIRST, STRIDE
 
 mix = jit.inner(mixed)
 
@@ -62,27 +62,27 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
         out[i] = first[run] + (wanted[i] - before[run]) * stride[run]
 
 
-@jit.kernel("none", "floats", "int", "int", "ints2", "out_ints")
-def ids_at(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> None:
-    """Write the id at the integer part of each position in runs `low` to `high` - 1.
+@jit.kernel("none", "floats", "int", "int", "ints2", "out_ints2")
+def ids_at(positions: Floats, low: int, high: int, record: Ints, memory: Ints) -> None:
+    """Write the id at the integer part of each position in runs `low` to `high` - 1 to the first row of `memory`.
 
     The runs are in the array BLOCK of the `record`, see `runs.RULE`: run i starts at position before[i] - before[low],
-    where `before` is the row BEFORE. The array COARSE may leave out the last runs. The array WANTED has memory for at
-    least one number per position.
+    where `before` is the row BEFORE. The array COARSE may leave out the last runs. `memory` is (2, positions); its
+    second row is scratch memory.
     """
-    block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
+    block, coarse, out, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), memory[0], memory[1]
     for i in range(out.size):
         wanted[i] = np.int64(positions[i]) + block[BEFORE, low]
     _write_ids(wanted, low, high, block, coarse, out)
 
 
-@jit.kernel("none", "int", "int", "int", "ints2", "out_ints")
-def random_ids(key: int, low: int, high: int, record: Ints, out: Ints) -> None:
-    """Write random ids of runs `low` to `high` - 1, all with the same probability.
+@jit.kernel("none", "int", "int", "int", "ints2", "out_ints2")
+def random_ids(key: int, low: int, high: int, record: Ints, memory: Ints) -> None:
+    """Write random ids of runs `low` to `high` - 1, all with the same probability, to the first row of `memory`.
 
-    For `key` see `fraction`, for `record` see `runs.RULE`.
+    For `key` see `fraction`, for `record` and `memory` see `ids_at`.
     """
-    block, coarse, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), packed.ints(record, WANTED)
+    block, coarse, out, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), memory[0], memory[1]
     count = block[BEFORE, high] - block[BEFORE, low]
     for i in range(out.size):
         wanted[i] = np.int64(fraction(key, i) * count) + block[BEFORE, low]

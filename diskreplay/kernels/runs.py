@@ -54,10 +54,9 @@ BLOCK_ROWS = 5
 COARSE_BITS = 4
 """The array COARSE has the value of BEFORE for each run whose number is a multiple of `1 << COARSE_BITS`."""
 
-RULE, BLOCK, COARSE, WANTED = range(4)
+RULE, BLOCK, COARSE = range(3)
 """Lines of the record (see `packed`) of a `Population`, the ids that a sampler can draw. RULE has the fields of its
-`Starts`, BLOCK its runs, and COARSE every 16th value of BEFORE, for `ids_at`. WANTED is scratch memory for a number per
-drawn id."""
+`Starts`, BLOCK its runs, and COARSE every 16th value of BEFORE, for `ids_at`."""
 
 
 class Visible(NamedTuple):

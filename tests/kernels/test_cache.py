@@ -21,10 +21,10 @@ import numpy as np
 from diskreplay.kernels import cache, table
 from diskreplay.kernels.packed import pack
 pick = table.get_kernel("ids_at")
-out, wanted = np.zeros((2, 3), np.int64)
+memory, nothing = np.zeros((2, 3), np.int64), np.zeros(0, np.int64)
 block = np.array([[7, 0], [2, 0], [3, 0], [0, 0], [0, 3]])
-pick(np.array([0.0, 1, 2]), 0, 1, pack(out, block, out[:0], wanted), out)
-assert out.tolist() == [7, 9, 11]
+pick(np.array([0.0, 1, 2]), 0, 1, pack(nothing, block, nothing), memory)
+assert memory[0].tolist() == [7, 9, 11]
 print(cache.folder(), sum(pick.stats.cache_misses.values()))
 """
 # Draws one of a thousand ids.
@@ -32,10 +32,10 @@ RANDOM = """
 import numpy as np
 from diskreplay.kernels import cache, table
 from diskreplay.kernels.packed import pack
-out, wanted = np.zeros((2, 1), np.int64)
+memory, nothing = np.zeros((2, 1), np.int64), np.zeros(0, np.int64)
 block = np.array([[0, 0], [1, 0], [1000, 0], [0, 0], [0, 1000]])
-table.get_kernel("random_ids")(5, 0, 1, pack(out, block, out[:0], wanted), out)
-print(cache.folder(), out[0])
+table.get_kernel("random_ids")(5, 0, 1, pack(nothing, block, nothing), memory)
+print(cache.folder(), memory[0, 0])
 """
 # Forks while another thread compiles, with each of four kernels; prints the folder and how often.
 FORK = """

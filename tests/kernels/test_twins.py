@@ -447,9 +447,9 @@ def test_ids_at(counts: list[int], times: int, seed: int) -> None:
     positions = np.arange(size) + rng.random(size)
     block = np.zeros((BLOCK_ROWS, len(before)), np.int64)
     block[FIRST, :-1], block[STRIDE, :-1], block[BEFORE] = first, stride, before
-    arrays = np.zeros(0, np.int64), block, coarse_of(before, rng), np.zeros(size, np.int64)
-    fast, plain = both("ids_at", (positions, low, len(counts), pack(*arrays)), (np.zeros(size, np.int64),))
-    assert fast[1].tolist() == plain[1].tolist() == ids
+    record = pack(np.zeros(0, np.int64), block, coarse_of(before, rng))
+    fast, plain = both("ids_at", (positions, low, len(counts), record), (np.zeros((2, size), np.int64),))
+    assert fast[1][0].tolist() == plain[1][0].tolist() == ids
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40).filter(any), st.integers(1, 10), st.integers(0, 2**63 - 1))
@@ -459,11 +459,10 @@ def test_random_ids(counts: list[int], times: int, key: int) -> None:
     block = np.zeros((BLOCK_ROWS, len(before)), np.int64)
     block[FIRST, :-1], block[STRIDE, :-1], block[BEFORE] = 100 * np.arange(len(counts)), 3, before
     low = int(np.flatnonzero(counts)[0])
-    coarse = coarse_of(before, np.random.default_rng(key))
-    arrays = np.zeros(0, np.int64), block, coarse, np.zeros(64, np.int64)
-    fast, plain = both("random_ids", (key, low, len(counts), pack(*arrays)), (np.zeros(64, np.int64),))
-    assert fast[1].tolist() == plain[1].tolist()
-    assert set(fast[1].tolist()) <= {100 * i + 3 * j for i in range(low, len(counts)) for j in range(counts[i])}
+    record = pack(np.zeros(0, np.int64), block, coarse_of(before, np.random.default_rng(key)))
+    fast, plain = both("random_ids", (key, low, len(counts), record), (np.zeros((2, 64), np.int64),))
+    assert fast[1][0].tolist() == plain[1][0].tolist()
+    assert set(fast[1][0].tolist()) <= {100 * i + 3 * j for i in range(low, len(counts)) for j in range(counts[i])}
 
 
 def test_random_numbers_are_those_of_splitmix64() -> None:
@@ -472,19 +471,19 @@ def test_random_numbers_are_those_of_splitmix64() -> None:
     block = np.zeros((BLOCK_ROWS, 2), np.int64)
     block[STRIDE, 0], block[BEFORE, 1] = 1, 1 << 53
     for pick in KERNELS["random_ids"]:
-        out, memory = np.zeros((2, 3), np.int64)
-        pick(1234567, 0, 1, pack(out[:0], block, out[:0], memory), out)
-        assert out.tolist() == [number >> 11 for number in wanted]
+        memory = np.zeros((2, 3), np.int64)
+        pick(1234567, 0, 1, pack(np.zeros(0, np.int64), block, np.zeros(0, np.int64)), memory)
+        assert memory[0].tolist() == [number >> 11 for number in wanted]
 
 
 @pytest.mark.skipif(is_disabled(), reason="NUMBA_DISABLE_JIT is set: nothing is compiled")
 def test_read_only_inputs_need_no_second_compilation() -> None:
     fast = KERNELS["ids_at"][0]
-    positions, out, block = np.zeros(3), np.zeros(3, np.int64), np.zeros((BLOCK_ROWS, 4), np.int64)
-    record = pack(out[:0], block, out[:0], np.zeros(3, np.int64))
+    positions, memory, block = np.zeros(3), np.zeros((2, 3), np.int64), np.zeros((BLOCK_ROWS, 4), np.int64)
+    record = pack(np.zeros(0, np.int64), block, np.zeros(0, np.int64))
     for array in positions, record:
         array.flags.writeable = False
-    fast(positions, 0, 3, record, out)
+    fast(positions, 0, 3, record, memory)
     assert len(fast.signatures) == 1
 
 

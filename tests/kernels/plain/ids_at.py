@@ -15,15 +15,15 @@ def fractions(key: int, count: int) -> NDArray[np.float64]:
     return (mixed(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def ids_at_plain(positions: Floats, low: int, high: int, record: Ints, out: Ints) -> None:
+def ids_at_plain(positions: Floats, low: int, high: int, record: Ints, memory: Ints) -> None:
     """Do what `ids_at` does."""
     block = packed.ints2(record, BLOCK)
     at = positions.astype(np.int64) + block[BEFORE, low]
     run = np.searchsorted(block[BEFORE, low:high], at, side="right") - 1 + low
-    out[:] = block[FIRST, run] + (at - block[BEFORE, run]) * block[STRIDE, run]
+    memory[0] = block[FIRST, run] + (at - block[BEFORE, run]) * block[STRIDE, run]
 
 
-def random_ids_plain(key: int, low: int, high: int, record: Ints, out: Ints) -> None:
+def random_ids_plain(key: int, low: int, high: int, record: Ints, memory: Ints) -> None:
     """Do what `random_ids` does."""
     before = packed.ints2(record, BLOCK)[BEFORE]
-    ids_at_plain(fractions(key, len(out)) * int(before[high] - before[low]), low, high, record, out)
+    ids_at_plain(fractions(key, memory.shape[1]) * int(before[high] - before[low]), low, high, record, memory)
