@@ -83,10 +83,21 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
         )
         problems += found
         meter.next()
-        if number >= following and is_sealed and not found and not _is_just_made(number, packs, there):
+        is_beyond = number >= following and is_sealed and not found and not _is_just_made(number, packs, there)
+        if is_beyond and _can_be_given(files, number):
             detail = f"the next segment is {following}, but {layout.segment_folder(number)} is there"
             problems.append(Problem("counters", COUNTERS_FILE, detail))
     return problems
+
+
+def _can_be_given(files: Files, number: int) -> bool:
+    """Return whether the counter, read again, says that a new segment can get a number.
+
+    A process that makes a segment places its folder first, then increases the counter. The segment may even be sealed
+    between the first reading of the counter and the verification of the segment.
+    """
+    words = read_words(files.quiet())
+    return words is None or words.next_segment <= number
 
 
 class _Meter:
@@ -210,7 +221,8 @@ def check_quarantine(files: Files, next_segment: int | None) -> None:
         ):
             continue  # the folder has single files of a segment, not the whole segment
         _report(files, scratch, f"{where}/{name}", number)
-        if next_segment is not None and next_segment <= number < layout.MAX_SEGMENTS:
+        is_beyond = next_segment is not None and next_segment <= number < layout.MAX_SEGMENTS
+        if is_beyond and _can_be_given(files, number):
             detail = f"the next segment is {next_segment}, but {where}/{name} is in quarantine"
             files.report("counters", f"{layout.COUNTERS}/c.0", detail)
 
