@@ -1,6 +1,6 @@
 """The budget of memory for chunks, shared by all stores of a process.
 
-When the budget is used up, older chunks are released.
+When the budget is used up, the least recently used chunks are released.
 
 A chunk is a part of a field's array. A compressed array is a zarr shard: its inner chunks are decompressed one by one.
 

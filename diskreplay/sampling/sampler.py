@@ -134,7 +134,8 @@ class Payments:
     def pay_for(self, plan: Plan, steps: int, planner: Planner) -> None:
         """Report the steps of a drawn batch to the limiter, and wait until the limiter allows these steps.
 
-        A refused batch stays the next batch of its size. A batch that would wait for ever is dropped.
+        If the limiter refuses a batch, the next call with the same batch size gets this batch. A batch that would wait
+        for ever is dropped.
         """
         limiter, due = self.limiter, steps - self.paid
         try:

@@ -31,7 +31,7 @@ class Pages(NamedTuple):
     """How the disk space that is reserved for a lane grows in a segment's first chunk.
 
     A lane starts with ``first`` pages. The number of pages grows by the factor 4 up to ``few`` pages, and by the factor
-    2 after that. At least ``step`` pages are brought into memory at once.
+    2 after that. Pages are brought into memory at least ``step`` pages at a time.
     """
 
     first: int

@@ -246,7 +246,7 @@ class StepRuns:
 
 
 class RolloutsReader(Reader):
-    """Gathers `Rollouts`. Not thread-safe: it keeps a map of the store's lanes.
+    """Gathers batches of the view `Rollouts`. Not thread-safe: it keeps a map of the store's lanes.
 
     `leaves` describe the values of one step; rollouts have no field `weight`.
     """

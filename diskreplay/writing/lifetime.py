@@ -133,7 +133,7 @@ def is_inside(writer: Any) -> bool:
 
 # --- writers that were not closed -------------------------------------------------------------------------------------
 
-# Seconds to wait for a call of a writer in progress, such as a call by a daemon thread while the interpreter ends.
+# Seconds to wait until a running call of a writer returns, for example in a daemon thread while the interpreter ends.
 _TIMEOUT_S = 5.0
 
 

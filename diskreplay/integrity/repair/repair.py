@@ -186,9 +186,8 @@ class _Repair:
         if data is not None:
             self._remedies.restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
-            if os.path.lexists(
-                self._root / "/".join(parts[:2])
-            ):  # else the state was moved because of another damaged file
+            state = self._root / "/".join(parts[:2])
+            if os.path.lexists(state):  # another damaged file of the sampler's state may have moved it already
                 self._remedies.set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
         elif problem.where.startswith(f"{layout.NOTES}/") or (
             problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE

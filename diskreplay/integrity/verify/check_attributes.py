@@ -41,7 +41,7 @@ class Attributes:
     sealed: bool
     steps: int
     checksums: dict[str, int]
-    lost: tuple[tuple[int, int], ...]  # the ranges of rows lost to damage: (position, number of rows)
+    lost: tuple[tuple[int, int], ...]  # rows lost to damage: (row * lanes + lane of the first row, number)
     lost_values: tuple[int, ...]  # the number of values of episode fields in each range of `lost`
     steps_lost: int
     writer: int
@@ -221,7 +221,8 @@ def _need(given: Any, good: Mapping[str, bool]) -> None:
 
 def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
     """Return {attribute of every segment: whether its value is possible}."""
-    claimed, wall = given.get("claimed", []), given["clock"]["wall"]  # the zero of the rows' clock, in ns since 1970
+    claimed = given.get("claimed", [])
+    wall = given["clock"]["wall"]  # the time when the rows' clock was 0, in ns since 1970
     return {
         "uuid": is_uuid(given["uuid"]),
         "sealed": isinstance(given["sealed"], bool),

@@ -91,7 +91,7 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
 
 
 def _can_be_given(files: Files, number: int) -> bool:
-    """Return whether the counter, read again, says that a new segment can get a number.
+    """Read the counter again, and return whether a new segment could still get the number ``number``.
 
     A process that makes a segment places its folder first, then increases the counter. The segment may even be sealed
     between the first reading of the counter and the verification of the segment.

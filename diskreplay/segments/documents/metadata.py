@@ -415,7 +415,7 @@ def wholes(count: int | None = None, most: int | None = None) -> Check:
     def check(value: Any) -> bool:
         if type(value) is not list or (count is not None and len(value) != count):
             return False
-        # No call per item, because there may be thousands of lanes.
+        # The list may have an item for each of thousands of lanes, so no function is called per item.
         if not value:
             return True
         return {*map(type, value)} == {int} and min(value) >= 0 and (most is None or max(value) <= most)

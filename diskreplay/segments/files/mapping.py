@@ -114,7 +114,7 @@ class Mapping:
         call, the method does nothing. Only large pages in the page cache need the call, and those versions of Linux do
         not have such pages.
         """
-        # The range is divided, because during a call no other thread can map or unmap memory, as malloc does.
+        # The calls are short: during a call, any other thread that maps or unmaps memory, for example in malloc, waits.
         for first in range(start, stop, _POPULATED_AT_ONCE):
             part = min(stop - first, _POPULATED_AT_ONCE)
             failed = _libc.madvise(self.address + first, part, _MADV_POPULATE_WRITE) != 0
