@@ -22,7 +22,7 @@ __all__ = ["from_arrow", "from_arrow_bytes", "to_arrow", "to_arrow_bytes", "with
 
 
 def to_arrow(rows: NDArray[Any]) -> "Array":
-    """Return an array ``(n, *shape)`` as a column of n numbers, or of n nested lists of fixed size."""
+    """Convert an array ``(n, *shape)`` to a column of n numbers, or of n nested lists of fixed size."""
     column = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for size in reversed(rows.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)
@@ -30,14 +30,17 @@ def to_arrow(rows: NDArray[Any]) -> "Array":
 
 
 def to_arrow_bytes(rows: NDArray[Any]) -> "Array":
-    """Return an array ``(n, *shape)`` as a column of n rows of bytes, little-endian and in C order."""
+    """Convert an array ``(n, *shape)`` to a column of n binary values: the bytes of each row, in C order."""
     data = np.ascontiguousarray(rows)
     row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
     return pa.Array.from_buffers(pa.binary(row_bytes), len(rows), [None, pa.py_buffer(data)])
 
 
 def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[Any], shape: Shape) -> NDArray[Any]:
-    """Return a column of bytes of fixed size as an array ``(n, *shape)``; FormatError for other types and for nulls."""
+    """Convert a column of bytes of fixed size to an array ``(n, *shape)``.
+
+    FormatError is raised if the column has another type, or has nulls.
+    """
     row_bytes = math.prod(shape) * dtype.itemsize
     if column.type != pa.binary(row_bytes):
         raise FormatError(f"the column {name} has values of the type {column.type}, not of {row_bytes} bytes each")
@@ -77,9 +80,9 @@ def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.
 
 
 def from_arrow(column: "Array | ChunkedArray", name: str) -> NDArray[Any]:
-    """Return a column of numbers, or of nested lists of fixed size, as an array ``(n, *shape)``.
+    """Convert a column of numbers, or of nested lists of fixed size, to an array ``(n, *shape)``.
 
-    FormatError is raised for other types and for nulls. ``name`` is the name of the column in the message.
+    FormatError is raised if the column has another type, or has nulls.
     """
     parts = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     shape = _shape(column.type, name)

@@ -134,7 +134,7 @@ def import_dataset(
     FormatError
         The file is not one of D4RL, its arrays differ in length, or an array has a dtype that a store cannot hold.
     SchemaError
-        ``max_episode_steps`` is less than 1, or given for a file that has ``timeouts``.
+        ``max_episode_steps`` is less than 1, or is given for a file that has ``timeouts``.
     StoreExists
         Something else is at ``path``.
     """
@@ -179,7 +179,7 @@ def export_dataset(
     path : path
         The HDF5 file. Nothing may exist at this path.
     hdf5_compression : str or None
-        The compression of the arrays: "gzip", as in D4RL's own files, "lzf", or None, which is many times faster.
+        The compression of the arrays: "gzip" (as in D4RL's own files), "lzf", or None, which is many times faster.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
@@ -249,7 +249,7 @@ def leaf_of(array: str) -> str:
 
 
 def next_of(path: str) -> str:
-    """Return the name of the array with the next observations of the leaf at ``path``, which begins with ``obs``."""
+    """Return the name of the array that has the next observations of the leaf at ``path``, such as ``obs/image``."""
     return f"{NEXT_OBSERVATIONS}{path.removeprefix(OBS)}"
 
 

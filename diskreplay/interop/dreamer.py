@@ -332,7 +332,10 @@ def _extra_name(key: str) -> str:
 
 
 def _keys(schema: Schema) -> dict[str, str]:
-    """Return the key of each leaf of steps, by path; SchemaError if leaves share a key, or have a key of `_FLAGS`."""
+    """Return the key of each leaf of steps, by path.
+
+    SchemaError is raised if two leaves would have the same key, or if a leaf would have a key of `_FLAGS`.
+    """
     found: dict[str, str] = {}
     for path, field in schema.step_leaves.items():
         part, _, name = path.partition("/")

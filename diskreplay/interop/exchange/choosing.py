@@ -1,7 +1,7 @@
 """The options of imports and exports, and how they choose the leaf of a store for each feature of a data set.
 
 A feature is a named array of a data set. A leaf is a field of a store's nested schema, and has a path, such as
-``"obs/image"``. A feature's default path is its path without options.
+``"obs/image"``. A feature's default path is the path of the leaf that the feature becomes if no option names it.
 """
 
 import re
@@ -345,7 +345,7 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            # A feature of steps and an episode field may have the same name; the second one is named by its path.
+            # A feature of steps and an episode field may have the same name. The later of the two is named by its path.
             if path in leaves:
                 self._names[path if name in self._names else name] = path
 

@@ -73,7 +73,10 @@ class EpisodeData:
 
     @classmethod
     def of(cls, episode: Episode, schema: Schema, notes: Json = None, wanted: Container[str] | None = None) -> Self:
-        """Read the leaves at the paths in ``wanted`` of an ended episode of a store; None: all leaves."""
+        """Read an ended episode of a store.
+
+        Only the leaves at the paths in ``wanted`` are read; None means all leaves.
+        """
         fields = [path for path in schema.leaves if is_part(path, FIELDS) and (wanted is None or path in wanted)]
         names = dict.fromkeys(path.split("/")[1] for path in fields)
         given = {name: value for name in names if (value := episode[name]) is not None}
