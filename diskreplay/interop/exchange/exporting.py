@@ -268,10 +268,7 @@ def _choice(options: ExportOptions) -> Choice:
 
 
 def _lay_out(store: Store, choice: Choice) -> Layout:
-    """Return the layout of an export.
-
-    The keys of the option ``dtype`` are paths in the store, also for leaves that other options rename.
-    """
+    """Lay out the leaves; the keys of ``dtype`` are paths in the store, also for leaves that other options rename."""
     leaves, place = store.schema.leaves, str(store.path)
     names = {path: path for path in leaves}
     found = lay_out(place, leaves, names, store.schema, replace(choice, dtype=None))
@@ -296,9 +293,8 @@ def _read(
 
 
 def _counted(episodes: Iterable[EpisodeData], tally: Tally) -> Iterator[EpisodeData]:
-    """Yield episodes; an episode counts after the writer has written it and asks for the next one."""
     for episode in episodes:
-        yield episode
+        yield episode  # the writer asks for the next episode when it has written this one
         tally.add(len(episode))
 
 
@@ -330,11 +326,11 @@ def place_hidden(
     episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
 ) -> tuple[Format, str | None]:
-    """Return a format whose data sets tell which steps are hidden from samplers, and the path of the field for this.
+    """Return a format whose data sets tell which steps are hidden from samplers, and the path of a new extra field.
 
-    This field is a bool extra field. The path is None if the data sets get no such field. If the format cannot hold the
-    field, ``not_held`` of the returned format has the entry `HIDDEN`. ``plain`` is the format for the schema of the
-    exported leaves.
+    The bool field at this path is true for hidden steps. The path is None if no step is hidden, or if the format has
+    its own column for this. If the format cannot hold the field, the path is None, and ``not_held`` of the returned
+    format has the entry `HIDDEN`. ``plain`` is the format for the schema of the exported leaves.
     """
     count = sum(episode.hidden_steps for episode in episodes)
     if plain.marks_hidden or not count:
@@ -389,9 +385,9 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
 def find_not_held(
     schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json], lacking: Mapping[str, str]
 ) -> list[NotHeld]:
-    """Return the entries of ``lacking``, such as `Format.not_held`, whose data at least one episode has.
+    """Return the entries of ``lacking`` whose data at least one episode has.
 
-    The search reads no arrays of steps except priorities.
+    ``lacking`` has the form of `Format.not_held`. Priorities are the only arrays of steps that are read.
     """
     # `place_hidden` puts HIDDEN into ``lacking`` only if steps are hidden.
     found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | (schema.step_leaves.keys() if episodes else set())

@@ -49,7 +49,10 @@ _OF_THE_SYSTEM = {
 
 @contextmanager
 def foreign(place: Path) -> Iterator[int]:
-    """Check the files of a data set, and yield their total size in bytes; errors are converted as by `reading`."""
+    """Check the files of a data set, and yield their total size in bytes.
+
+    Errors of the ``with`` block are converted as by `reading`.
+    """
     with reading(place):
         yield check_files(place)
 
@@ -156,7 +159,7 @@ def _irregular(path: str) -> FormatError:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; FileNotFoundError if the file does not exist."""
+    """Read the JSON object in a file; raise FileNotFoundError if the file does not exist."""
     try:
         document = parse_json(path.read_bytes())
     except NotADirectoryError:
@@ -172,8 +175,7 @@ def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) 
     """Check the claim that a file or data set of ``stored`` bytes has ``nbytes`` bytes of uncompressed data.
 
     A claim of up to ``small`` bytes passes for any file, since constant values compress to almost nothing. A larger
-    claim raises FormatError if no compressor could pack ``nbytes`` bytes into ``stored`` bytes. ``what`` is the name of
-    the data in the message.
+    claim raises FormatError if no compressor could pack ``nbytes`` bytes into ``stored`` bytes.
     """
     if nbytes < 0 or nbytes > max(small, stored * _MOST_PACKED):
         raise FormatError(f"{what} claims {nbytes} bytes, which cannot come from {stored} stored bytes; it is damaged")

@@ -68,7 +68,7 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
 
 
 def member(group: h5py.h5g.GroupID, name: str) -> Any:
-    """Return the member of a group at a name or path; KeyError if the member is missing or a broken link."""
+    """Return the member of a group at a name or path; raise KeyError if the member is missing or a broken link."""
     return h5py.h5o.open(group, os.fsencode(name))
 
 

@@ -54,10 +54,10 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally, ste
 from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
-# The notes of this number of episodes are one note of the store. A resumed import reads the episodes of the newest note
-# again, since this note may be incomplete.
+# A note of the store holds the notes of up to this number of episodes. A resumed import reads the episodes of the
+# newest note again, since this note may be incomplete.
 EPISODES_A_NOTE = 128
-# The smallest size of a segment in bytes, and the largest number of segments, of a compressed import. With more
+# For a compressed import: the smallest size of a segment in bytes, and the largest number of segments. With more
 # segments, the background compaction would merge packs, and a merge needs the disk space of the packs a second time.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
 # An import warns if a data set has more than one cut in this number of steps.
@@ -107,8 +107,8 @@ class Source:
     part : str
         The part of the data set, such as a split. Empty: the whole data set.
     export_path : Path, optional
-        The path of the export that wrote the data set. An earlier release may have left a folder with further values
-        there. None: ``place``.
+        The path to which the data set was exported. A folder with further values, which an earlier release made, is
+        searched at this path and next to it. None: the path is ``place``.
     not_kept : list of str
         Names of data in the data set that are not features, and that an import leaves out.
     left_out : list of str
@@ -330,9 +330,9 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
 def _append(
     store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None, is_compressed: bool
 ) -> tuple[int, int]:
-    """Append all episodes except the first ``begun``, which the store has; return the numbers of episodes and steps.
+    """Append all episodes but the first ``begun``, which the store has; return the numbers of new episodes and steps.
 
-    StoreExists is raised if the episodes in the store differ from the data set. Only some episodes are compared.
+    StoreExists is raised if an episode that is read again differs from the episode in the store.
     """
     existing, steps = store.episodes[:begun], 0
     # If no episode can be left out, episode n of the store is episode n of the data set. In other imports, the data set

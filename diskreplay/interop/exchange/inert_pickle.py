@@ -130,7 +130,7 @@ class _Unpickler(pickle.Unpickler):
         return dict(items)
 
     def _copy(self, items: int) -> None:
-        """Count copied values; UnpicklingError if there are more than two copies for each byte of the file.
+        """Count copied values, and refuse a file that copies more than two values for each of its bytes.
 
         Without this limit, a small file could have the same long list copied many times.
         """
@@ -260,7 +260,7 @@ def _taken(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> list[int]
 
 
 def array(value: Any, name: str) -> NDArray[Any]:
-    """Return a `PickledArray` as a NumPy array in native byte order; FormatError for any other value."""
+    """Return a `PickledArray` as a NumPy array in native byte order; raise FormatError for any other value."""
     if not isinstance(value, PickledArray) or value.values is None:
         raise FormatError(f"{name} is not an array of numbers")
     return value.values.astype(value.values.dtype.newbyteorder("="), copy=False)

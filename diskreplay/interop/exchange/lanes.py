@@ -21,7 +21,7 @@ _BLOCK_BYTES = 8 << 20
 
 
 class Piece(NamedTuple):
-    """The transitions of a lane from position ``start`` to before ``stop``: an episode, or a part of one."""
+    """The transitions of a lane from position ``start`` to before ``stop``: an episode, or a part of an episode."""
 
     lane: int
     start: int
@@ -118,8 +118,7 @@ def _equal(one: NDArray[Any], other: NDArray[Any]) -> Bools:
 def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any]:
     """Append the final observation, ``(1, ...)``, to observations, ``(T, ...)``, in the dtype of ``obs``.
 
-    FormatError is raised if this dtype cannot hold a value of ``final``. ``name`` is the name of ``final`` in the
-    message.
+    FormatError is raised if this dtype cannot hold a value of ``final``.
     """
     if final.dtype == obs.dtype:
         return np.concatenate([obs, final])

@@ -11,11 +11,9 @@ Progress = Callable[[int, int], None]
 
 
 class Amount(NamedTuple):
-    """The numbers of episodes, of their steps, and of the bytes of these steps without compression."""
-
     episodes: int
     steps: int
-    nbytes: int
+    nbytes: int  # without compression
 
 
 @dataclass

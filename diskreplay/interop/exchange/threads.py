@@ -19,8 +19,8 @@ _AHEAD_BYTES = 1 << 20
 def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
     """Call the functions ``reads`` one after the other in a thread, and yield their results in the same order.
 
-    The thread calls the next function while the caller uses a result. If a function raises, its error is raised when
-    its result would be yielded.
+    The thread calls the next function while the caller uses a result. If a function raises, the error is raised in
+    place of the function's result.
     """
     with closing(Workers(1, "diskreplay-import")) as thread:
         before: Job[T] | None = None
@@ -76,7 +76,7 @@ def write_behind(
     write : callable
         ``write(first, episodes)`` writes a group; ``first`` is the number of the group's first episode.
     most_bytes, most_episodes
-        A group is complete when its arrays take ``most_bytes`` or it has ``most_episodes``.
+        A group is complete when its arrays take ``most_bytes``, or when it has ``most_episodes`` episodes.
     """
     with closing(Workers(1, "diskreplay-export")) as thread:
         job: Job[None] | None = None

@@ -100,7 +100,10 @@ class Documents:
         return sorted({part[1] for part in parts if len(part) == 3 and part[2] in _DOCUMENTS})
 
     def check(self, name: str) -> Layout | None:
-        """Check the metadata files of an array, such as "data/img", and return its layout; None if it has no files."""
+        """Check the metadata files of an array, such as "data/img", and return the array's layout.
+
+        The result is None if the array has no metadata files.
+        """
         if any(part in ("", ".", "..") or "\\0" in part for part in name.split("/")):
             raise FormatError(f"{self._place}: {name!r} cannot be the name of an array")
         found = None
