@@ -77,7 +77,7 @@ def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...])
 
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:
-    """Return an array as a tensor. A read-only array is copied, since torch has no read-only tensors."""
+    # torch has no read-only tensors, so a read-only array is copied.
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 

@@ -22,8 +22,8 @@ from diskreplay.views.transitions import Transitions
 class DistillationBuffer(Backed):
     """The newest `capacity` pairs of observation and action, drawn at random.
 
-    The pairs are in tensors on the device, which are made with the first pair. With a `path`, the pairs are in a store
-    instead: each call of `add` is an episode of steps with reward 0, and only `obs` and `action` have a meaning.
+    The pairs are in tensors on the device. The tensors are made with the first pair. With a `path`, the pairs are in a
+    store instead: each call of `add` is an episode of steps with reward 0, and only `obs` and `action` have a meaning.
 
     dtypes and shapes follow the rules of `ReplayBuffer`, with one difference. Without `obs_shape`, observations with
     two axes or more are a batch if their first axis is as long as the first axis of the actions.

@@ -1,4 +1,4 @@
-"""Advantages of the steps of a rollout, by a few operations of torch, and the values of final observations.
+"""Compute the advantages of a rollout's steps by a few operations of torch, and the values of final observations.
 
 Final observations are kept apart from the tensors of steps: in these tensors, the last observation of an episode is
 followed by the first observation of the next episode.

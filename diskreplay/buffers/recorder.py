@@ -51,7 +51,7 @@ class Recorder:
         `new_writer` makes a writer for the first step, and for the first step after a failure.
         """
         self._forget_parents()
-        if self._host_copy is None:  # made here, since only a tensor tells the number of the device
+        if self._host_copy is None:  # made here, since only the tensors tell which device has them
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()

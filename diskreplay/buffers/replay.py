@@ -413,7 +413,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             self._writer.close()
             self._writer = None
         elif self._writer is not None:
-            self._writer.end_episode()  # without this, a next step of another episode would cause a warning
+            self._writer.end_episode()  # the next step may begin another episode, which would cause a warning
         episodes = store.snapshot.episodes
         self._mark = int((episodes.first + (episodes.steps - 1) * episodes.stride).max()) + 1
         self._sampler.view = Since(**_arguments(self._view), mark=self._mark)

@@ -314,7 +314,7 @@ class RolloutBuffer(Backed):
         return columns
 
     def _cut_unless_continued(self, expected: Columns) -> None:
-        """Cut the episode after the last step if the observation of the new step is not the expected one."""
+        """Cut the episode after the last step if the new step does not have the expected observation."""
         now = {path: self._columns[path][self._steps] for path in expected}
         if all(same_rows(now[path].cpu().numpy(), rows.cpu().numpy()).all() for path, rows in expected.items()):
             return

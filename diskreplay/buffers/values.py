@@ -1,4 +1,4 @@
-"""Checks of the values that users pass to buffers, with or without an axis of environments; field names in batches."""
+"""Check the values that users pass to buffers, with or without an axis of environments, and rename batches' fields."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def plain(value: Any) -> NDArray[Any]:
 
 
 def items_of(value: Any) -> Mapping[str, Any] | None:
-    """Return the items of a dict, or of a tuple with the keys "0", "1", ...; None for other values.
+    """Return the items of a dict, or the items of a tuple with the keys "0", "1", ...; None for other values.
 
     A tuple is a nested value, as in gymnasium's Tuple space. A list counts as an array.
     """
@@ -56,7 +56,7 @@ def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
 
 
 def differ_by_ones(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Return whether two shapes differ, but only in axes of length 1."""
+    """Tell whether two shapes differ, but only in axes of length 1."""
     return shape != other and [n for n in shape if n != 1] == [n for n in other if n != 1]
 
 
