@@ -211,15 +211,15 @@ def _own(noted: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def _has_rewards(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json]) -> bool:
-    """Tell whether to write rewards: not if all are zero and the store was imported from a data set without rewards."""
+    """Tell whether to write rewards: yes, unless all are zero and the store came from a data set without rewards."""
     return not own or REWARD in own["keys"] or any(episode.has_rewards for episode in episodes)
 
 
 def _flags(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json], keys: set[str]) -> tuple[str, ...]:
-    """Return the names of the columns that tell how episodes ended: `next.done`, and two more for truncated episodes.
+    """Return the names of the columns that tell how episodes ended.
 
-    The result is empty if a leaf of the store is the column `next.done`, or if all episodes are cut and were imported
-    from a data set without this column.
+    These columns are `FLAGS` if an episode was truncated, otherwise only `next.done`. The result is empty if a leaf of
+    the store is the column `next.done`, or if all episodes are cut and came from a data set without this column.
     """
     if DONE in keys:
         return ()

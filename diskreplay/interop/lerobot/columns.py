@@ -36,7 +36,7 @@ def arrow_type(column: Column) -> pa.DataType:
 
 
 def library_type(column: Column) -> dict[str, Json]:
-    """Return the type of a column for the library `datasets`, as JSON, so that `datasets` does not read plain lists."""
+    """Return the type of a column for the library `datasets`, as JSON: without a type, `datasets` reads plain lists."""
     if column.kind == "image":
         return {"_type": "Image"}
     dtype, shape = "string" if column.kind == "text" else column.field.dtype.name, column.shape
@@ -49,7 +49,7 @@ def library_type(column: Column) -> dict[str, Json]:
 
 
 def to_arrow(column: Column, rows: Array, texts: Texts) -> pa.Array:
-    """Return rows ``(T, *shape)`` as an Arrow column; ``texts`` has the texts of each text feature, by name."""
+    """Convert rows ``(T, *shape)`` to an Arrow column; ``texts`` has the texts of each text feature, by name."""
     if column.kind == "image":
         files = images.to_png(images.as_rows_first(rows, column.channels_first))
         names = [f"frame-{t:06d}.png" for t in range(len(files))]
@@ -65,7 +65,7 @@ def to_arrow(column: Column, rows: Array, texts: Texts) -> pa.Array:
 
 
 def nested_lists(rows: Array) -> pa.Array:
-    """Return rows ``(T, *shape)`` as nested lists of variable length, which `datasets` uses for arrays."""
+    """Convert rows ``(T, *shape)`` to nested lists of variable length, which `datasets` uses for arrays."""
     values = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for axis in range(rows.ndim - 1, 0, -1):
         count = int(np.prod(rows.shape[:axis], dtype=np.int64))
@@ -74,7 +74,7 @@ def nested_lists(rows: Array) -> pa.Array:
 
 
 def from_arrow(column: Column, values: pa.ChunkedArray, texts: Texts, what: str) -> Array:
-    """Return an Arrow column as rows ``(T, *shape)`` of a leaf; ``what`` is the name of the column in messages."""
+    """Convert an Arrow column to rows ``(T, *shape)`` of a leaf."""
     if column.kind == "text":
         codes = pc.index_in(values, value_set=pa.array(texts[column.key], pa.string()))
         return _plain(codes, what).astype(np.int64)

@@ -98,7 +98,7 @@ def _channels(shape: tuple[int, ...]) -> int:
 def columns_of(
     schema: Schema, noted: Mapping[str, Json], *, video: bool = False
 ) -> tuple[list[Column], dict[str, str]]:
-    """Return the columns for the leaves of a store's steps, and the paths of leaves without a column, with the reasons.
+    """Return the columns for the leaves of a store's steps, and the reason for each leaf without a column, by path.
 
     ``noted`` is the metadata of the LeRobot data set that the store was imported from; empty for other stores.
     """
@@ -121,7 +121,7 @@ def columns_of(
 
 
 def fields_of(schema: Schema) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the column name of each episode field by path, and the paths without a column, with the reasons."""
+    """Return the column name of each episode field, and the reason for each field without a column, both by path."""
     found: dict[str, str] = {}
     lacking: dict[str, str] = {}
     for path in schema.leaves:

@@ -16,7 +16,7 @@ from diskreplay.interop.exchange.foreign import check_memory
 
 Bytes = NDArray[np.uint8]
 
-_LEVEL = 1  # of PNG compression; higher levels take twice the time, and files become a few percent smaller
+_LEVEL = 1  # the level of PNG compression: higher levels take twice the time, and make files a few percent smaller
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # other formats run programs, or do not occur in data sets
 
 

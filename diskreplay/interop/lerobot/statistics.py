@@ -75,7 +75,6 @@ def merged(parts: Mapping[str, Numbers]) -> Statistics:
 
 
 def stacked(parts: Sequence[Statistics]) -> Statistics:
-    """Return several dicts of statistics as one dict of arrays, ``(dicts, *shape)``."""
     return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -89,10 +88,7 @@ def as_json(found: Mapping[str, Statistics]) -> dict[str, Json]:
 
 
 def agree(found: Mapping[str, Statistics], noted: Mapping[str, Json]) -> bool:
-    """Tell whether ``found``, the statistics of the written rows, agree with ``noted``, the imported statistics.
-
-    Statistics of images are not compared.
-    """
+    """Tell whether the statistics of the written rows agree with the imported ones, except statistics of images."""
     try:
         return found.keys() == noted.keys() and all(
             np.allclose(np.ravel(noted[key][name]), np.ravel(values), rtol=1e-4, atol=1e-6)
