@@ -371,7 +371,7 @@ def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> ND
     values: NDArray[np.float64] = batch[name].astype(np.float64)
     if values.ndim > batch["index"].ndim:  # of a window, only the first step counts
         values = values[:, 0]
-    snapshot = sampler.store.snapshot  # other threads may refresh the store
+    snapshot = sampler.store.snapshot  # read once, since other threads may refresh the store
     first, steps = snapshot.episodes.first, snapshot.episodes.steps
     # Ids of different writers are not in the order of time, so the episode with the largest ids may be old.
     youngest = int(np.argmax(snapshot.times(first)))

@@ -93,8 +93,9 @@ def import_dataset(
     ended : {"truncated", "terminated", "cut"}
         How episodes ended, if the data set has no array of ends, such as "dones" or "terminals".
     terminated, truncated : str, optional
-        The names of two arrays: the first is true at the last step of an episode that terminated, the second at the
-        last step of an episode that a limit truncated. The default is the first usual name that the data set has.
+        The names of two arrays. ``terminated`` is true at the last step of an episode that terminated, and
+        ``truncated`` at the last step of an episode that a limit truncated. The default is the first usual name that
+        the data set has.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
@@ -342,7 +343,7 @@ class _Arrays:
                 raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
 
     def _flags(self, arrays: Arrays, count: int) -> Ends:
-        """Return two masks of steps: where an episode terminated or was done, and where a limit truncated it."""
+        """Return two masks of steps: where an episode terminated or was done, and where a limit truncated an episode."""
         return self._flag(arrays, self._told.ends(), count), self._flag(arrays, self._told.limits(), count)
 
     def _episode(

@@ -303,7 +303,7 @@ def _episodes(path: Path, steps: "Table", ends: "Table", wanted: _Wanted, skippe
 
 
 def _lengths(path: Path, steps: "Table", ends: "Table") -> NDArray[Any]:
-    """Return the number of steps of each episode; FormatError if ``steps`` has other rows or another order."""
+    """Return the number of steps of each episode; raise FormatError if ``steps`` has other rows or another order."""
     lengths = from_arrow(ends.column(_LENGTH), _LENGTH)
     if lengths.dtype.kind not in "iu" or (lengths < 1).any() or int(lengths.sum()) != steps.num_rows:
         raise FormatError(f"{path} has {steps.num_rows} rows, and its episodes have the lengths {lengths[:8].tolist()}")
@@ -327,7 +327,7 @@ def _array(column: Any, path: str, leaf: Field) -> NDArray[Any]:
 
 
 def _with_places(column: Any, path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the values of a column without nulls, and the position of each row's value in them; -1 for a null row."""
+    """Return a column's values that are not null, and each row's position among these values; -1 for a null row."""
     rows, there = without_missing(column)
     return _array(rows, path, leaf), np.where(there, np.cumsum(there) - 1, -1)
 

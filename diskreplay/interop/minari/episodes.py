@@ -48,7 +48,7 @@ class Layout:
         return cls(schema, infos, texts)
 
     def episode(self, raw: Raw) -> EpisodeData:
-        """Return an episode of Minari as an episode of the store; values without a field become notes."""
+        """Convert an episode of Minari to an episode of the store; values without a field become notes."""
         schema, count = self.schema, len(raw["rewards"])
         observations, texts = self._texts(raw["observations"])
         steps = dict(schema.flatten(OBS, observations)) | dict(schema.flatten(ACTION, raw["actions"]))

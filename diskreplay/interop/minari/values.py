@@ -19,7 +19,7 @@ _ARRAY, _TEXTS, _COUNT = "@array", "@texts", "@count"
 
 
 def to_json(value: Any, name: str) -> Any:
-    """Return a value as JSON, which `from_json` converts back; ``name`` is the value's name in messages."""
+    """Convert a value to JSON, which `from_json` converts back."""
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
     if isinstance(value, bytes):

@@ -71,7 +71,7 @@ class _DataSet:
         return space_of(schema.obs), space_of(schema.action)
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
-        """Return what must be equal in imported spaces and the schema: shapes and, except in HDF5, dtypes."""
+        """Return the properties that imported spaces and the schema must share: shapes and, except in HDF5, dtypes."""
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 

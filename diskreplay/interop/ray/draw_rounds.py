@@ -93,7 +93,7 @@ class Round:
 
 
 class DrawRounds:
-    """Draws batches of a `Target` from shards. Not thread-safe: a sampler uses it under its lock.
+    """Draws batches of a `Target` from shards. Not thread-safe: the sampler holds its lock during each call.
 
     A shard that does not answer within `deadline_s` is left out until it answers again. The other shards draw the
     missing part of a batch. This part is divided in proportion to the masses by which the batch was divided. So the

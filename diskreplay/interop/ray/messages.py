@@ -103,7 +103,7 @@ class Target(NamedTuple):
 class Joined(NamedTuple):
     """The result of `Shard.join`.
 
-    `uuid` and `schema` are those of the store, and `node` is the id of the shard's node. `run` and `version` are
+    `uuid` and `schema` are the store's, and `node` is the id of the shard's node. `run` and `version` are
     attributes of `SharedSampler`, and `mass` and `population` are as in `Part`.
     """
 

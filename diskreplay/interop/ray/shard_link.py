@@ -77,7 +77,7 @@ class Asked(NamedTuple):
 
 
 class ShardLink:
-    """One trainer's link to one shard. Not thread-safe: a sampler uses it under its lock.
+    """One trainer's link to one shard. Not thread-safe: the sampler holds its lock during each call.
 
     `mass` and `population` are the last values that the shard reported, and 0 while the shard is missing. `heard` is
     the time of this report. `local` reads the shard's store directly; it is None if the store is on another node.

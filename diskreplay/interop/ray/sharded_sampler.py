@@ -37,7 +37,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     of the shard and the id.
 
     All trainers with the same `name`, such as ranks of DDP or several learners, share one set of priorities, which the
-    shards keep. Each trainer draws from all ids, independently of the others.
+    shards keep. Each trainer draws from all ids, independently of the other trainers.
 
     The store on this process' node is read directly, without the shard's actor. Only ids that are drawn by priorities
     come from the actor.
@@ -65,7 +65,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         delivered, so a batch is drawn `prefetch` to 2 · prefetch - 1 batches before its delivery. 0: each batch is
         drawn when it is requested.
     seed : int or None
-        Makes the draws of a single trainer a function of the seed, the calls and the answers of the shards.
+        The draws of a single trainer depend only on the seed, the calls and the answers of the shards.
     fields, where
         As for `Sampler`. The field "age" counts the newer steps of the item's shard. `where` runs in the shards.
     name : str
@@ -274,7 +274,6 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         return dr.Batch(dict(batch), ("sharded", *self._target.view.kind)).to(self._device)
 
     def _index(self, index: Any) -> NDArray[np.int64]:
-        """Return an index as int64, (n, 2)."""
         given = index.detach().cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
         if given.ndim != 2 or given.shape[1] != 2 or (given.size and given.dtype.kind not in "iu"):
             raise dr.InvalidIndex(
@@ -409,7 +408,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
                 link.with_sampler(load)
             for round_ahead in self._queue:
                 self._rounds.drop(round_ahead)
-            self._rounds.refresh()  # to divide the next batch by the loaded masses
+            self._rounds.refresh()  # so that the loaded masses divide the next batch
             self._rounds.rng, self._batches, self._queue = np.random.Generator(rng), batches, deque()
         except BaseException:
             self._rounds.rng, self._batches, self._queue = before

@@ -66,7 +66,7 @@ def start_ray() -> None:
 
 
 def addresses(alive: bool = True) -> list[str]:
-    """Return the sorted addresses of the living nodes; with ``alive=False``, of all nodes."""
+    """Return the sorted addresses of the living nodes, or of all nodes if ``alive`` is False."""
     return sorted({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"] or not alive})
 
 

@@ -16,7 +16,7 @@ _SKIPPED_DRAWS = 256
 
 
 class SharedSampler:
-    """Draws items, and reports the values of `mass` at the draw. Only `prioritized` is thread-safe.
+    """Draws items, and reports the shard's mass and population at each draw. Only `prioritized` is thread-safe.
 
     A private `Sampler` gathers fields, and draws ids uniformly. `prioritized` is a second `Sampler`, which draws ids by
     priorities and gathers nothing, since trainers on the same node need only ids. `prioritized` is None until a target
