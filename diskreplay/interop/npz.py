@@ -343,7 +343,7 @@ class _Arrays:
                 raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
 
     def _flags(self, arrays: Arrays, count: int) -> Ends:
-        """Return two masks of steps: where an episode terminated or was done, and where a limit truncated an episode."""
+        """Return two masks: of the steps that terminated or were done, and of the steps that a limit truncated."""
         return self._flag(arrays, self._told.ends(), count), self._flag(arrays, self._told.limits(), count)
 
     def _episode(

@@ -73,7 +73,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def _open(self, store: dr.Store) -> None:
-        """Use ``store``, and close it with the buffer."""
+        """Use ``store``, and close this store when the buffer is closed."""
         self._kept.append(store)
         if store.capacity is not None and store.capacity < self.capacity:
             self.close()
@@ -320,9 +320,10 @@ class DiskEpisodeReplayBuffer(InStore):
     trained networks are the same as with RLlib's own buffer, bit for bit. The id and the reward of each step, and
     RLlib's bookkeeping, are in memory: 100 to 160 bytes a step.
 
-    An existing store is continued: the buffer begins with its newest episodes. A step in the store has its observation,
-    its action, its reward, and all other outputs of the module under their names, such as ``action_logp``. Up to 256
-    episodes may be open at the same time. If there are more, the episode with the oldest last step is cut.
+    An existing store is continued: the buffer begins with the newest episodes of the store. A step in the store has
+    its observation, its action, its reward, and all other outputs of the module under their names, such as
+    ``action_logp``. Up to 256 episodes may be open at the same time. If there are more, the episode with the oldest
+    last step is cut.
 
     Concurrency: one thread of one process, as in RLlib. Other processes may read the store.
 

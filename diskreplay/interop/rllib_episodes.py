@@ -138,8 +138,6 @@ class Column:
 
 
 class Observations(Column):
-    """The observations of an episode, one more than its steps."""
-
     __slots__ = ()
     more = 1
 
@@ -158,8 +156,6 @@ class Observations(Column):
 
 
 class Rewards(Column):
-    """The rewards of an episode's steps, which are in memory."""
-
     __slots__ = ()
 
     def _rows(self, start: int, stop: int) -> Any:
@@ -190,7 +186,7 @@ def _columns(kind: Callable[..., Column], steps: Steps, tree: Any, path: Path) -
 
 
 class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
-    """A `SingleAgentEpisode`, or a chunk of one, with ids and rewards in memory and all other data in a store.
+    """A `SingleAgentEpisode`, or a chunk of an episode, with ids and rewards in memory and all other data in a store.
 
     `ids` and `rewards` are those of the steps, ``(T,)``. The keyword arguments are other arguments of
     `SingleAgentEpisode`, without the data of steps.

@@ -281,8 +281,8 @@ class _Demos:
         """Return the names of the states that become observations.
 
         If the file has no observations, these are all states. Otherwise, in a file of Isaac Lab, these are the states
-        that the option ``obs`` names; in any other file, no states are meant. A row of Isaac Lab's states is the state
-        after a step, so the initial state becomes the first observation.
+        that the option ``obs`` names. In any other file, no states become observations. A row of Isaac Lab's states is
+        the state after a step, so the initial state becomes the first observation.
         """
         states = [name for name in names if is_part(name, _STATES)]
         has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None

@@ -485,10 +485,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return self._samples(observations=obs, actions=action, next_observations=next_obs, dones=done, rewards=reward)
 
     def _gathered(self, ids: Ints) -> dr.Batch:
-        """Return the steps with these ids.
-
-        The last batch is kept, since several columns are read one after the other with the same ids.
-        """
+        # The last batch is kept, since several columns are read one after the other with the same ids.
         if self._last is None or not np.array_equal(self._last[0], ids):
             check_open(self, self._close)
             if self._unseen:

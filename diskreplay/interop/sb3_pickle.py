@@ -184,7 +184,7 @@ def export_dataset(
         imported from, or 1.
     buffer_class : str, optional
         "ReplayBuffer", "NStepReplayBuffer", "DictReplayBuffer" or "HerReplayBuffer". None: the class of the buffer that
-        the store was imported from, or without such a buffer "DictReplayBuffer" for observations in a dict, and
+        the store was imported from. In other stores, None means "DictReplayBuffer" for observations in a dict, and
         "ReplayBuffer" for other observations.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
@@ -356,7 +356,6 @@ def _space(record: Any) -> Any:
 
 
 def _not_held(schema: Schema) -> dict[str, str]:
-    """Return the data that a buffer cannot hold, with reasons."""
     if any(path.count("/") > 1 for path in schema.step_leaves if is_obs(path)) or isinstance(schema.obs, tuple):
         raise SchemaError("Stable-Baselines3 has no buffer for tuples and nested dicts of observations")
     if not isinstance(schema.action, Field):

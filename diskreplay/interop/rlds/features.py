@@ -25,7 +25,7 @@ def is_at(name: str, above: str) -> bool:
 
 
 def feature_names(schema: Schema) -> dict[str, str]:
-    """Return the name of the feature for each leaf, by path; SchemaError for a name that RLDS uses itself."""
+    """Return the name of the feature for each leaf, by path; raise SchemaError for a name that RLDS uses itself."""
     found: dict[str, str] = {}
     for path in schema.step_leaves:
         part, _, inside = path.partition("/")

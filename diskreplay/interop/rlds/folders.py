@@ -251,8 +251,8 @@ class DataSet:
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
             elif is_at(inside, ACTION) or inside == REWARD:
                 found[inside] = name
-            # The options may choose further observations, of which the last row is kept, and further actions, by which
-            # the import decides whether the last row is a step.
+            # The options may choose further observations and actions. The last row of an observation is kept. The last
+            # row of an action decides whether the last row is a step.
             elif any(is_in(inside, each) for each in obs):
                 found[f"{OBS}/{inside}"] = name
             elif any(is_in(inside, each) for each in actions):

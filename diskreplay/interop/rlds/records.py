@@ -23,7 +23,7 @@ _LENGTH, _SUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
 def records(file: Path) -> Iterator[bytes]:
-    """Yield the records of a file; FormatError for a damaged record."""
+    """Yield the records of a file; raise FormatError at a damaged record."""
     for record in records_or_errors(file):
         if isinstance(record, FormatError):
             raise record
@@ -85,7 +85,7 @@ def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[st
 
 _VARINT, _LONG, _SIZED, _SHORT = 0, 1, 2, 5
 _BYTES, _FLOATS, _INTEGERS = 1, 2, 3
-_MOST_DIGITS = 10  # bytes of a varint, with 7 bits each
+_MOST_DIGITS = 10  # the largest number of bytes of a varint; each byte has 7 bits of the value
 _TEXT_TAG = 1 << 3 | _SIZED
 
 
@@ -176,7 +176,7 @@ def _texts(values: memoryview) -> Values:
 
 
 def make_example(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> bytes:
-    """Return the bytes of an example: arrays of floats become float32, arrays of integers int64."""
+    """Encode an example: arrays of floats become float32, and arrays of integers become int64."""
     example = example_class()()
     for name, values in features.items():
         feature = example.features.feature[name]
