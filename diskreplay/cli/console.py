@@ -1,4 +1,4 @@
-"""The output of commands: results go to stdout or a file, progress bars go to stderr if it is a terminal."""
+"""The output of commands: results go to stdout or a file, and progress bars go to stderr if stderr is a terminal."""
 
 import os
 import signal
@@ -65,7 +65,7 @@ def emit(text: str) -> None:
 
 
 def save(path: Path, data: bytes) -> None:
-    """Replace a file atomically, so that a reader sees the old file or the new file; write directly to a pipe."""
+    """Replace a file atomically, so that a reader sees the old file or the new file; a pipe is written directly."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_bytes(data)

@@ -156,7 +156,7 @@ class WhereOfSource:
         self._condition: Callable[[Any], bool] | None = None
 
     def __call__(self, episode: SourceEpisode) -> bool:
-        """Whether an episode meets the condition; raises SchemaError for a name that is not in the data set."""
+        """Tell whether an episode meets the condition; raise SchemaError for a name that is not in the data set."""
         if self._condition is None:
             made = compile_where(self.expression, episode.schema, SOURCE_PROPERTIES)
             self._condition = cast(Callable[[Any], bool], made)
@@ -190,8 +190,8 @@ def _watched(
     """Show the progress of an import or an export, and ``if_interrupted`` after Ctrl-C.
 
     The `with` block passes the yielded object to the import or export as ``progress``. A bar with the title ``before``
-    is shown until the first episode. Then ``announce`` is called with the plan of the import or export, and a bar has
-    the title ``title``.
+    is shown until the first episode. Then ``announce`` is called with the plan of the import or export, and a bar with
+    the title ``title`` is shown.
     """
     with ExitStack() as shown:
         shown.enter_context(console.bar(before))

@@ -141,7 +141,7 @@ def _bound(value: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as objects that JSON can hold; NumPy arrays become lists, NaN and infinities None."""
+    """Return a value as objects that JSON can hold: arrays become lists, and NaN and infinities become None."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -141,7 +141,6 @@ class StepValues:
         return found
 
     def forget(self, lanes: np.ndarray) -> None:
-        """Remove the lanes of a mask from `running`, and forget the episode fields of these lanes."""
         for lane in np.flatnonzero(lanes).tolist():
             self._episodes[lane] = {}
         self.running &= ~lanes
@@ -155,7 +154,7 @@ class StepValues:
         return self._schema.unflatten(part, values)
 
     def from_info(self, info: Mapping[str, Any], ended: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the extra fields in info, and the episode fields in info, or None if the step ended no episode."""
+        """Return the extra fields and the episode fields in info; the episode fields are None if no episode ended."""
         schema = self._schema
         extra = {name: _value(schema.extra[name], info, name, name) for name in self._extra_infos}
         if not ended:
@@ -163,10 +162,11 @@ class StepValues:
         return extra, {name: _value(schema.episode[name], info, name, name) for name in self._episode_infos}
 
     def from_infos(self, steps: list[Source], ends: list[Source]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the extra fields of stepped lanes, and the episode fields of ended lanes, or None if no lane ended.
+        """Return the extra fields of stepped lanes, and the episode fields of ended lanes.
 
-        Each item of ``steps`` and ``ends`` is an info, and the lanes to read in it. Each field has a row for every lane
-        of the environment. The row of a lane that is not read is zeros.
+        The episode fields are None if no lane ended. Each item of ``steps`` and ``ends`` is an info, and the lanes to
+        read in this info. Each field has a row for every lane of the environment. The row of a lane that is not read is
+        zeros.
         """
         steps, ends = [[source for source in sources if source[1].size] for sources in (steps, ends)]
         extra = {name: self._lanes(self._schema.extra[name], name, name, steps) for name in self._extra_infos}

@@ -107,7 +107,7 @@ class MapDataset(Dataset[Any]):
 
     ``dataset[i]`` is one item, a dict of tensors without a leading axis. So a loader batches and shuffles as usual:
     ``DataLoader(dataset, batch_size=256, shuffle=True)``. ``dataset[numbers]``, with a slice, a list or an array, is a
-    `Batch`. All its items are gathered together, which is many times faster:
+    `Batch`. The items of a `Batch` are gathered together, which is many times faster:
     ``DataLoader(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), 256, drop_last=False))``.
 
     Steps that are added later are not in the data set. Reading an item that the store has evicted raises InvalidIndex.

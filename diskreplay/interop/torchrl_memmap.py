@@ -193,7 +193,7 @@ class _Transitions:
     pieces : list of Piece
         The episodes in the order of their start.
     names : dict of str to str
-        The key of each leaf in the folder, by the leaf's path in the store without options.
+        The key of each leaf in the folder, by the path that the leaf has in the store without options.
     left_out : list of str
         The keys that the caller skips.
     cut : int

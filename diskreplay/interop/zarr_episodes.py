@@ -272,7 +272,7 @@ class _DataSet:
     schema : Schema or None
         The schema that an export of this module keeps; None for other data sets.
     leaves : dict of str to Field
-        The field of each leaf, by the leaf's path in the store without options.
+        The field of each leaf, by the path that the leaf has in the store without options.
     names : dict of str to str
         The name of the array or field in the data set for each leaf, by the same paths.
     left_out : list of str

@@ -103,7 +103,7 @@ def with_index(columns: Columns) -> Columns:
 
 
 def read_columns(store: dr.Store, progress: console.Report) -> Columns:
-    """Return the columns of the episodes and their fields; read again if a segment was evicted meanwhile."""
+    """Return the columns of the episodes and their fields; if a segment is evicted meanwhile, read them again."""
     for _ in range(TRIES):
         with suppress(dr.SegmentGone):
             return with_fields(store, with_index(store.episode_table(progress=progress)))

@@ -128,8 +128,8 @@ def over_episodes(name: str, values: NDArray[Any]) -> Chart:
 def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | None) -> Chart:
     """Return the chart of saved priorities; an empty ``samplers`` stands for all samplers.
 
-    If ``steps`` is given, only priorities of these ids are drawn. Raises BadParameter if there are no priorities,
-    StoreNotFound if a named sampler saved nothing.
+    If ``steps`` is given, only priorities of these ids are drawn. BadParameter is raised if there are no priorities.
+    StoreNotFound is raised if a named sampler saved nothing.
     """
     saved = read_priorities(store, samplers)
     among = ((name, values if steps is None else values[np.isin(ids, steps)]) for name, (ids, values) in saved.items())
@@ -148,7 +148,7 @@ def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | Non
 
 
 def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
-    """Return a histogram: a bar per value for whole numbers with at most `BINS` values, else `BINS` equal bins."""
+    """Return a histogram: a bar for each whole number if there are at most `BINS`, otherwise `BINS` equal bins."""
     return distributions(title, {"": values}, label)
 
 
@@ -157,7 +157,7 @@ def of_elements(title: str, rows: NDArray[Any]) -> Chart:
 
 
 def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any]]]:
-    """Return a title, and {name: values} of each of the first `MOST_SERIES` elements of the rows, such as "[0]".
+    """Return a title, and the values of each of the first `MOST_SERIES` elements of the rows, by names such as "[0]".
 
     If the rows have more elements, the title says so.
     """

@@ -63,7 +63,7 @@ def _of_times(info: Mapping[str, Any], steps: Steps) -> Iterator[Chart]:
 
 
 def _by_writer(writers: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield the writers with most steps, each with a mask of its steps, then all other writers together."""
+    """Yield the writers with the most steps, each with a mask of its steps, and then all other writers together."""
     numbers, counts = np.unique(writers, return_counts=True)
     most = numbers[np.argsort(-counts, kind="stable")]
     alone = most if len(most) <= MOST_SERIES else most[: MOST_SERIES - 1]

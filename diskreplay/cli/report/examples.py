@@ -1,4 +1,4 @@
-"""Chooses the example episodes of a report, and makes the parts of the page about each."""
+"""Chooses the example episodes of a report, and makes the parts of the page about each example."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,9 @@ from diskreplay.pictures import as_images, gif, is_image, png, smaller, spread, 
 from diskreplay.reading.episodes import Episode
 from diskreplay.schema.schema import Field, Schema
 
-FRAMES, FPS, WIDEST = 24, 6.0, 128  # of an animation: frames (at most), frames a second, pixels of a side (at most)
+# An animation has at most this number of frames, this number of frames a second, and at most this number of pixels on
+# each side.
+FRAMES, FPS, WIDEST = 24, 6.0, 128
 STRIP = 8  # frames in a strip
 IMAGES, CHARTS, COLUMNS = 2, 8, 12  # the maximum numbers of fields that are shown in each way
 STEPS_DRAWN, STEPS_LISTED = 500, 10
