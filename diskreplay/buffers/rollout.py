@@ -289,10 +289,7 @@ class RolloutBuffer(Backed):
         self._batch = self._estimates = None
 
     def _flags(self, value: Any, name: str, reward: Any) -> torch.Tensor:
-        """Return flags, (num_envs,), as 0 and 1 in any dtype.
-
-        Flags on a device are checked later, by `compute_returns_and_advantages`.
-        """
+        """Return flags, (num_envs,), as 0 and 1 in any dtype; flags on a device are checked later."""
         if (
             isinstance(value, torch.Tensor)
             and "cpu" not in (value.device.type, self._device.type)
@@ -314,7 +311,6 @@ class RolloutBuffer(Backed):
         return columns
 
     def _cut_unless_continued(self, expected: Columns) -> None:
-        """Cut the episode after the last step if the new step does not have the expected observation."""
         now = {path: self._columns[path][self._steps] for path in expected}
         if all(same_rows(now[path].cpu().numpy(), rows.cpu().numpy()).all() for path, rows in expected.items()):
             return

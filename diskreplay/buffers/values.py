@@ -152,9 +152,10 @@ class Given:
         return getattr(self, f"{part}_shape"), getattr(self, f"{part}_dtype")
 
     def field(self, part: str, value: Any, lanes: int | None) -> Tree:
-        """Return the `Field` for the first `value` of `part`, "obs" or "action"; for a dict or tuple, a tree of fields.
+        """Return the `Field` for the first `value` of `part`, which is "obs" or "action".
 
-        `lanes` is the length of the leading axis of environments; None: the value has no such axis.
+        For a dict or tuple, the result is a tree of fields. `lanes` is the length of the leading axis of environments, or
+        None if the value has no such axis.
         """
         shape, dtype = self.of(part)
         if isinstance(value, Mapping):

@@ -85,10 +85,7 @@ def _start(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, and return its exit code.
-
-    If ``arguments`` is None, the arguments of the process are used.
-    """
+    """Run the command line, and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack characters of a path

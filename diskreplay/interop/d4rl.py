@@ -398,10 +398,7 @@ class Reader:
             raise FormatError(f"{self._path}: {name!r}: {error}") from None
 
     def _find_columns(self) -> dict[str, str]:
-        """Return the name of each array by the path of its leaf, such as ``{"obs": "observations"}``.
-
-        Raises FormatError if next observations are not numbers, or differ from observations in shape.
-        """
+        """Return the name of each array by the path of its leaf, such as ``{"obs": "observations"}``."""
         columns = {path: array for path in self.schema.step_leaves if (array := array_of(path)) is not None}
         for path in filter(is_obs, columns):
             following = self._arrays.get(next_of(path))
@@ -565,7 +562,6 @@ def _column(file: h5py.File, name: str, shape: tuple[int, ...], dtype: Any, comp
 
 
 def _layout(plan: Plan, has_next: bool) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return the shape and dtype of each array that has a row for each step, by the array's name."""
     layout: dict[str, tuple[tuple[int, ...], Any]] = {}
     for path, field in plan.schema.step_leaves.items():
         if (array := array_of(path)) is not None:

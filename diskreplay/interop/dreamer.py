@@ -63,8 +63,6 @@ Rows = dict[str, NDArray[Any]]
 
 
 class _Part(NamedTuple):
-    """The rows of a file from ``start`` to before ``stop``."""
-
     file: Path
     start: int
     stop: int
@@ -174,15 +172,6 @@ def export_dataset(
 
 
 class _Replay:
-    """The episodes of a folder.
-
-    Attributes
-    ----------
-    episodes : list of list of _Part
-        For each episode, the parts of files that have the episode's rows. Every episode has two rows or more. The rows
-        of an episode of DreamerV3 may be in several files.
-    """
-
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise StoreNotFound(f"{folder} is not a folder with replays of Dreamer: there is no such folder")
@@ -270,10 +259,6 @@ class _Replay:
         return EpisodeData(steps, bool(terminal), bool(is_last and not terminal))
 
     def _rows(self, parts: Sequence[_Part], keys: Collection[str]) -> Rows:
-        """Return the rows of the episode in ``parts``, by key.
-
-        Raises FormatError if one of ``keys`` is missing, or has another number of rows than the reward.
-        """
         pieces = [{key: rows[p.start : p.stop] for key, rows in self._open(p.file).items()} for p in parts]
         where = parts[0].file
         if any(piece.keys() != pieces[0].keys() for piece in pieces):
@@ -332,10 +317,6 @@ def _extra_name(key: str) -> str:
 
 
 def _keys(schema: Schema) -> dict[str, str]:
-    """Return the key of each leaf of steps, by path.
-
-    SchemaError is raised if two leaves would have the same key, or if a leaf would have a key of `_FLAGS`.
-    """
     found: dict[str, str] = {}
     for path, field in schema.step_leaves.items():
         part, _, name = path.partition("/")

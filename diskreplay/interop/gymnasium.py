@@ -399,7 +399,10 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             super().close(**kwargs)
 
     def _cut(self, writer: "VectorWriter", lanes: np.ndarray) -> None:
-        """End the open episodes of lanes and store their episode fields. Fields set for the next episodes stay set."""
+        """End the open episodes of lanes, and store their episode fields.
+
+        Fields that were set for the next episodes stay set.
+        """
         running = self._values.running & lanes
         for some, episode in self._values.of_episodes(running):
             writer.end_episode(mask=some, episode=episode or None)

@@ -125,8 +125,6 @@ class TensorBoardWriter(Protocol):
 
 
 class WandbRun(Protocol):
-    """A run of Weights & Biases, with the method that this module calls."""
-
     def log(self, data: dict[str, Any], step: int | None = None) -> object: ...
 
 

@@ -280,7 +280,7 @@ class _Arrays:
         self.skipped = list[Skipped]()
 
     def _load(self, file: Path) -> Rows:
-        """Return a file's flags, next observations, and all other arrays that are not in the option ``skip``."""
+        """Return a file's arrays, except those in the option ``skip``; flags and next observations are always read."""
         self._left_out = []
 
         def is_read(name: str) -> bool:
@@ -355,10 +355,7 @@ class _Arrays:
         count: int,
         fields: Mapping[str, Any],
     ) -> EpisodeData:
-        """Return the episode in the rows ``part`` of ``arrays``, which have ``count`` steps.
-
-        ``names`` has the name of the array for each leaf, by path.
-        """
+        """Return the episode in the rows ``part`` of ``arrays``, which have ``count`` steps."""
         last, steps = part.stop - 1, dict[str, NDArray[Any]]()
         for path, name in names.items():
             if name not in arrays:
@@ -399,8 +396,6 @@ class _Arrays:
 
 
 class _OneFile(_Arrays):
-    """A file with the consecutive rows of all episodes."""
-
     def __init__(self, file: Path, choice: Choice, starts: str | None, indices: str | None, flags: _Flags) -> None:
         super().__init__(file, choice, flags)
         self._arrays = self._load(file)
@@ -447,8 +442,6 @@ class _OneFile(_Arrays):
 
 
 class _Files(_Arrays):
-    """A folder with a file for each episode."""
-
     def __init__(self, folder: Path, choice: Choice, flags: _Flags) -> None:
         super().__init__(folder, choice, flags)
         files = sorted(folder.glob("*.npz"))

@@ -249,7 +249,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path, wanted: _Wanted, first: int, total: int) -> Iterator[EpisodeData]:
-    """Yield the episodes from number ``first`` on; a thread reads the next file ahead."""
     files = _files(folder)  # the name of a file is the number of its first episode
     starts = [int(file.stem) for file in files]
     spans = [span for span in zip(files, starts, [*starts[1:], total], strict=True) if span[2] > first]

@@ -364,7 +364,6 @@ class _Demos:
         return found
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the demonstrations from position ``first`` on, with the leaves at the ``wanted`` paths."""
         names = {path: name for path, name in self.names.items() if path in wanted}
         for key in self.keys[first:]:
             yield self._episode(key, member(self._data.id, key), names)

@@ -289,7 +289,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._forget()
 
     def _restore(self) -> None:
-        """Fill the buffer with the newest steps of the store, the oldest of these at position 0."""
+        """Fill the buffer with the newest steps of the store, with the oldest of these steps at position 0."""
         store = self._store
         if store is None:
             return
@@ -463,7 +463,6 @@ class DiskReplayBuffer(ReplayBuffer):
         return bool(((positions - oldest) % self.buffer_size < self._unseen).any())
 
     def _see(self) -> None:
-        """Refresh the store, so that the samplers can read the added steps."""
         assert self._store is not None
         self._store.refresh()
         self._unseen = 0

@@ -224,8 +224,7 @@ class _Buffer:
     settings : dict
         The name of the buffer's class, and arguments of this class.
     cut : int
-        The number of cuts. An episode is cut after a step whose next observation is not the observation of the next
-        step.
+        The argument of `Source` with this name.
     """
 
     def __init__(self, file: Path) -> None:

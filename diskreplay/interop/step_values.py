@@ -150,7 +150,6 @@ class StepValues:
         return {path: leaf.copy() for path, leaf in self._schema.cast(part, value, self._leading).items()}
 
     def nest(self, part: str, values: Mapping[str, np.ndarray]) -> Any:
-        """Return arrays by path, as `own` returns them, nested as in the schema."""
         return self._schema.unflatten(part, values)
 
     def from_info(self, info: Mapping[str, Any], ended: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -220,10 +219,9 @@ def as_numpy(value: Any) -> np.ndarray:
 
 
 def as_flags(value: Any, name: str, refused: type[ReplayError] = SchemaError) -> np.ndarray:
-    """Return flags as an array of bools.
+    """Convert flags to bools; raise ``refused`` for values other than bools, 0 and 1.
 
-    Integers and floats, which files and buffers of other libraries have, must be 0 or 1. Other values raise the error
-    ``refused``.
+    Files and buffers of other libraries have flags as integers and floats.
     """
     flags = as_numpy(value)
     if flags.dtype.kind != "b":
@@ -243,7 +241,7 @@ def _value(tree: Any, info: Any, key: str, path: str) -> Any:
 
 
 def _mask(info: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
-    """Return the mask of lanes that have the value ``key`` in info. Without a mask in info, these are all lanes."""
+    """Return a mask of the lanes that have the value ``key`` in info. Without a mask in info, all lanes have it."""
     mask = info.get(f"_{key}")
     return np.ones(num_envs, bool) if mask is None else as_numpy(mask).astype(bool)
 

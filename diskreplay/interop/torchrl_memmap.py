@@ -192,12 +192,8 @@ class _Transitions:
     ----------
     pieces : list of Piece
         The episodes in the order of their start.
-    names : dict of str to str
-        The key of each leaf in the folder, by the path that the leaf has in the store without options.
-    left_out : list of str
-        The keys that the caller skips.
-    cut : int
-        The number of cuts. An episode is cut after a row whose next observation is not the observation of the next row.
+    names, left_out, cut
+        The arguments of `Source` with these names.
     """
 
     def __init__(self, folder: Path, choice: Choice) -> None:
@@ -386,7 +382,6 @@ def _read_json(file: Path, missing: dict[str, Any] | None = None) -> dict[str, A
 
 
 def _keys(schema: Schema) -> dict[str, str]:
-    """Return the key of each leaf by the leaf's path in the store."""
     found: dict[str, str] = {}
     for path in schema.step_leaves:
         part, _, name = path.partition("/")

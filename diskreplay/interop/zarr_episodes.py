@@ -271,18 +271,10 @@ class _DataSet:
     ----------
     schema : Schema or None
         The schema that an export of this module keeps; None for other data sets.
-    leaves : dict of str to Field
-        The field of each leaf, by the path that the leaf has in the store without options.
-    names : dict of str to str
-        The name of the array or field in the data set for each leaf, by the same paths.
-    left_out : list of str
-        The arrays that the caller skips.
-    not_kept : list of str
-        A text about the rows after the last episode. Empty if there are no such rows.
     bounds : list of (int, int)
         The first row of each episode, and the row after the episode's last row.
-    metadata : dict
-        The note of the import that made the exported store.
+    leaves, names, left_out, not_kept, metadata
+        The arguments of `Source` with these names.
     """
 
     def __init__(self, file: Path, root: _Group, choice: Choice, ended: Ended) -> None:
@@ -348,7 +340,6 @@ class _DataSet:
         return [_TERMINATED, _TRUNCATED, _HAS_FINAL, _HAS_FIELDS, *map(_meta_name, fields), *finals]
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the episodes from position ``first`` on, with the leaves at the paths in ``wanted``."""
         row_bytes = sum(column.row_bytes for column in self._columns.values())
         columns = {path: each for path, each in self._columns.items() if path in {*wanted, PRIORITY}}
         lacking = {_meta_name(path) for path in self.leaves if is_part(path, FIELDS) and path not in wanted}

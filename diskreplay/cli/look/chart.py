@@ -24,8 +24,6 @@ COLOURS = ("#0067a8", "#c05a00", "#00795a", "#a3468a", "#7a6400", "#555e66")
 
 @dataclass(frozen=True)
 class Series:
-    """The points of a series; its name is shown if a chart has several series."""
-
     name: str
     x: NDArray[Any]
     y: NDArray[Any]

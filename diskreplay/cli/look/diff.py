@@ -22,7 +22,7 @@ _ENDS = ("length", "terminated", "truncated", "cut")
 
 
 class Difference(NamedTuple):
-    """A difference of the stores A and B: its name, and its two values; None: the store has no such value."""
+    """A difference of the stores A and B: its name, and the value in each store; None if a store has no such value."""
 
     what: str
     a: Any
@@ -92,7 +92,7 @@ def of_episodes(a: Episode, b: Episode, schema: Schema) -> Difference | None:
 
 
 def first_difference(a: NDArray[Any], b: NDArray[Any]) -> tuple[int, ...] | None:
-    """Return the first index where the bytes of two arrays of one shape differ: NaN equals NaN, 0 is not -0."""
+    """Return the first index where the bytes of two arrays of one shape differ: NaN equals NaN, but 0 is not -0."""
     one, two = (np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, x.itemsize) for x in (a, b))
     places = np.flatnonzero((one != two).any(axis=-1))
     return tuple(int(at) for at in np.unravel_index(places[0], a.shape)) if len(places) else None

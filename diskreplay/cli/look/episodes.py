@@ -196,7 +196,7 @@ def table(columns: Columns, shown: NDArray[np.intp]) -> str:
 
 
 def comma_separated(columns: Columns, shown: NDArray[np.intp]) -> str:
-    """Return the episodes at the indices ``shown`` as CSV; a vector is a list as in JSON, a missing value is empty.
+    """Return the episodes at the indices ``shown`` as CSV. A vector is a list as in JSON, and a missing value is empty.
 
     No spreadsheet evaluates a cell as a formula, because values are numbers, and field names begin with ``episode/``.
     """

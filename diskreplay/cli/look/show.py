@@ -148,7 +148,7 @@ def episode_leaves(episode: Episode, schema: Schema) -> dict[str, Any]:
 
 
 def row_count(episode: Episode, path: str) -> int:
-    """Return the number of rows of a field in an episode; the final observation is a row of observations only."""
+    """Return the number of rows of a field in an episode; only observations have a row after the last step."""
     return len(episode) + (episode.has_final_obs and path.split("/")[0] == "obs")
 
 

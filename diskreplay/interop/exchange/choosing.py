@@ -278,9 +278,9 @@ def lay_out(
 ) -> Layout:
     """Return the layout that results from the options of an import or an export.
 
-    ``leaves`` and ``names`` have the field and the name of each feature, by default path. ``schema`` is the default
-    schema of the leaves. The layout has this schema if the options change no path and no dtype, since ``schema`` may
-    have tuples, which paths cannot express. ``left_out`` has the features that the reader has already left out.
+    The keys of ``leaves`` and ``names`` are the features' default paths. ``schema`` is the leaves' default schema. The
+    layout has this schema if the options change no path and no dtype, since ``schema`` may have tuples, which paths
+    cannot express. ``left_out`` has the features that the reader has already left out.
     """
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()

@@ -400,7 +400,7 @@ def find_not_held(
 
 
 def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return the names of an episode's data other than leaves of steps, as keys of `Format.not_held`.
+    """Return the keys of `Format.not_held` that name data of an episode, except leaves of steps.
 
     Episode fields and priorities are looked up only if their names are in ``among``.
     """

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -> dict[str, Field]:
-    """Return the field of each array, ``(rows, ...)``, by path; ``advice`` ends the message of a SchemaError."""
     found = dict[str, Field]()
     for path, values in rows.items():
         try:

@@ -51,7 +51,8 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
     Returns
     -------
     dict of str to tuple of int or None
-        The shapes of the data sets by name. The value is None for a soft link, and for a second name of a group.
+        The shapes of the data sets by name. The value is None for a soft link, and for each further name of a group
+        that has several names.
     """
     stored, found = path.stat().st_size, dict[str, Shape | None]()
     with h5py.File(path, "r") as file:
@@ -123,7 +124,7 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> Shape:
 def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
     """Yield the full name and the object of each member of the root group and of all groups below the root.
 
-    The object is None for a soft link, and for a second name of a group that was yielded before.
+    The object is None for a soft link, and for each further name of a group that has several names.
     """
     waiting, seen = [(root, "", 0)], set()
     while waiting:

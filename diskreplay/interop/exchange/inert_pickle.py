@@ -25,7 +25,7 @@ _OF_NUMPY = ("numpy._core", "numpy.core")  # the second is the name in NumPy 1
 
 
 class Record:
-    """An object of a pickle whose class was not imported.
+    """An object in a pickle whose class was not imported.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Record:
 
 
 class PickledArray:
-    """An array of a pickle; ``values`` is None if the array has another dtype than bool, int or float."""
+    """An array in a pickle; ``values`` is None if the array has another dtype than bool, int or float."""
 
     __slots__ = ("values",)
 

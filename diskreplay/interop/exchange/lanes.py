@@ -39,7 +39,7 @@ def ring_order(rows: int, next_row: int, is_full: bool) -> Ints:
 
 
 def rows_at(order: Ints) -> slice | Ints:
-    """Return row numbers as a slice if they are consecutive: a slice of an array is a view, and not a copy."""
+    """Return row numbers as a slice if they are consecutive, since an array indexed by a slice is not copied."""
     if len(order) and (order[1:] - order[:-1] == 1).all():
         return slice(int(order[0]), int(order[-1]) + 1)
     return order

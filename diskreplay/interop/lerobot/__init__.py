@@ -205,7 +205,6 @@ def _format(
 
 
 def _own(noted: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return the metadata of the LeRobot data set that the store was imported from; empty for other stores."""
     found: Mapping[str, Json] = noted["metadata"] if noted.get("format") == NAME else {}
     return found
 

@@ -83,7 +83,6 @@ class Metadata:
         self.stats = stats.read_text() if stats.is_file() else ""
 
     def _check_numbers(self) -> None:
-        """Add episodes that the table lacks to ``skipped``, or raise FormatError if `is_lenient` is false."""
         total = self.info.get("total_episodes", len(self.numbers))
         if type(total) is not int or total < 0:
             raise FormatError(f"{self.root / INFO}: total_episodes must be a number of episodes, not {total!r:.80}")

@@ -300,7 +300,6 @@ class _Videos:
 
 
 def _tables(path: Path, keys: list[str], skipped: int, block_bytes: int) -> Iterator[pa.Table]:
-    """Yield tables with the columns ``keys`` of a file, from row ``skipped`` on; a thread reads ahead."""
     file = open_table(path)
     return read_ahead(
         partial(_table, path, file, keys, *block) for block in _blocks(file.metadata, skipped, block_bytes)

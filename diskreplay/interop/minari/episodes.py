@@ -197,7 +197,10 @@ def _with_dtypes(tree: Any, path: str, arrays: Mapping[str, NDArray[Any]]) -> An
 
 
 def _info_fields(raw: Raw) -> tuple[dict[str, Field], dict[str, Field]]:
-    """Return the field of each info with a row for each step, and of each info with a further row for the reset."""
+    """Return the field of each info with a row for each step.
+
+    The second dict has only the infos with a further row, which belongs to the reset.
+    """
     count = len(raw["rewards"])
     infos, resets = {}, {}
     for name, rows in flat(raw[INFOS]).items() if raw[INFOS] else ():

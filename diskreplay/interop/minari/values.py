@@ -19,7 +19,6 @@ _ARRAY, _TEXTS, _COUNT = "@array", "@texts", "@count"
 
 
 def to_json(value: Any, name: str) -> Any:
-    """Convert a value to JSON, which `from_json` converts back."""
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
     if isinstance(value, bytes):

@@ -136,7 +136,6 @@ def _rebuilt(paths: list[str], nodes: list[str], save_s: float) -> ShardedStore:
 
 
 def _places(path: Any, nodes: Sequence[str] | None) -> list[tuple[str, str]]:
-    """Return the path and the node address of each shard."""
     if isinstance(path, str | os.PathLike):
         nodes = addresses() if nodes is None else list(nodes)
         paths = [path] * len(nodes)
