@@ -365,8 +365,9 @@ class RolloutBuffer(Backed):
         gamma, gae_lambda : float
             Discount per step, and lambda, 0 to 1.
         value_fn : callable or None
-            Computes the values of the final observations given to `add`, from tensors (n, ...), nested like the
-            observations, to (n,) or (n, 1). `value_fn` is called at most once, without gradients.
+            A function that returns the values, (n,) or (n, 1), of n final observations. The argument has the final
+            observations given to `add`, as tensors (n, ...), nested like the observations. `value_fn` is called at most
+            once, without gradients.
         final_values : (steps so far, num_envs) or None
             The values of the final observations, for a critic that needs more than observations. Values of other steps
             are ignored.

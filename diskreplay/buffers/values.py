@@ -154,8 +154,8 @@ class Given:
     def field(self, part: str, value: Any, lanes: int | None) -> Tree:
         """Return the `Field` for the first `value` of `part`, which is "obs" or "action".
 
-        For a dict or tuple, the result is a tree of fields. `lanes` is the length of the leading axis of environments, or
-        None if the value has no such axis.
+        For a dict or tuple, the result is a tree of fields. `lanes` is the length of the leading axis of environments.
+        If `lanes` is None, the value has no such axis.
         """
         shape, dtype = self.of(part)
         if isinstance(value, Mapping):

@@ -31,7 +31,7 @@ from diskreplay.cli.text import aligned, count, duration, size, to_json
 from diskreplay.interop.exchange.progress import Amount
 from diskreplay.segments.files.durable import write_atomic
 
-# The width of tables in a pipe, in characters. The default of rich is 80: it would fold long lines, and grep could not
+# The width of tables in a pipe, in characters. At rich's default of 80, long lines would be folded, and grep could not
 # find them.
 PIPE_WIDTH = 200
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in a shell

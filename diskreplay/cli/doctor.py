@@ -25,7 +25,7 @@ from diskreplay.reading.chunk_budget import MOST_MAPPINGS
 from diskreplay.segments.files.durable import file_system_type, network_warning
 from diskreplay.segments.files.machine import check_platform
 
-# The first two features of processors speed up checksums, all others speed up compiled kernels.
+# The first two features of processors speed up checksums, and all others speed up compiled kernels.
 _FEATURES = ("sse4_2", "pclmulqdq", "avx2", "bmi1", "bmi2", "fma", "avx512f", "avx512bw")
 _SHM = "/dev/shm"
 # Smaller values are problems: free bytes of a disk, bytes of shared memory (Docker gives 64 MB), file descriptors of a

@@ -177,8 +177,8 @@ def to_tensorboard(
     If items are sequences, only their first steps are counted. Making a histogram draws no ids and changes no counts of
     the sampler. Histograms are left out before the first batch, and if a step of the batch was evicted meanwhile.
 
-    A call for a sampler takes milliseconds, and a call for a store looks at all its files: call this every few
-    seconds, not for each batch.
+    A call for a sampler takes milliseconds, and a call for a store looks at all its files: call this function
+    every few seconds, not for each batch.
 
     Parameters
     ----------

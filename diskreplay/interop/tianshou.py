@@ -235,10 +235,10 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
 class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     """A `VectorReplayBuffer` of Tianshou whose steps are in a store: ``Collector(policy, envs, buffer)``.
 
-    Collectors, trainers and off-policy algorithms use this class like Tianshou's own buffer: indices mean the same, and
-    with equal seeds the batches are equal, n-step returns included. Observations and actions are only in the store,
-    each observation once. The id, reward and flags of each step, and the collector's other data such as infos, are in
-    memory.
+    Collectors, trainers and off-policy algorithms use this class like Tianshou's own buffer: indices have the same
+    meaning, and with equal seeds the batches are equal, n-step returns included. Observations and actions are only in
+    the store, each observation once. The id, reward and flags of each step, and the collector's other data such as
+    infos, are in memory.
 
     An existing store is continued: the newest steps of each environment fill the buffer, oldest first. A pickle or a
     file of `save_hdf5` has the ids and the path of the store. `reset` forgets the steps and leaves them in the store.

@@ -34,7 +34,7 @@ class StoreDataset(IterableDataset[dr.Batch]):
         The store; each worker opens it with mode "r".
     view, distribution, batch_size, seed, fields, where, max_times_sampled, transform
         As for `Sampler`; each worker has its own copies. Spawned workers need arguments that can be pickled. With a
-        seed, the batches of a worker are a function of seed, share and store.
+        seed, the batches of a worker depend only on the seed, the share and the store.
     rank, world_size : int or None
         The number of this process, and the number of processes that train together. None: the values of
         `torch.distributed` if it is initialized, otherwise one process.

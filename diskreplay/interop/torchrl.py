@@ -82,7 +82,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     """
 
     supports_conditional_update = False
-    shared_init = True  # another process opens the store by the path
+    shared_init = True  # since another process opens the store by its path
     _store: dr.Store | None
 
     def __init__(

@@ -18,7 +18,7 @@ from diskreplay.cli.look.show import cell, short
 from diskreplay.cli.where import RIGHT_NAMES, Where, compile_where, matching
 
 TABLE_LIMIT = 50
-TRIES = 20  # attempts to read a store whose segments are being evicted
+TRIES = 20  # the maximum number of attempts to read a store while its segments are evicted
 COLUMNS = (
     *("index", "id", "segment", "lane", "start", "length", "hidden_steps", "total_reward"),
     *("terminated", "truncated", "cut", "open"),
@@ -166,7 +166,7 @@ def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: b
         return found
     keys = columns[sort][found]
     missing = np.ma.getmaskarray(keys) | np.isnan(np.ma.getdata(keys))
-    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # ranks can be negated, values of some dtypes cannot
+    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # values of some dtypes cannot be negated
     return found[np.lexsort((-rank if descending else rank, missing))]
 
 

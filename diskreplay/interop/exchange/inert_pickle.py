@@ -101,7 +101,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: Any, classes: Collection[str], nbytes: int) -> None:
         super().__init__(file)
         self._classes, self._left = classes, 2 * nbytes
-        # Each file gets new classes and functions, since a pickle may change the attributes of the ones it receives.
+        # Each file gets new classes and functions, since a pickle may change the attributes of those that it receives.
         self._known: dict[str, Any] = {
             "numpy.dtype": _subclass(_Dtype),
             "numpy.ndarray": _subclass(Record),

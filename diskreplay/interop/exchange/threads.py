@@ -58,7 +58,7 @@ def _next_ones(episodes: Iterator[EpisodeData]) -> tuple[list[EpisodeData], Exce
         while nbytes < _AHEAD_BYTES and (episode := next(episodes, None)) is not None:
             found.append(episode)
             nbytes += _nbytes(episode)
-    except Exception as error:  # `episodes_ahead` raises it after the episodes in `found`
+    except Exception as error:  # `episodes_ahead` raises the error after the episodes in `found`
         return found, error
     return found, None
 

@@ -28,7 +28,6 @@ NAME = "minari"
 DataFormat = Literal["hdf5", "arrow", "parquet"]
 
 DATA_SET_ID = re.compile(r"[-\w][-\w/]*-v\d+")  # a name in the folder of Minari; all other texts are paths
-# Metadata that Minari computes.
 _COMPUTED = {
     *("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding"),
     *("observation_space", "action_space", "dataset_id", "minari_version"),

@@ -74,8 +74,8 @@ class SharedSampler:
         if self.prioritized is None:
             return
         self.prioritized.load(saved)
-        # Batches drawn since the save were delivered already. Skip a random number of draws, so that these batches are
-        # not drawn again.
+        # Batches that were drawn after the save have been delivered. A random number of draws is skipped, so that these
+        # batches are not drawn again.
         if self.prioritized.sampleable:
             for _ in range(1 + secrets.randbelow(_SKIPPED_DRAWS)):
                 self.prioritized.sample(1)
