@@ -14,7 +14,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.schema.spaces import Field
 from diskreplay.views.base import Leaf
 
-Columns = dict[str, torch.Tensor]  # by the path of a field
+Columns = dict[str, torch.Tensor]  # the keys are paths of fields
 
 # The number of released rollouts whose memory is kept for reuse. A training loop still uses one rollout while it
 # collects the next rollout.

@@ -80,14 +80,14 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     `num_envs` above 1, every value has a leading axis of `num_envs`, and each environment has its own episodes.
 
     A step's observation must equal the next observation of the same environment's previous step, byte for byte, unless
-    that step was done or truncated. If it differs, the episode is cut there, with a warning the first time. For
+    that step was done or truncated. If the two differ, the episode is cut there, with a warning the first time. For
     example, if a buffer with ``num_envs=1`` gets steps of several environments in turn, an episode is cut after each
     step, and every return has a single step.
 
     With ``prioritized=True`` and a `path`, the priorities outlive the buffer, and so do the random state and the number
     of batches for beta's schedule. This state is saved by `close`, by `save`, and every minute while priorities are
     updated. A process that ends without `close` loses the updates after the last save. The next buffer at the path
-    continues from the last save, and steps added after it get the largest priority so far.
+    continues from the last save, and steps added after this save get the largest priority so far.
 
     Concurrency: one thread adds; any thread may call the other methods. Other processes may read a store at a `path`.
 
@@ -109,8 +109,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     gamma : float
         Discount per step.
     prioritized : bool
-        Whether steps are drawn by the errors passed to `update_priorities`; see `Prioritized`. You may also set this
-        attribute later.
+        Whether steps are drawn by priorities, which come from the errors passed to `update_priorities`; see
+        `Prioritized`. You may also set this attribute later.
     alpha, beta, eps : float
         Arguments of `Prioritized`. beta may be a schedule; by default it rises from 0.4 to 1 over a million batches.
     obs_dtype, action_dtype : dtype or None
@@ -246,7 +246,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     # --- adding ------------------------------------------------------------------------------------------------------
 
     def push(self, experience: Any, *values: Any) -> None:
-        """Add an `Experience`, or its five values; see `add`."""
+        """Add one step, as an `Experience` or as its five values; see `add`."""
         self.add(*Experience(*experience) if not values else Experience(experience, *values))
 
     def add(

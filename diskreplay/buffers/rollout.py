@@ -54,14 +54,14 @@ PUSHED = {"obs": "states", "action": "actions", "reward": "rewards", "next_obs":
 class RolloutBuffer(Backed):
     """`num_steps` steps of `num_envs` environments side by side, for on-policy learning.
 
-    The steps are in tensors on the device, which are made with the first step. The first step defines shapes and dtypes
-    that are not given, by the rules of `ReplayBuffer`. Values and log probabilities are float32 scalars. With one
-    environment, `add` also takes values without the axis of environments.
+    The steps are in tensors on the device. The first step makes the tensors, and defines shapes and dtypes that are not
+    given, by the rules of `ReplayBuffer`. Values and log probabilities are float32 scalars. With one environment, `add`
+    also takes values without the axis of environments.
 
     The attributes, such as `rewards`, are these tensors without a copy, (steps so far, num_envs, ...). `clear` does not
     change tensors that are still referenced: the buffer then uses other memory.
 
-    With a `path`, a thread also appends the steps to a store there, for later runs and other processes. Reading a field
+    With a `path`, a thread also appends the steps to a store, for later runs and other processes. Reading a field
     or `store` waits for that thread. An error of the store is raised by the next call. The store then lacks the steps
     that were waiting, and the buffer still has all steps.
 

@@ -46,7 +46,7 @@ def merge(
 ) -> None:
     """Merge the ended episodes of stores with one schema into a new store.
 
-    Episodes are copied as `copy` does. The new store has the settings of the first store, but no limits, since limits
+    Episodes are copied as by `copy`. The new store has the settings of the first store, but no limits, since limits
     could evict merged episodes. `Store.resize` sets limits later. An episode that is in several stores is copied once
     for each store.
     """

@@ -37,7 +37,7 @@ SCHEMES: Mapping[str, str] = {
     "d4rl": "an HDF5 file of D4RL",
     "robomimic": "an HDF5 file of demonstrations of robosuite, robomimic or Isaac Lab",
 }
-"""The formats: {SCHEME: what WHERE is}. Each SCHEME is the name of a module of `diskreplay.interop`."""
+"""The formats: {SCHEME: description of WHERE}. Each SCHEME is the name of a module of `diskreplay.interop`."""
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -148,7 +148,7 @@ def import_store(
 class WhereOfSource:
     """A condition on the episodes of a data set.
 
-    The expression is compiled at the first call, because the schema is only known from an episode.
+    The expression is compiled at the first call, since the schema is not known before the first episode.
     """
 
     def __init__(self, expression: str) -> None:

@@ -117,7 +117,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _unfit(found: Mapping[str, Any], message: str) -> str:
-    """Return in words why pydantic refused an argument; ``message`` for unknown types of errors.
+    """Return the reason why pydantic refused an argument; for unknown types of errors, return ``message``.
 
     ``found`` is an entry of the list of errors in pydantic's exception.
     """

@@ -254,7 +254,7 @@ def next_of(path: str) -> str:
 
 
 def schema_of(fields: Iterable[tuple[str, Field]]) -> Schema:
-    """Return the schema for pairs of an array's name and its field; SchemaError if no store can have this schema."""
+    """Return the schema for pairs (name of an array, field); raise SchemaError if no store can have this schema."""
     return schema_of_leaves({leaf_of(array): field for array, field in fields})
 
 

@@ -86,7 +86,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._resets_itself = _has_autoreset(env)
-        self._obs: dict[str, np.ndarray] | None = None  # The last observation. None: unknown, and `step` raises.
+        self._obs: dict[str, np.ndarray] | None = None  # The last observation. If None, `step` raises.
         self._idle = False  # True if the next step only resets the environment.
         self._writer: Writer | None = None
         self._open_writer()
@@ -293,7 +293,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._values = StepValues(store, info_fields, (env.num_envs,))
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
-        self._obs: dict[str, np.ndarray] | None = None  # The last observations. None: unknown, and `step` raises.
+        self._obs: dict[str, np.ndarray] | None = None  # The last observations. If None, `step` raises.
         self._idle = np.zeros(env.num_envs, bool)  # Lanes without an episode. Their next step is not recorded.
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
@@ -469,7 +469,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     ) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, Any], dict[str, Any] | None]:
         """Return the next observations, a mask of the lanes whose next observation is unknown, and fields from info.
 
-        The fields are the extra fields of the step, and the episode fields of the ending episodes or None.
+        The fields from info are two dicts: the extra fields of the step, and the episode fields of the ending episodes.
+        The second dict is None if no episode ends.
         """
         lanes, ends = np.flatnonzero(live), np.flatnonzero(ended)
         if self._mode is not AutoresetMode.SAME_STEP or not ends.size:

@@ -135,9 +135,9 @@ class TextFile(Protocol):
 class Observed(NamedTuple):
     """The numbers of a store or a sampler at one time.
 
-    ``group`` is "store" or "sampler". ``step`` is the number of steps inserted into a store, or of batches delivered by
-    a sampler. ``path`` is the path of the store. Each entry of ``values`` is a measure, the value of its label ("" for
-    a measure without label), and the number, or the array of a histogram.
+    ``group`` is "store" or "sampler". ``step`` is the number of steps inserted into a store, or the number of batches
+    delivered by a sampler. Each entry of ``values`` is a measure, the value of its label ("" for a measure without
+    label), and the number, or the array of a histogram.
     """
 
     group: str
@@ -187,8 +187,8 @@ def to_tensorboard(
     writer : SummaryWriter
         The writer of `torch.utils.tensorboard` or of tensorboardX, or any object with the same methods.
     step : int or None
-        The step that TensorBoard shows for the numbers. None: the number of batches that the sampler delivered, or of
-        steps that were inserted into the store.
+        The step that TensorBoard shows for the numbers. None: the number of batches that the sampler delivered, or the
+        number of steps that were inserted into the store.
     staleness : str or sequence of str
         Names of extra fields, such as the version of the policy that acted. The histogram ``sampler/staleness/NAME``
         has, for each step of the batch, the newest value minus the step's value. The newest value is the value in the

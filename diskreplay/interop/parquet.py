@@ -2,8 +2,9 @@
 
 ``steps/`` has files with one row for each step. The columns ``episode`` and ``step`` are numbers from 0. Each leaf of a
 step has a column, named by the leaf's path in the schema, such as ``obs/image`` or ``extra/log_prob``. A field with a
-shape is a nested list of fixed size. A field of more than 256 numbers is bytes of fixed size, in C order, since bytes
-are read several times as fast as lists. The column ``priority`` exists if steps were appended with priorities.
+shape is stored as a nested list of fixed size. A field of more than 256 numbers is stored as bytes of fixed size, in C
+order, since bytes are read several times as fast as lists. The column ``priority`` exists if steps were appended with
+priorities.
 
 ``episodes/`` has files with one row for each episode. The columns are ``episode``, ``length``, ``terminated``,
 ``truncated``, episode fields such as ``episode/seed``, and ``notes`` as JSON text. The observation after the last step

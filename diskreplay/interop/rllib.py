@@ -45,7 +45,7 @@ class NamedInConfigs(ABCMeta):
 
 
 class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[misc]
-    """A base class that keeps a buffer's steps in a store. In a list of bases, it must come before RLlib's class."""
+    """A base class that keeps a buffer's steps in a store. Put this class before RLlib's class in a list of bases."""
 
     def __init__(
         self,

@@ -65,7 +65,6 @@ class StepReader:
         return self._sampler.ids()
 
     def has_read(self, ids: "Ids[int]") -> bool:
-        """Return whether one of the last two windows has exactly these steps."""
         return any(known == ids.tobytes() for known, _ in self._windows)
 
     def read(self, path: Path, ids: "Ids[int]") -> Array:
@@ -188,7 +187,7 @@ def _columns(kind: Callable[..., Column], steps: Steps, tree: Any, path: Path) -
 class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
     """A `SingleAgentEpisode`, or a chunk of an episode, with ids and rewards in memory and all other data in a store.
 
-    `ids` and `rewards` are those of the steps, ``(T,)``. The keyword arguments are other arguments of
+    `ids` and `rewards`, ``(T,)``, have an item for each step. The keyword arguments are other arguments of
     `SingleAgentEpisode`, without the data of steps.
     """
 

@@ -241,7 +241,7 @@ def _value(tree: Any, info: Any, key: str, path: str) -> Any:
 
 
 def _mask(info: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
-    """Return a mask of the lanes that have the value ``key`` in info. Without a mask in info, all lanes have it."""
+    """Return a mask of the lanes with a value of ``key`` in info. Without a mask in info, these are all lanes."""
     mask = info.get(f"_{key}")
     return np.ones(num_envs, bool) if mask is None else as_numpy(mask).astype(bool)
 

@@ -32,7 +32,7 @@ KEYS = ("obs", "act", "rew", "terminated", "truncated", "done", "info", "policy"
 
 
 class InStore(ReplayBufferManager):  # type: ignore[misc]
-    """A base class that keeps a buffer's steps in a store. In a list of bases, it must come before Tianshou's class."""
+    """A base class that keeps a buffer's steps in a store. Put it before Tianshou's class in a list of bases."""
 
     _set_keys: frozenset[str] = frozenset()  # keys that the user set, which Tianshou's `add` does not know
 
@@ -295,7 +295,7 @@ class Column:
 
 def _shown(tree: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(tree, torch.Tensor):
-        return tree.numpy().reshape((*shape, *tree.shape[1:]))[()]  # one index gives a number, as in NumPy
+        return tree.numpy().reshape((*shape, *tree.shape[1:]))[()]  # a single index gives a number, as in NumPy
     return Batch({name: _shown(part, shape) for name, part in tree.items()})
 
 

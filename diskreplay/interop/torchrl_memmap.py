@@ -1,8 +1,8 @@
 """Folders of memory-mapped tensors of TorchRL: the files of ``ReplayBuffer.dumps`` and of a ``LazyMemmapStorage``.
 
-A tensordict is a folder: ``meta.json`` has the shape and dtype of each tensor, and ``NAME.memmap`` has its bytes. A
-nested tensordict is a folder in the folder. A row is a transition: the data after the action are below "next". The
-folders are read and written without TorchRL.
+A tensordict is a folder: ``meta.json`` has the shape and dtype of each tensor, and ``NAME.memmap`` has the bytes of the
+tensor NAME. A nested tensordict is a folder inside this folder. A row is a transition: the data after the action are
+below "next". The folders are read and written without TorchRL.
 
 An import follows these rules:
 
@@ -71,7 +71,7 @@ _DTYPES = {
 }
 _TYPE = "<class 'tensordict._td.TensorDict'>"
 
-Leaves = dict[str, NDArray[Any]]  # by the keys of tensordicts from the root on, joined by slashes
+Leaves = dict[str, NDArray[Any]]  # a key has the keys of tensordicts from the root on, joined by slashes
 
 
 def import_dataset(
@@ -336,7 +336,7 @@ def _tensordict(
     leaves: Leaves = {}
     for key, entry in meta.items():
         if not isinstance(entry, Mapping):
-            continue  # an attribute of the tensordict itself
+            continue  # the entry is an attribute of the tensordict itself
         if "/" in key or key in ("", ".", ".."):
             raise FormatError(f"{shown}: {key!r} cannot be a key")
         if choice.skips(name := f"{above}{key}".removeprefix(f"{_NEXT}/")):

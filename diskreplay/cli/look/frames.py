@@ -38,7 +38,7 @@ def frames(
     """Save the images of an episode: a PNG with the frames in rows of eight, an animated GIF, or an MP4.
 
     Images are fields of shape (height, width), or with 1 or 3 channels as a first or last axis. Any other number of
-    channels is taken as stacked frames, of which the last is shown. uint8 values are shown unchanged; other values are
+    channels is taken as stacked frames; the last frame is shown. uint8 values are shown unchanged; other values are
     scaled so that the smallest is black and the largest white. A strip of a long episode has 64 frames, evenly spaced;
     --steps chooses others. A GIF has at most 256 colours a frame; an MP4 is H.264, with some loss. PNG and GIF need
     pillow: pip install "diskreplay[plot]". MP4 needs PyAV: pip install "diskreplay[video]".

@@ -181,7 +181,7 @@ def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: 
 
 
 def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the edges of `BINS` bins of equal width, which is above 0 even if all values are equal."""
+    """Return the edges of `BINS` bins of equal width. The width is above 0, even if all values are equal."""
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         apart = max(0.5, 1e-9 * abs(low))

@@ -159,7 +159,7 @@ def short(path: str) -> str:
 def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:
     """Return an episode's index, from 0; raises BadParameter if there is no such episode.
 
-    ``number`` is an index, maybe negative, or, with ``is_id``, the id of a step.
+    ``number`` is an index, which may be negative. With ``is_id``, ``number`` is the id of a step.
     """
     if is_id:
         found = [at for at, episode in enumerate(episodes) if number in episode.ids]

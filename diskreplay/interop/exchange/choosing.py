@@ -307,7 +307,7 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Return ``found``, but with the parts, such as "obs", of ``given`` that have the same leaves.
+    """Return ``found`` with those parts of ``given``, such as "obs", that have the same leaves in both schemas.
 
     ``found`` was made from paths, which cannot express tuples. ``given`` may have tuples.
     """

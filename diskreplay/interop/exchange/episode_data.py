@@ -26,8 +26,8 @@ ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata
   observation, the export repeats the observation of the last step.
 - ``ends``: an episode that is both terminated and truncated, or neither of the two.
 - ``cut``: an episode that is neither terminated nor truncated.
-- ``notes``: notes of episodes. ``schema``: details of the schema, such as bounds of spaces. ``metadata``: the import's
-  note about the whole data set.
+- ``notes``: data of an episode that no array holds. ``schema``: details of the schema, such as bounds of spaces.
+  ``metadata``: the import's note about the whole data set.
 """
 
 

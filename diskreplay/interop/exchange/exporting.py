@@ -354,7 +354,7 @@ def place_hidden(
 
 
 def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episode], int]:
-    """Return the ended episodes that ``where`` accepts, by start time, and the number of accepted open episodes.
+    """Return the ended episodes that ``where`` accepts, oldest first, and the number of accepted open episodes.
 
     Episodes whose segment was deleted since the snapshot are left out.
     """

@@ -57,8 +57,9 @@ NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
 # A note of the store holds the notes of up to this number of episodes. A resumed import reads the episodes of the
 # newest note again, since this note may be incomplete.
 EPISODES_A_NOTE = 128
-# For a compressed import: the smallest size of a segment in bytes, and the largest number of segments. With more
-# segments, the background compaction would merge packs, and a merge needs the disk space of the packs a second time.
+# A compressed import makes segments of at least this number of bytes, except the last segment, and about this number of
+# segments at most. With more segments, the background compaction would merge packs, and a merge needs the disk space of
+# the packs a second time.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
 # An import warns if a data set has more than one cut in this number of steps.
 _STEPS_A_CUT = 10
@@ -107,8 +108,8 @@ class Source:
     part : str
         The part of the data set, such as a split. Empty: the whole data set.
     export_path : Path, optional
-        The path to which the data set was exported. A folder with further values, which an earlier release made, is
-        searched at this path and next to it. None: the path is ``place``.
+        The path to which the data set was exported. The side folder of an earlier release is searched inside of this
+        path and next to it. None: the path is ``place``.
     not_kept : list of str
         Names of data in the data set that are not features, and that an import leaves out.
     left_out : list of str
@@ -448,8 +449,8 @@ def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: i
 class _Segments:
     """Appends the episodes of an import to a store, and compresses each segment before the next one begins.
 
-    With this, the disk needs room only for the compressed steps, one uncompressed segment, and the pack that replaces
-    this segment. If ``most_bytes``, the size of an uncompressed segment, is None, segments are not compressed.
+    So the disk needs room only for the compressed steps, one uncompressed segment, and the pack that replaces this
+    segment. If ``most_bytes``, the size of an uncompressed segment, is None, segments are not compressed.
     """
 
     def __init__(self, store: Store, most_bytes: int | None) -> None:
@@ -534,11 +535,11 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
     Returns
     -------
     tuple of Path and str
-        The side folder, or ``place`` if there is no side folder. And the names as one text, with commas between them.
-        The text is empty if there is no side folder, or if the data set itself has all values.
+        The side folder, or ``place`` if there is no side folder, and the names as one text, separated by commas. The
+        text is empty if there is no side folder, or if the data set itself has all values.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
-        if not os.path.isfile(side / _DOCUMENT):  # False also for a name that is too long for the file system
+        if not os.path.isfile(side / _DOCUMENT):  # also False for a name that is too long
             continue
         with foreign(side):
             document = read_document(side / _DOCUMENT)

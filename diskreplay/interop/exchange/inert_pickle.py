@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 
 _KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-_MOST_DEEP = 64  # levels of nested tuples; to hash deeper tuples, as keys of a dict, would overflow the stack
+_MOST_DEEP = 64  # levels of nested tuples; hashing deeper tuples, as keys of a dict, would overflow the stack
 _MOST_ARGUMENTS = 64
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 _PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")

@@ -1,7 +1,8 @@
 """Find the order of rows and the boundaries of episodes in flat buffers of transitions.
 
 A flat buffer marks where an episode ended, but not where an episode began. So two consecutive transitions are in the
-same episode if the first did not end an episode, and its next observation is the observation of the second.
+same episode if the earlier transition did not end an episode, and if its next observation is the observation of the
+later transition.
 """
 
 import math

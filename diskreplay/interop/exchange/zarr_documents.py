@@ -50,7 +50,7 @@ class Layout(NamedTuple):
     compressor : str, optional
         The codec that compressed the chunks. None: the chunks are not compressed.
     most : int
-        The largest number of bytes to which a compressed chunk may unpack. It is more than ``chunk_nbytes``, since
+        The largest number of bytes to which a compressed chunk may unpack. This is more than ``chunk_nbytes``, since
         filters may add a checksum or widen the dtype.
     """
 

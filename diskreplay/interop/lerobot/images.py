@@ -41,7 +41,7 @@ def _to_png(image: Bytes) -> bytes:
 
 
 def from_files(files: Iterable[bytes | None], shape: Sequence[int], what: str) -> Bytes:
-    """Return images, given as the bytes of files, as ``(T, *shape)``; ``shape`` is (height, width, channels)."""
+    """Decode the bytes of image files to an array ``(T, *shape)``; ``shape`` is (height, width, channels)."""
     return np.stack([_from_file(file, tuple(shape), what) for file in files])
 
 

@@ -48,7 +48,7 @@ _MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
-    """A file of steps, the position of its first episode, and the number of steps of each of its episodes."""
+    """A file of steps, the position of the first episode in the file, and the number of steps of each episode."""
 
     path: Path
     first: int
@@ -197,8 +197,8 @@ def _pieces(meta: Metadata) -> list[_Piece]:
 class _Scan:
     """Reads the counters, flags and texts of all steps before an import.
 
-    The counters are the columns `COUNTERS`. The flags are the columns of `FLAGS` that tell how episodes ended. Counters
-    and flags become extra fields only if their values are not the values that an export would write.
+    Counters (`COUNTERS`) and flags of ends (`FLAGS`) become extra fields only if their values are not the values that
+    an export would write.
 
     Attributes
     ----------

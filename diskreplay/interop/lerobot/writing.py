@@ -250,7 +250,7 @@ class _File:
         )
 
     def add(self, table: pa.Table, rows: Mapping[str, Array]) -> dict[str, Json]:
-        """Append an episode as a row group; return the files and times for its row of the table of episodes."""
+        """Append an episode as a row group; return the episode's files and times for the table of episodes."""
         chunk, file = divmod(self._number, _FILES_A_CHUNK)
         where: dict[str, Json] = {}
         for part in ("data", "meta/episodes", *(f"videos/{key}" for key in self._videos)):
@@ -306,7 +306,7 @@ def _arrow_schema(columns: Sequence[Column]) -> pa.Schema:
 
 
 def _tasks_table(tasks: Mapping[int, str]) -> pa.Table:
-    """Return the table of tasks, with the texts as the index of a data frame, as pandas writes it."""
+    """Return the table of tasks in the form in which pandas writes a data frame whose index is the texts."""
     numbers = sorted(tasks)
     columns = {"task_index": pa.array(numbers, pa.int64()), "task": pa.array([tasks[n] for n in numbers], pa.string())}
     described = [

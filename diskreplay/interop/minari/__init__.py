@@ -145,7 +145,7 @@ def _read_episodes(storage: MinariStorage, metadata: Mapping[str, Any], first: i
 
 
 def _name_of(path: str) -> str:
-    """Return the name of a leaf in a data set of Minari, such as observations/image, infos/success or seed."""
+    """Return the name of a leaf in a data set of Minari, such as "observations/image" or "infos/success"."""
     part, _, below = path.partition("/")
     return below if part in (EXTRA, FIELDS) else f"{_NAMES[part]}/{below}".rstrip("/")
 

@@ -1,4 +1,4 @@
-"""Convert values of Minari that are not arrays, such as texts and options, to JSON and back; simplify spaces."""
+"""Convert values of Minari that are not arrays, such as texts and options, to JSON and back, and simplify spaces."""
 
 import base64
 from collections import OrderedDict
@@ -102,7 +102,7 @@ def with_one_bound(space: AnySpace) -> AnySpace:
     """Return a copy of a space in which each Box becomes a Box of one number, with the bounds of its first number.
 
     If the conversion to Minari's JSON and back does not change this copy, it does not change the given space either.
-    To convert the given space would take long, since a Box may have many thousand bounds.
+    Converting the given space would take long, since a Box may have many thousand bounds.
     """
     if isinstance(space, spaces.Dict):
         return spaces.Dict(OrderedDict((key, with_one_bound(inner)) for key, inner in space.spaces.items()))

@@ -1,4 +1,4 @@
-"""Batches from all shards that answer.
+"""Draw batches from all shards that answer.
 
 The mass of a shard is its number of drawable ids or, if ids are drawn by priorities, the sum of their priorities. A
 batch is divided among the shards in proportion to their masses, and each shard draws its part. A round is one or more

@@ -91,7 +91,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     the answer is older than 0.1 s. Each shard reports the probability p of an item among its own ids at the draw. The
     probability of the item among all ids is p · m / M, where m is the mass of the shard, and M the sum of all masses,
     when the batch was divided. Weights are computed from this probability, so the weights are exact. Uniform draws have
-    weights of 1; a shard that has grown is drawn from as often as before until its next answer.
+    weights of 1; until its next answer, a shard that has grown is drawn from as often as before.
 
     New ids begin with the largest priority of their shard. Updates are sent with the next request for a batch, or alone
     after `update_age_s`. A call of `sample` that waits for a shard delays updates by up to `deadline_s` more.
@@ -174,7 +174,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     @property
     def distribution(self) -> Any:
-        """The distribution. You may set this attribute, as `view`; priorities are kept."""
+        """The distribution. You may set this attribute, like `view`; priorities are kept."""
         return self._target.distribution
 
     @distribution.setter

@@ -80,7 +80,7 @@ PathLike = str | os.PathLike[str]
 
 
 class ShardedStore(ShardGroup):
-    """The stores of many nodes, each a shard: collectors write to their node's store, trainers draw from all stores.
+    """The stores of many nodes: collectors write to the store of their node, and trainers draw from all stores.
 
     A shard is an actor of Ray, which runs on the node of a store and opens this store. All processes of the cluster
     that name the same path and node share the actor. Collectors use `dr.open(path, "a")` on their node as always, and

@@ -69,9 +69,10 @@ def import_dataset(
     splits : str or list of str, optional
         Splits, such as "train"; None: all, in the order of `dataset_info.json`.
     last : str, optional
-        The meaning of an episode's last row. "final": only the final observation, as RLDS defines it. "step": a step
-        like all rows before. None: decided for each split. The meaning is "step" if each last row has an action or a
-        reward that is not zero, and "final" if all actions and rewards in last rows are zero.
+        The meaning of an episode's last row: "final" if this row is only the final observation, as RLDS defines it,
+        or "step" if this row is a step, like all earlier rows. None: the import decides for each split. The meaning is
+        "step" if each last row has an action or a reward that is not zero, and "final" if all actions and rewards in
+        last rows are zero.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
