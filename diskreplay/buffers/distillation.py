@@ -121,7 +121,7 @@ class DistillationBuffer(Backed):
         self._added += count
 
     def _count(self, obs: Any, action: Any) -> int | None:
-        """Return the length of a batch of pairs; None: a single pair without a leading axis."""
+        """Return the length of a batch of pairs, or None for a single pair without a leading axis."""
         given, acted = shapes_of(obs)[0], shapes_of(action)[0]
         shape = self._given.obs_shape
         if self._fields is not None:

@@ -39,7 +39,7 @@ class Measure(NamedTuple):
 
     ``key`` is the path in the nested dicts. ``name`` and ``unit`` are parts of the metric's name in Prometheus. If the
     path leads to a dict, ``label`` is the Prometheus label whose values are the keys of this dict. ``bounds`` are the
-    upper bounds of the buckets of a histogram.
+    upper bounds of a histogram's buckets.
     """
 
     key: str

@@ -292,7 +292,7 @@ class _Demos:
         return states if self.has_states_alone else wanted if self._is_isaac else []
 
     def _names_or_none(self, data: h5py.Group, key: str) -> list[str] | None:
-        """Return the names of a demonstration's arrays, and count its steps. None: the demonstration is skipped."""
+        """Return the names of a demonstration's arrays, and count its steps; None if the demonstration is skipped."""
         try:
             shapes = self._arrays.get(key)
             if shapes is None:
@@ -446,7 +446,7 @@ class _Demos:
 
 
 def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
-    """Return the member of a demonstration with this name. None: the member is missing or a broken link."""
+    """Return the member of a demonstration with this name; None if the member is missing or a broken link."""
     try:
         return member(demo, name)
     except KeyError:

@@ -202,7 +202,8 @@ def import_into(
 ) -> Imported:
     """Append the chosen episodes of a data set to a new store, or resume an interrupted import.
 
-    The notes of the store keep the metadata of the data set, and values that no array holds: see `import_notes`.
+    The notes of the store keep the metadata of the data set, and values that no array holds: see `import_notes`. If an
+    episode cannot be read, or does not fit the schema, the episodes before it are in the store.
 
     Parameters
     ----------
@@ -218,14 +219,7 @@ def import_into(
         Something else is at the path. Or the store was imported from other data or with other options. Or the store or
         the data set has changed since an import was interrupted.
     StoreLocked
-        A writer has the store open. The writer may be another call of this import; both calls would append the same
-        episodes.
-    SchemaError
-        An option does not fit the data set; nothing was written. Or an episode does not fit the schema that the data
-        set declares; the episodes before it are in the store.
-    FormatError
-        An episode cannot be read; the episodes before it are in the store. Or an export by an earlier release was
-        interrupted and left this data set.
+        A writer has the store open. This writer may be another call of this import.
     StorageFull
         The disk has less space than the steps need, and neither ``compression`` nor ``where`` is given. Nothing was
         written.

@@ -264,10 +264,10 @@ def _stream_fits(make: Callable[[], _Stream], data: bytes | memoryview, most: in
 
 
 def _zstd_size(data: memoryview) -> int:
-    """Estimate the size that a zstd frame unpacks to, in bytes: the size in its header, or the sum over its blocks.
+    """Estimate the number of bytes that a zstd frame unpacks to: the size in its header, or the sum over its blocks.
 
     In this sum, a compressed block counts as `_ZSTD_BLOCK`, the largest size that a block unpacks to. But if the last
-    block is compressed, it counts with its compressed size.
+    block is compressed, its compressed size counts.
     """
     flags = data[4] if len(data) > 4 else 0
     code, is_single = flags >> 6, flags >> 5 & 1

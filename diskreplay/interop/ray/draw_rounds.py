@@ -213,9 +213,9 @@ class DrawRounds:
         raise dr.ReplayError(f"shards were lost faster than a batch could be drawn, {_ATTEMPTS} times")
 
     def _completed(self, found: Round, at: int) -> Drawn | None:
-        """Return batch number `at` of a round, with the parts of lost shards drawn from other shards.
+        """Return batch number `at` of a round, in which other shards have drawn the parts of lost shards.
 
-        None: the other shards could not draw these parts, so the whole batch must be drawn again.
+        The result is None if the other shards could not draw these parts, so that the whole batch must be drawn again.
         """
         given = self._given(found, at)
         gave = {one.shard for one in given}

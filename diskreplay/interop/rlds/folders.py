@@ -87,7 +87,7 @@ class _Raw(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """A split; ``counts`` has the number of episodes in each file, or is None if the numbers are not known."""
+    """A split; ``counts`` has the number of episodes in each file, or is None if these numbers are not known."""
 
     name: str
     files: list[Path]
