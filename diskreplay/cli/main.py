@@ -85,7 +85,6 @@ def _start(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack characters of a path

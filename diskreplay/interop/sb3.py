@@ -195,7 +195,6 @@ class DiskReplayBuffer(ReplayBuffer):
     # --- the store ---------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Set the state of a buffer without steps, and open the store at the path if it exists."""
         self._store: dr.Store | None = None
         self._writer: dr.Writer | dr.VectorWriter | None = None
         self._kept: Kept = []
@@ -332,7 +331,6 @@ class DiskReplayBuffer(ReplayBuffer):
     # --- pickles -----------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Make the steps durable, and return the state without the steps."""
         if self._path is None:
             raise ValueError(
                 "this buffer is in a temporary folder, which is removed with it: to save it, make it with a path, "

@@ -332,7 +332,6 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         self._tell_samplers()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, which opens the store by its path."""
         state: dict[str, Any] = super().__getstate__()
         for name in ("_kept", "_close", "_writers", "_sampler"):
             state.pop(name, None)
