@@ -92,13 +92,19 @@ class Metadata:
                 f"{self.root}: {INFO} says {total} episodes, and the table of episodes has {len(self.numbers)}; "
                 "correct total_episodes"
             )
-        missing = np.setdiff1d(np.arange(max(last, total)), self.numbers).tolist()
-        if missing and not self.is_lenient:
+        # A small file may claim any number of episodes, so gaps are named, not single numbers.
+        count, begin = max(last, total), np.append(0, self.numbers + 1)
+        gaps = [
+            (first, stop - 1) for first, stop in zip(begin, np.append(self.numbers, count), strict=True) if first < stop
+        ]
+        if gaps and not self.is_lenient:
             raise FormatError(
-                f"{self.root}: the table of episodes has no episode {missing[0]}; {len(missing)} of "
-                f"{max(last, total)} are missing, and on_error='skip' imports the others"
+                f"{self.root}: the table of episodes has no episode {gaps[0][0]}; {count - len(self.numbers)} of "
+                f"{count} are missing, and on_error='skip' imports the others"
             )
-        self.skipped += [Skipped(f"episode {number}", "the table of episodes does not have it") for number in missing]
+        for first, last in gaps:
+            name = f"episode {first}" if first == last else f"episodes {first} to {last}"
+            self.skipped.append(Skipped(name, "not in the table of episodes"))
 
     def leave_out(self, positions: Collection[int], why: str) -> None:
         self.skipped += [Skipped(f"episode {self.numbers[position]}", why) for position in positions]

@@ -66,7 +66,16 @@ def test_an_episode_that_was_removed_is_named(tmp_path: Path) -> None:
         root, tmp_path, "no episode 1; 1 of .* are missing, and on_error='skip' imports the others"
     )
     assert done.episodes == COUNT - 1
-    assert done.skipped == [("episode 1", "the table of episodes does not have it")]
+    assert done.skipped == [("episode 1", "not in the table of episodes")]
+
+
+def test_a_claim_of_very_many_episodes_names_them_together(tmp_path: Path) -> None:
+    root = write_v21(tmp_path / "set")
+    info, claimed = json.loads((root / "meta/info.json").read_text()), 10**30
+    (root / "meta/info.json").write_text(json.dumps({**info, "total_episodes": claimed}))
+    done = refused_then_left_out(root, tmp_path, f"no episode {COUNT}; {claimed - COUNT} of {claimed} are missing")
+    assert done.episodes == COUNT
+    assert done.skipped == [(f"episodes {COUNT} to {claimed - 1}", "not in the table of episodes")]
 
 
 def test_a_file_of_steps_that_cannot_be_read_costs_its_episodes(tmp_path: Path) -> None:
