@@ -13,9 +13,9 @@ from diskreplay.distributions.population import Population
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 
-# Attempt i of `draw_share` draws _SHARE_OVERDRAWS[i] · world_size ids for each id that is still missing. Ids that are
-# missing after the last attempt are drawn from a list of the rank's ids. If the rank's ids have 1 / world_size of the
-# total probability, the list is needed with a probability below e**-32.
+# Attempt i of `draw_share` draws _SHARE_OVERDRAWS[i] · world_size ids for each missing id. After the last attempt, the
+# missing ids are drawn from a list of the rank's ids. If the rank's ids have 1 / world_size of the total probability,
+# the list is needed with a probability below e**-32.
 _SHARE_OVERDRAWS = (*32 * (1,), 64)
 
 
@@ -23,8 +23,8 @@ class Draw(NamedTuple):
     """Drawn ids, and the numbers from which their weights are computed.
 
     `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` is the
-    number of ids that could be drawn, and `least` is the smallest probability of these ids. `size` and `least` may be 0
-    if the weights do not depend on them. A draw of a `sized` distribution has fewer ids than requested only if the
+    number of ids that could be drawn, and `least` the smallest probability of these ids. `size` and `least` may be 0 if
+    the weights do not depend on them. A draw of a `sized` distribution has fewer ids than requested only if the
     distribution has ended; see `Distribution.ends`. After the end of a distribution, all draws are empty.
     """
 
@@ -35,13 +35,13 @@ class Draw(NamedTuple):
 
 
 class RefreshNeeded(Exception):
-    """Raised by a draw that needs a newer snapshot, before anything is drawn."""
+    """Raised by a draw that needs a newer snapshot; the draw has not drawn anything yet."""
 
 
 class Distribution(ABC):
     """A distribution over ids.
 
-    A sampler calls a distribution under the sampler's lock: it is not thread-safe unless its class says so.
+    A sampler calls a distribution under the sampler's lock: a distribution is not thread-safe unless its class says so.
     `CONTRIBUTING.md` says how to write a distribution. Only `draw` must be defined; the other methods have defaults for
     a distribution without state and priorities. `draw` and `weigh` are separate methods, because a batch may be drawn
     long before its delivery, while a schedule for beta counts the delivered batches.
@@ -49,26 +49,27 @@ class Distribution(ABC):
 
     # Whether the distribution has priorities. If so, `weigh` and `update` are called, and beta is used.
     weighted: bool = False
-    # The weight of the largest |td| in the priority of a sequence; the mean |td| has the weight 1 - eta. See
-    # `Prioritized`.
+    # The weight of the largest |td| in the priority of a sequence, see `Prioritized`. The mean |td| has the weight
+    # 1 - eta.
     eta: float = 1.0
-    # Whether a draw has exactly `size` ids, unless the distribution ends. If False, the distribution chooses the number
-    # of ids itself.
+    # Whether a draw has exactly `size` ids, unless the distribution ends. If False, the distribution itself chooses the
+    # number of ids.
     sized: bool = True
     # The number of ids that a population must have for a draw.
     least: int = 1
-    # Whether drawing an id uses it up, as in a pass over all ids. If so, a batch that lost some ids before its delivery
-    # keeps its other ids, and `delivered` is called.
+    # Whether a drawn id is used up, as in a pass over all ids. If so, `delivered` is called, and a batch that lost some
+    # ids before its delivery keeps its other ids.
     gives_once: bool = False
     # Paths of the episode fields that the distribution reads. A sampler refuses the distribution if the store lacks one
-    # of them.
+    # of these fields.
     episode_fields: tuple[str, ...] = ()
-    # Whether the distribution ends: from some time on, draws have no ids. If so, it must define `count_left`.
+    # Whether the distribution ends: from some time on, draws have no ids. If so, the distribution must define
+    # `count_left`.
     ends: bool = False
-    # Whether `draw` itself draws only ids of the population's share, so that `draw_share` need not reject any.
+    # Whether `draw` draws only ids of the population's share, so that `draw_share` need not reject any ids.
     keeps_share: bool = False
-    # The key under which a sampler saves the state of the distribution, if the view has made the distribution. A
-    # distribution with the same key can resume from that state.
+    # The key under which a sampler saves the state of the distribution, if the view has made the distribution. Another
+    # distribution with the same key can resume from this state.
     key: str = ""
 
     # --- drawing -----------------------------------------------------------------------------------------------------
@@ -80,9 +81,9 @@ class Distribution(ABC):
     def draw_share(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of the population's share, with the same ratios of probabilities as in `draw`.
 
-        Draws from all ids of the population and rejects the ids of other ranks. If too few ids remain, draws the
-        missing ids from a list of the share's ids. A distribution that does not define `chances` continues to draw and
-        reject instead. Raises NotEnoughData if the share is empty.
+        Draws from all ids of the population, and rejects the ids of other ranks. If too few ids remain, draws the
+        missing ids from a list of the share's ids. Without `chances`, a distribution continues to draw and reject
+        instead. Raises NotEnoughData if the share is empty.
         """
         share = population.share
         if share.world_size == 1 or self.keeps_share:
@@ -106,7 +107,6 @@ class Distribution(ABC):
         return draw._replace(ids=np.concatenate(ids), chances=None if draw.chances is None else np.concatenate(chances))
 
     def _draw_listed(self, population: Population, size: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
-        """Draw `size` ids from a list of the share's ids; return the ids with their probabilities in `draw`."""
         if not population.share_size():
             raise population.nothing_in_share()
         ids, chances = [], []
@@ -126,8 +126,8 @@ class Distribution(ABC):
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Return a draw of `size` ids in place of `lost`, a draw that lost ids by evictions before its delivery.
 
-        If `gives_once` is True, the result contains the remaining ids of `lost`. Raises NotEnoughData as `draw_share`
-        does.
+        If `gives_once` is True, the result contains the remaining ids of `lost`. Raises NotEnoughData if the share is
+        empty.
         """
         left = lost.ids[population.contains(lost.ids)] if self.gives_once else lost.ids[:0]
         if not len(left):
@@ -170,7 +170,7 @@ class Distribution(ABC):
     def priorities(self, population: Population, ids: Ints) -> Floats:
         """Return the priority |td| + eps of each id, (n,); 0 for an id that cannot be drawn.
 
-        Only for `weighted` distributions.
+        Only `weighted` distributions have priorities.
         """
         raise NotImplementedError(f"{self} has no priorities")
 
@@ -183,15 +183,15 @@ class Distribution(ABC):
     def weigh(self, draw: Draw, beta: float | Schedule | None, batches: int = 0) -> NDArray[np.float32] | None:
         """Return the weight of each drawn id, or None if all weights are 1.
 
-        With `beta` None, the distribution's own beta is used. `batches` is the number of batches delivered before this
-        one. The returned array must be a new array, because it becomes part of the batch.
+        With `beta` None, the distribution's own beta is used. `batches` is the number of batches that were delivered
+        before. The returned array must be a new array, because it becomes part of the batch.
         """
         return None
 
     def delivered(self, draw: Draw) -> None:  # noqa: B027  # most keep no count
         """Record that the batch of a draw was delivered.
 
-        Called only if `gives_once` is True, in the order of the draws.
+        Samplers call this only if `gives_once` is True, in the order of the draws.
         """
 
     def rewind(self) -> bool:
@@ -204,7 +204,8 @@ class Distribution(ABC):
     def place(self) -> Any:
         """Return the current state, for `go_back`.
 
-        Called before each draw if `gives_once` is True. The time of a call should not grow with the number of ids.
+        If `gives_once` is True, a sampler calls this before each draw. So its time should not grow with the number of
+        ids.
         """
         return self.state_dict()
 
@@ -244,7 +245,7 @@ class Distribution(ABC):
 
 
 class OneOwner:
-    """A base class of objects that have the state of one sampler, and cannot be shared by several samplers."""
+    """A base class of objects with the state of one sampler; several samplers cannot share such an object."""
 
     _owner: Any = None  # a weak reference
 

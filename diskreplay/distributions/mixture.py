@@ -73,8 +73,7 @@ class Mixture(Distribution):
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw `size` ids of the population's share, which is not empty, each by a distribution chosen at random."""
         # Each distribution draws from the share, because rejecting ids after the draw would lose ids of a sweep. With
-        # several ranks, the probabilities of `chances` are exact only if each distribution draws equally often from the
-        # share of each rank.
+        # several ranks, `chances` is exact only if each distribution draws equally often from the share of each rank.
         ids = np.empty(size, np.int64)
         which = np.searchsorted(np.cumsum(self._shares)[:-1], rng.random(size), side="right")
         for i, part in enumerate(self._parts):

@@ -25,7 +25,6 @@ def fraction(name: str, value: Any) -> float:
 
 
 def int_argument(name: str, value: Any, least: int = 1, most: int | None = None, otherwise: str = "") -> int:
-    """Return the value as an int; `otherwise` names another allowed value in the error."""
     good = not isinstance(value, bool) and isinstance(value, Integral)
     if good and least <= value and (most is None or value <= most):
         return int(value)
@@ -34,7 +33,6 @@ def int_argument(name: str, value: Any, least: int = 1, most: int | None = None,
 
 
 def int_or_none(name: str, value: Any, none: str) -> int | None:
-    """Return the value as an int, or None; `none` says in the error what None means."""
     return None if value is None else int_argument(name, value, otherwise=f"or None for {none}")
 
 

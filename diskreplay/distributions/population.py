@@ -8,10 +8,10 @@ runs are in one growing block of arrays, in three regions:
     [main, ended)  runs of ended episodes that later refreshes found; sorted among the runs of the same refresh
     [ended, end)   runs of open episodes, and visible parts of partially hidden runs; rewritten by each refresh
 
-A refresh takes time only for the new runs, and a search among cumulative counts finds the id at a position. When the
-second region has more than `SMALL` runs, and more than a quarter of the number of visible runs in the first region, the
-two regions are merged. So the id at a position depends on the discovery order of episodes. `order` returns that order,
-and a population that restores it has the same ids at the same positions.
+A refresh takes time only for the new runs, and a search among cumulative counts finds the id at a position. The second
+region is merged into the first when it has more than `SMALL` runs, and more than a quarter of the number of visible
+runs in the first region. So the id at a position depends on the discovery order of episodes. `order` returns this
+order. A population that restores the order has the same ids at the same positions.
 """
 
 import weakref
@@ -62,7 +62,7 @@ from diskreplay.kernels.table import get_kernel
 
 # While the second region (see above) has at most this many runs, its size is no reason to merge it into the first.
 SMALL = 1024
-# A binary search among this many runs or more reads more memory than the processor's caches hold.
+# A binary search among this many runs or more reads more memory than the caches of a processor hold.
 MANY = 1 << 15
 
 _NO_RUNS = TimedRuns(*(np.zeros(0, np.int64) for _ in TimedRuns._fields))
@@ -71,7 +71,7 @@ _NO_PARTLY = np.zeros((4, 0), np.int64)
 
 
 class Share(NamedTuple):
-    """The ids that belong to the rank `rank`, one of `world_size` ranks.
+    """The ids that belong to one of several ranks.
 
     A hash of the id chooses its rank, so that ranks get equal parts of every lane. The rank of an id never changes.
     """
@@ -84,7 +84,7 @@ class Share(NamedTuple):
         return found
 
     def count(self, runs: Ints) -> int:
-        if not runs.shape[1]:  # the usual case
+        if not runs.shape[1]:
             return 0
         return sum(int(np.count_nonzero(self.contains(ids))) for ids in id_blocks(IdRuns(*runs)))
 
@@ -93,11 +93,10 @@ EVERY_ID = Share()
 
 
 class Progress(NamedTuple):
-    """The point up to which a follower has read a population.
+    """The point up to which a follower, such as a table of priorities, has read a population.
 
-    A follower is an object that keeps up with a population, such as a table of priorities. The fields are the values
-    that `epoch`, `_rewrites`, `_hidden` and `_ended` of the population had when the follower read it. `epoch` and
-    `rewrites` change when older runs move to other positions. `hidden` and `ended` are numbers of runs, see the
+    The fields are the values that `epoch`, `_rewrites`, `_hidden` and `_ended` of the population had then. `epoch`
+    and `rewrites` change when older runs move to other positions. `hidden` and `ended` are numbers of runs, see the
     module's docstring.
     """
 
@@ -119,7 +118,6 @@ class Order(NamedTuple):
     partly: TimedRuns
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the first ids, strides, counts and times of all runs, (4, n), and the number of runs in each field."""
         return {"runs": np.stack(joined(list(self))), "regions": [len(runs.first) for runs in self]}
 
     @classmethod
@@ -134,13 +132,14 @@ class Order(NamedTuple):
 class Changes(NamedTuple):
     """The changes of a population since a follower last read it; see `Progress`.
 
-    `progress` is the argument of the follower's next call of `Population.changes`. `runs` are the new runs. The runs at
-    the end of `runs` are provisional: they may change with each refresh, and replace all provisional runs of earlier
-    calls. `provisional` is the number of provisional runs. The first `partially_hidden` of the provisional runs are
-    visible parts of older runs. `reached` are runs of earlier calls that may be hidden by now, wholly or in part; their
-    visible parts are among the provisional runs. If `whole` is True, `runs` are all runs, and replace the runs of all
-    earlier calls. `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next refresh overwrites `runs` and
-    `reached`.
+    `progress` is the argument of the follower's next call of `Population.changes`. `runs` are the new runs. If `whole`
+    is True, `runs` are all runs, and replace the runs of all earlier calls.
+
+    The last `provisional` of the runs may change with each refresh, and replace the provisional runs of earlier calls.
+    The first `partially_hidden` of the provisional runs are visible parts of older runs. `reached` are runs of earlier
+    calls that may be hidden by now, wholly or in part; their visible parts are among the provisional runs.
+
+    `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next refresh overwrites both arrays.
     """
 
     progress: Progress
@@ -165,16 +164,17 @@ class Crossing(Protocol):
         """Return two tables of starts (steps at which a sample can start), with a line for each episode that has any.
 
         The first table has the episodes whose starts are final. The second table has the episodes that may get more
-        starts. The steps of an episode in the tables are only its starts. `ended` are the episodes that ended since the
-        last call, or None if no episode did. `admitted` are the episodes of `ended` that the filter admits, and
-        `still_open` are the open episodes that the filter admits. If `is_fresh` is True, `ended` are all ended
-        episodes, and earlier calls are forgotten. If `is_fresh` is False, the first result is None in place of an empty
-        table.
+        starts. The steps of an episode in the tables are only its starts.
+
+        `ended` are the episodes that ended since the last call, or None if no episode ended. `admitted` are the
+        episodes of `ended` that the filter admits, and `still_open` are the open episodes that the filter admits. If
+        `is_fresh` is True, `ended` are all ended episodes, and earlier calls are forgotten. If `is_fresh` is False, the
+        first result is None in place of an empty table.
         """
 
 
 class Column(NamedTuple):
-    """An immutable mapping of ids to integers: the ids in ascending order, and the value of each id."""
+    """An immutable mapping of ids, in ascending order, to integers."""
 
     ids: Ints = _NO_INTS
     values: Ints = _NO_INTS
@@ -195,7 +195,7 @@ class Column(NamedTuple):
         return self if which.all() else Column(self.ids[which], self.values[which])
 
     def with_others(self, ids: Ints, values: Ints) -> "Column":
-        """Return a `Column` to which these ids and values are added; none of the ids may be in this mapping."""
+        """Return a `Column` with more ids and their values; none of the ids may be in this mapping."""
         if not len(ids):
             return self
         order = np.argsort(ids)
@@ -217,15 +217,14 @@ class View(Protocol):
     def kind(self) -> tuple[Any, ...]: ...
 
     @property
-    def starts(self) -> Starts:
-        """The rule that says at which steps of an episode a sample can start."""
+    def starts(self) -> Starts: ...
 
     def crossing(self) -> Crossing | None:
         """Return an object that finds samples across the ends of episodes; None: each sample is in one episode."""
 
 
-# A function of (snapshot, ids, eta) that returns the initial |td| of each id. It computes |td| from the priorities that
-# writers gave to the steps of the id, and returns NaN for an id whose steps have no priorities.
+# A function of (snapshot, ids, eta) that returns the initial |td| of each id: it is computed from the priorities that
+# writers gave to the steps of the id. The result is NaN for an id whose steps have no priorities.
 InitialErrors = Callable[[Any, Ints, float], Floats]
 
 
@@ -234,9 +233,8 @@ class Population:
 
     Not thread-safe: a sampler uses a population under a lock. `episode_filter` admits episodes; None admits all.
     `share` is a rank's part of the ids. `initial_errors` reads the priorities that writers gave to steps; None: the
-    store has no such priorities. `snapshot` is the current snapshot, None before the first refresh. `size` is the
-    number of ids that can be drawn. `epoch` changes when older ids move to other positions. `version` changes with each
-    new snapshot.
+    store has no such priorities. `snapshot` is None before the first refresh. `size` is the number of ids that can be
+    drawn. `epoch` changes when older ids move to other positions, `version` with each new snapshot.
     """
 
     def __init__(
@@ -254,12 +252,11 @@ class Population:
         self._filter = episode_filter or EpisodeFilter()
         self._looks_at_open = self._filter.asks or self._crossing is not None
         self.snapshot: Snapshot | None = None
-        self._restored: Order | None = None  # the order for the next refresh that reads all episodes
+        self._restored: Order | None = None  # the order of runs for the next refresh that reads all episodes
         self.kind = view.kind
         self.epoch = self.version = 0
-        self._let_in: Ints = np.zeros(0, np.int64)  # first ids of the open episodes that the filter admitted
-        # The number of refreshes that found an episode refused or discarded, although it could be drawn while it was
-        # open.
+        self._let_in: Ints = np.zeros(0, np.int64)  # The first ids of the open episodes that the filter admitted.
+        # The number of refreshes that found an episode refused or discarded that could be drawn while it was open.
         self._refusals = 0
         self._share_size = _ShareSize()
         self._clear()
@@ -268,18 +265,17 @@ class Population:
         self._block = _Block(self._starts)
         self.size = 0
         self._main = self._ended = self._end = self._hidden = 0
-        self._seen = 0  # number of episodes of the snapshot's `log` that were read
-        self._partly = _NO_PARTLY  # first, stride, count and time of partially hidden runs
-        self._oldest_new = NEVER  # the time when the oldest episode of the second region began
+        self._seen = 0  # The number of episodes in the snapshot's `log` that were read.
+        self._partly = _NO_PARTLY  # The first id, stride, count and time of partially hidden runs.
+        self._oldest_new = NEVER  # The time when the oldest episode of the second region began.
         self._oldest: Ints | None = None
         self._reached = 0
         self._main_index: LaneIndex | None = None
         self._rest_index: LaneIndex | None = None
-        self._is_sorted = True  # whether the first region is sorted by the start times of episodes
-        self._rewrites = 0  # number of times that the second region was rewritten
-        self._is_unmerged = False  # whether the regions must be merged when more runs come
-        # Results of `_progress` before and after the last merge in `_add_ended`. That merge moved runs, but no id came
-        # or left.
+        self._is_sorted = True  # Whether the first region is sorted by the start times of episodes.
+        self._rewrites = 0  # The number of rewrites of the second region.
+        self._is_unmerged = False  # Whether the regions must be merged when more runs come.
+        # Results of `_progress` before and after the last merge in `_add_ended`, which moved runs, but changed no ids.
         self._same_progress: tuple[Progress | None, Progress | None] = None, None
         self.epoch += 1
 
@@ -287,7 +283,7 @@ class Population:
         old, log = self.snapshot, snapshot.log
         if snapshot is old:
             return
-        # If `segments` is the same object, the generation is the same, too, and is not compared.
+        # As long as `segments` is the same object, the generation is the same, too, and is not compared.
         is_fresh = old is None or (snapshot.segments is not old.segments and snapshot.generation != old.generation)
         if is_fresh:
             self._start_afresh(log)
@@ -302,7 +298,7 @@ class Population:
         if self._looks_at_open:
             still_open = self._admit_open(snapshot, ended)
         self.version += 1
-        self.snapshot = None  # until the end of this call: after an interrupt, the next refresh reads everything again
+        self.snapshot = None  # until this call ends: if it is interrupted, the next refresh reads everything again
         if self._crossing is not None and still_open is not None:
             ended, still_open = self._crossing.update(snapshot, found, ended, still_open, is_fresh)
         oldest = snapshot.oldest
@@ -311,8 +307,8 @@ class Population:
             self._add_ended(snapshot, ended, is_fresh)
         took_away = (hides or ended is not None) and self._hide()
         if took_away or ended is not None:
-            # The merge waits until further runs come. A follower that has read all runs by then need not read them
-            # again.
+            # The merge waits until further runs come. A follower that reads all runs before the merge need not read
+            # them again.
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
@@ -327,11 +323,10 @@ class Population:
         self.size = self._block.ids_before(self._end) - self._block.ids_before(self._hidden)
         self._rest_index = None
         if is_fresh:
-            give_back_free(self._end)  # memory that sorting has freed
+            give_back_free(self._end)  # there is much freed memory after sorting
         self.snapshot, self._restored = snapshot, None
 
     def _start_afresh(self, log: EpisodeTable) -> None:
-        """Forget all runs, but keep their order, and the answers of `where` for the episodes in `log`."""
         if self.snapshot is not None:
             self._filter.keep_only(log.first)
             self._restored = self.order()
@@ -342,7 +337,7 @@ class Population:
         """Return the open episodes that the filter admits.
 
         `ended` are the newly ended episodes that the filter admits. Adds 1 to `_refusals` if an episode that the last
-        call returned is now neither in `ended` nor in the result.
+        call of this method returned is now neither in `ended` nor in the result.
         """
         still_open = self._filter.admit(snapshot, snapshot.open)
         if self._filter.asks:
@@ -365,7 +360,7 @@ class Population:
     def _add_ended(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
         """Add the runs of ended episodes to the second region of the block; see the module's docstring.
 
-        If the block is empty (`is_fresh`) and there is an order to restore, that order decides the positions of the
+        If the block is empty (`is_fresh`) and there is an order to restore, this order decides the positions of the
         runs in the first two regions.
         """
         start = self._ended
@@ -393,7 +388,7 @@ class Population:
         self._ended = end
 
     def _write_starts(self, snapshot: Snapshot, given: Ints, kind: int, at: int) -> int:
-        """Return the result of `kernels.runs.starts`, which writes runs into the block from index `at` on."""
+        """Write runs into the block from index `at` on; for the arguments and the result see `kernels.runs.starts`."""
         block, record = self._block, snapshot.record
         room = at + (2 * len(given) if kind == LINES else given.shape[1])
         if kind == RUNS_AND_OPEN:
@@ -405,9 +400,9 @@ class Population:
 
     def _restore_order(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
         """Fill the empty block with the runs of `order`; return the runs of `found` that are not in `order`."""
-        # Hiding steps moves the start of a run, never its end, so runs are compared by their last ids. A run that is
-        # wholly hidden by now is not in `found`. Such a run is kept until `_hide` is called, as in the population that
-        # saved the order.
+        # Hiding steps moves the start of a run, never its end, so runs are compared by their last ids. `found` lacks
+        # runs that are wholly hidden by now. They stay until `_hide` is called, as in the population that saved the
+        # order.
         there, known = last_ids(found), [last_ids(runs) for runs in order]
         main, ended, partly = (
             keep(runs, np.isin(last, there) | (runs.time < visible.reached) & (last < visible.least_ids(runs.first)))
@@ -452,7 +447,6 @@ class Population:
         return True
 
     def _hide_first(self, reached: int) -> bool:
-        """Move the first region's runs with start times before `reached` to `_partly`; return whether any run moved."""
         hidden = self._hidden
         if hidden >= self._main or self._block.time_of(hidden) >= reached:
             return False
@@ -462,19 +456,17 @@ class Population:
         return True
 
     def _sort(self) -> None:
-        """Sort the first region's runs by the start times of episodes, which is necessary once any step is hidden."""
         times, self._is_sorted = self._block.runs.time[self._hidden : self._main], True
         if (times[1:] < times[:-1]).any():
             self._merge()
 
     def _merge(self) -> None:
-        """Merge the visible runs of the first two regions of the block into the first region."""
         self._main_index, self._is_unmerged = None, False
         if not self._reached:
             self._main, self._oldest_new, self._is_sorted = self._ended, NEVER, False
             return
         start = self._hidden
-        if 2 * start > self._ended:  # hidden runs take more than half of the room
+        if 2 * start > self._ended:  # hidden runs take more than half of the memory
             self._hidden, self._main, self._ended = 0, self._main - start, self._ended - start
             self._block.array[:, : self._ended] = self._block.array[:, start : start + self._ended]
             self._block.array[BEFORE, 0] = start = 0
@@ -486,23 +478,24 @@ class Population:
         """Return the id at the integer part of each position, 0 <= position < `size`."""
         memory = np.empty((2, len(positions)), np.int64)
         get_kernel("ids_at")(positions.astype(np.float64), self._hidden, self._end, self._block.record, memory)
-        return memory[0]
+        found: Ints = memory[0]
+        return found
 
     def random_ids(self, key: int, count: int) -> Ints:
         """Return `count` ids, drawn from all ids with equal probabilities; `key` is a random number of 63 bits."""
         # Each id uses 53 random bits: with a billion ids, relative differences of probabilities are below 2e-7.
         memory = np.empty((2, count), np.int64)
         self._find_random(key, self._hidden, self._end, self._block.record, memory)
-        return memory[0]
+        found: Ints = memory[0]
+        return found
 
     def ids(self) -> Iterator[Ints]:
-        """Yield arrays of the ids in the share."""
         return (ids[self.share.contains(ids)] for ids in id_blocks(self.runs()))
 
     def share_size(self) -> int:
         """Return the number of ids in the share.
 
-        With several ranks, this takes time for each id that came or left since the last call.
+        With several ranks, a call takes time for each id that came or left since the last call.
         """
         return self.size if self.share.world_size == 1 else self._share_size.of(self)
 
@@ -513,7 +506,6 @@ class Population:
         )
 
     def runs(self) -> IdRuns:
-        """Return the runs of all ids that can be drawn, in the order of their positions."""
         return IdRuns(*self._block.array[:TIME, self._hidden : self._end])
 
     def _progress(self) -> Progress:
@@ -528,7 +520,7 @@ class Population:
         if since == self._same_progress[0]:
             since = self._same_progress[1]
         array, provisional = self._block.array[:TIME], self._end - self._ended
-        # Runs that came after `since` and are hidden already cannot be listed, so all visible runs are returned.
+        # If runs that came after `since` are hidden already, all visible runs are returned, too.
         if since is None or since[:2] != now[:2] or self._hidden > since.ended:
             return Changes(now, True, array[:, :0], array[:, self._hidden : self._end], provisional, partly)
         reached = array[:, since.hidden : self._hidden]
@@ -551,7 +543,7 @@ class Population:
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:
         """Return the number of steps that each id stands for, (n,).
 
-        For a view with one id per episode, this is the number of steps of that episode. For other views, the result is
+        For a view with one id per episode, this is the number of steps of the episode. For other views, the result is
         `apart`: the distance in rows between successive ids in the id's run.
         """
         if self._starts.last != FIRST_ONLY:
@@ -591,17 +583,16 @@ class Population:
         """Return the index of the moved sample of each run's episode, and which runs are moved samples, (n,) bool.
 
         A moved sample starts at another step than `Starts.step` says, so that it fits in its episode; see `MOVED_BACK`
-        in `kernels.runs.Starts`. A moved sample is a run of one id. The returned indices, and the indices in the
-        argument `runs`, are indices into `runs()`. The index is -1 if the run is itself the moved sample, or if its
-        episode has no moved sample. A moved sample without another run in its episode does not count as moved.
+        in `kernels.runs.Starts`. A moved sample is a run of one id, and counts as moved only if its episode has another
+        run. `runs` and the result have indices into `runs()`. An index is -1 if the run is itself the moved sample, or
+        if its episode has no moved sample.
         """
         found, is_moved = np.full(len(runs), -1), np.zeros(len(runs), np.bool_)
         if self._starts.last != MOVED_BACK or self._starts.step == 1:
             return found, is_moved
         lane, moved = self._lanes_of(runs + self._hidden)
         key = lane_keys(self.runs().first[runs], *self.segments)
-        # In its lane, a moved sample comes after the other run of its episode, or before that run if `from_end` is
-        # True.
+        # In its lane, a moved sample comes after the other run of its episode; if `from_end` is True, before that run.
         neighbour = np.where(moved == self._starts.from_end, 1, -1)
         for keys, places in self._indices():
             if not len(keys):
@@ -615,16 +606,12 @@ class Population:
         return found, is_moved
 
     def _lanes_of(self, at: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return a number that identifies each run's lane, and which runs are moved samples.
-
-        `at` are the indices of the runs in the block.
-        """
+        """Return a number for the lane of each run at index `at[i]` of the block, and which runs are moved samples."""
         first, stride = (self._block.array[row, at] for row in (FIRST, STRIDE))
         _, slot, width, lane, _ = locate(first, *self.segments)
         return (slot << POSITION_BITS) + lane, stride == width
 
     def _indices(self) -> tuple[LaneIndex, LaneIndex]:
-        """Return a `LaneIndex` of the runs in the first region of the block, and a `LaneIndex` of all other runs."""
         if self._main_index is None:
             self._main_index = self._index(0, self._main)
         if self._rest_index is None:
@@ -648,7 +635,7 @@ class GrowingRuns:
         self.runs, self.before = TimedRuns(*array[:BEFORE]), array[BEFORE]
 
     def __getstate__(self) -> dict[str, Ints]:
-        return {"array": self.array}  # `runs` and `before` use its memory, and are made anew
+        return {"array": self.array}  # `runs` and `before` are views of this array
 
     def __setstate__(self, state: dict[str, Ints]) -> None:
         self._replace(state["array"])
@@ -674,15 +661,14 @@ class GrowingRuns:
         if end >= old.shape[1]:
             self._replace(_block_array(2 * end))
             for row, before in zip(self.array, old, strict=True):
-                if before.any():  # zeros that were never written take no memory
+                if before.any():  # a row of zeros is not written, so it takes no memory
                     row[: len(before)] = before
 
 
 class _Block(GrowingRuns):
-    """The runs of a population, and the record of their arrays that kernels get.
+    """The runs of a population; kernels get the `record` of their arrays, see `kernels.runs.RULE`.
 
-    `coarse` has every 16th number of `before`, for a faster search; see `kernels.ids_at`. Kernels get `record`, the
-    addresses of these arrays and of the fields of `starts`; see `kernels.runs.RULE`.
+    `coarse` has every 16th number of `before`, for a faster search, see `kernels.ids_at`.
     """
 
     def __init__(self, starts: Starts) -> None:
@@ -700,13 +686,12 @@ class _Block(GrowingRuns):
         self.record = pack(self._rule, self.array, self.coarse)
 
     def slice(self, start: int, end: int) -> Ints:
-        """Return the runs `start` to `end` - 1, (4, n), in the memory of the array."""
         return self.array[:BEFORE, start:end]
 
     def settle(self, end: int) -> None:
         """Extend `coarse` to the runs before `end`.
 
-        Later only `write`, `sort` and `merge` may change these runs, because these methods also shorten `coarse`.
+        From then on, only `write`, `sort` and `merge` may change these runs, because they also shorten `coarse`.
         """
         known, parts = len(self.coarse), end >> COARSE_BITS
         if parts > known:
@@ -747,8 +732,8 @@ class _Block(GrowingRuns):
 def _block_array(capacity: int) -> Ints:
     """Return an array of zeros for at least `capacity` runs.
 
-    If a row is at least as long as a large page of memory, each row begins at the start of a large page. Without this,
-    each row would touch one more page.
+    If a row is at least as long as a large page of memory, it begins at the start of a page, and so touches fewer
+    pages.
     """
     large = LARGE_PAGE // np.dtype(np.int64).itemsize
     columns = capacity + 1
@@ -764,20 +749,17 @@ def _is_large(second: int, first: int) -> bool:
 
 
 def _no_population() -> Population | None:
-    """Return None, as a weak reference to a deleted population does.
-
-    A `Cursor` has this function before its first read.
-    """
+    """Return None, as a weak reference to a deleted population does."""
     return None
 
 
 class Cursor:
     """The point up to which one follower has read one population, and the last id of each lane that it has taken.
 
-    Not thread-safe. `population` is a weak reference to the population that was read last. Before the first read,
-    calling `population` returns None. `visible` is the boundary between hidden and visible steps at the last `reach`. A
-    follower that keeps ids in their order of arrival uses `new_of` and `take`, and saves `taken`, the last taken id of
-    each lane. A cursor made with `taken` continues after these ids.
+    Not thread-safe. `population` is a weak reference to the population that was read last. `visible` is the boundary
+    between hidden and visible steps at the last `reach`. A follower that keeps ids in their order of arrival uses
+    `new_of` and `take`, and saves `taken`, the last taken id of each lane. A cursor made with `taken` continues after
+    these ids.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:
@@ -785,8 +767,9 @@ class Cursor:
         self.visible = ALL_VISIBLE
         self._version = -1
         self._progress: Progress | None = None
-        self._generation: int | None = None  # None before the first `reach` of this population
-        self._last = taken  # the last taken id of each lane, or -1; before `new_of`, `taken`
+        self._generation: int | None = None  # None before the first `reach` of this population.
+        # By the place of a lane: the last taken id, or -1. Before the first `new_of`: the argument `taken`.
+        self._last = taken
 
     @property
     def is_new(self) -> bool:
@@ -801,14 +784,12 @@ class Cursor:
         return self.population() is population
 
     def is_at(self, population: Population) -> bool:
-        """Return whether `population` was read last, and has not changed since then."""
         return self.population() is population and self._version == population.version
 
     def changes(self, population: Population) -> Changes:
         """Return the changes of a population since the last `reach`.
 
-        All runs are returned if the last call was for another population, or if `reach` was not called after the last
-        call.
+        If the last call was for another population, or was not followed by `reach`, all runs are returned.
         """
         progress, self._progress = self._progress, None
         if not self.is_of(population):
@@ -817,7 +798,6 @@ class Cursor:
         return population.changes(progress)
 
     def reach(self, population: Population, changes: Changes) -> None:
-        """Record that the follower has processed `changes`."""
         self._version, self._progress = population.version, changes.progress
         self._generation, self.visible = population.generation, population.visible
 

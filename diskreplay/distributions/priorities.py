@@ -1,8 +1,8 @@
-"""A table of priorities by id, which follows a population and draws ids in proportion to their priorities.
+"""A table of priorities by id, which follows a population and draws ids in proportion to powers of their priorities.
 
 The table keeps the raw priority |td| + eps of an id, at a place in a page of 64 successive rows of its lane; see
-`kernels.priority_pages`. The place's leaf in the sum tree holds raw ** alpha while the id can be drawn, else 0. Ids
-that the view does not offer at the moment keep their raw priority. New ids enter with the largest raw priority that an
+`kernels.priority_pages`. The place's leaf in the sum tree has the mass raw ** alpha while the id can be drawn, else 0.
+If the view stops offering an id, the id keeps its raw priority. New ids enter with the largest raw priority that an
 update or a writer gave to an id that can be drawn. When no page is free, pages whose steps are all gone are used again.
 The numbers of the pages are part of the saved state, because they decide which id a random number draws.
 """
@@ -24,13 +24,13 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import get_kernel
 
 FIRST_PAGES = 16
-# The largest number of pages of a table from a saved state: the first number, or the second number times the number of
+# A table from a saved state has at most this many pages: the first number, or the second number times the number of
 # pages in use, whichever is larger.
 _MOST_EMPTY = 1 << 16, 64
-# The smallest number of ids that scratch memory has room for: draws and updates up to this size need no new memory.
+# Scratch memory has room for at least this number of ids, so that small draws and updates need no new memory.
 _BLOCK = 4096
-_PAGES_AT_ONCE = 64  # the number of pages whose initial priorities are read together
-_NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # used while there is no snapshot
+_PAGES_AT_ONCE = 64
+_NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # used as long as there is no snapshot
 
 
 class _Shared(NamedTuple):
@@ -48,9 +48,9 @@ class _Shared(NamedTuple):
 class SumTree:
     """A tree whose leaves, 0 to capacity - 1, are drawn in proportion to their masses, which are 0 at first.
 
-    Not thread-safe. `least` tells whether to track the smallest nonzero mass. `memory` is an array of float64 zeros for
-    the tree, whose length is the last number of `sumtree.tree_starts(capacity)`. `starts`, `tree`, `sums` and
-    `smallest` are the arrays of `kernels.sumtree`.
+    Not thread-safe. With the argument `least`, the tree tracks the smallest nonzero mass. `memory` is an array of
+    float64 zeros for the tree, as long as the last number of `sumtree.tree_starts(capacity)`. `starts`, `tree`, `sums`
+    and `smallest` are the arrays of `kernels.sumtree`.
     """
 
     def __init__(self, capacity: int, least: bool, memory: Floats) -> None:
@@ -71,13 +71,13 @@ class SumTree:
         return self.tree[: self.capacity]
 
     def set(self, leaves: Ints, masses: Floats) -> None:
-        """Set the masses of leaves, (n,) finite and not negative; the last mass of a repeated leaf counts."""
+        """Set the masses of leaves, (n,) finite and not negative; if a leaf is repeated, its last mass counts."""
         self._set(leaves, masses, self.starts, self.tree, self.sums, self.smallest, np.empty(len(leaves), np.int64))
 
     def fill(self, masses: Floats) -> None:
         """Set the masses of the first leaves; the masses of all other leaves must be 0."""
         self.tree[: len(masses)] = masses
-        # Setting one leaf below each changed node is enough, because that sums the node again from all its leaves.
+        # Setting one leaf below a node is enough, because the node is summed again from all of its leaves.
         leaves = np.arange(0, len(masses), sumtree.FAN_OUT)
         self.set(leaves, self.tree[leaves])
 
@@ -85,8 +85,8 @@ class SumTree:
 class PriorityTable:
     """The priorities of one kind of id.
 
-    Not thread-safe. `alpha` is the exponent of the priorities, and `least` tells whether to track the smallest mass.
-    Leaf i of `tree` has the mass of the id at place i; see the module's docstring.
+    Not thread-safe. `alpha` is the exponent of the priorities. With `least`, the table tracks the smallest mass. Leaf i
+    of `tree` has the mass of the id at place i; see the module's docstring.
     """
 
     tree: SumTree
@@ -105,8 +105,8 @@ class PriorityTable:
         self._bounds = np.zeros(0)
         self._shared: _Shared | None = None
         self._cursor = Cursor()
-        # The runs at the last `follow`, after two columns that `priority_pages.ENDED` describes; and the number of
-        # lanes of each segment, an array whose address is in these columns.
+        # The runs at the last `follow`, after two columns that `priority_pages.ENDED` describes. These columns have the
+        # address of the second array, the number of lanes of each segment.
         self._offered = np.zeros((4, priority_pages.RUNS), np.int64), _NO_LANES
         self._pages = np.zeros((0, priority_pages.COLUMNS), np.int64)
         self._ints, self._floats = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
@@ -122,7 +122,7 @@ class PriorityTable:
         return float(get_kernel("largest_given")(self._pages, self._raw, self._bounds))
 
     def _resize(self, count: int) -> None:
-        """Make room for `count` pages, and keep the pages in use; the caller then calls `_list_pages`."""
+        """Make room for `count` pages, and keep the pages in use; the caller must then call `_list_pages`."""
         width, size, old = priority_pages.PAGE, priority_pages.COLUMNS, self._pages
         slots = 1 << (4 * count - 1).bit_length()
         masses, raw, pages, found = zeros(
@@ -138,13 +138,13 @@ class PriorityTable:
             tree.fill(self.tree.masses[: end * width])
         pages, bounds = pages.reshape(count, size), priority_pages.bounds_of(count, self._bounds)
         stacks, heights = np.empty((2, count), np.int64), np.zeros(4, np.int64)
-        # In the order of `kernels.priority_pages.PAGES`.
+        # The arrays are in the order of `kernels.priority_pages.PAGES`.
         table = pack(
             pages, found, stacks, heights, raw, bounds, tree.starts, tree.tree, tree.sums, tree.smallest,
             *self._ints, *self._floats,
         )  # fmt: skip
-        # One operation: an interrupt between several operations would leave a record with addresses of freed memory.
         changed = {"_pages": pages, "_slots": found, "_stacks": stacks, "_heights": heights, "_raw": raw}
+        # This is one operation, because an interrupt could leave a record with addresses of freed memory.
         vars(self).update(changed, _bounds=bounds, tree=tree, _table=table)
 
     @property
@@ -154,7 +154,6 @@ class PriorityTable:
         return int(in_use[-1]) + 1 if len(in_use) else 0
 
     def _list_pages(self) -> None:
-        """Enter the pages in use into the hash table `_slots`, and list the free pages: the lowest is used first."""
         pages = self._pages
         priority_pages.index_pages(pages, self._slots)
         pages[:, priority_pages.TOUCHED] = 0
@@ -215,14 +214,14 @@ class PriorityTable:
             self._enter(ids[~is_given], np.where(largest > 0.0, largest, 1.0)[~is_given])
 
     def _enter(self, ids: Ints, raw: Floats) -> None:
-        """Set `_raw` of ids that can be drawn to -`raw`: the sign says that no update or writer gave the priority."""
+        """Set `_raw` of ids to -`raw`: the sign says that no update or writer gave the priority."""
         places, masses = self.places(ids), np.empty(len(ids))
         self._powers(raw, self._alpha, sumtree.SMALLEST, sumtree.LARGEST, np.empty(len(ids)), masses)
         self._raw[places] = -raw
         self.tree.set(places, masses)
 
     def _with_reached(self, reached: Ints) -> Ints:
-        """Return a copy of `_offered[0]` without final runs, and with `reached` added to the partially hidden runs."""
+        """Return the runs of the last `follow`, without final runs, with `reached` among the partially hidden runs."""
         runs = self._offered[0]
         ended, left = runs[[priority_pages.ENDED, priority_pages.LEFT], 0].tolist()
         start, end = priority_pages.RUNS + ended, priority_pages.RUNS + ended + left
@@ -232,7 +231,6 @@ class PriorityTable:
         return more
 
     def _make_room(self, population: Population) -> None:
-        """Free the pages whose steps are all gone, and add pages if too few are free."""
         in_use, is_alive, needed = self._alive(population)
         gone, width = in_use[~is_alive], priority_pages.PAGE
         if len(gone):
@@ -272,7 +270,7 @@ class PriorityTable:
         return np.where(places >= 0, self.tree.masses[places], 0.0)
 
     def total_of(self, share: Share) -> float:
-        """Return the sum of the masses of a share; for more than one rank this takes a pass over all masses."""
+        """Return the sum of the masses of a share; with several ranks, this takes a pass over all masses."""
         if share.world_size == 1:
             return self.tree.total
         now = self._pages[:, [priority_pages.FIRST, priority_pages.STRIDE]]
@@ -283,7 +281,7 @@ class PriorityTable:
         first, stride = now[other].T
         ids = first[:, None] + stride[:, None] * np.arange(priority_pages.PAGE)
         mine[other], pages[other] = share.contains(ids.reshape(-1)).reshape(ids.shape), now[other]
-        # Not BLAS: its threads wait for each other on busy processors.
+        # BLAS is not used, because its threads wait for each other on busy processors.
         return float(np.einsum("i,i", self.tree.masses, mine.reshape(-1)))
 
     def raw(self, ids: Ints) -> Floats:
@@ -293,8 +291,8 @@ class PriorityTable:
     def draw(self, key: int, size: int, strata: int) -> tuple[Ints, Floats]:
         """Return `size` random ids in proportion to their masses, and the probability of each id.
 
-        The total mass is divided into `strata` equal parts, and the parts take turns: the i-th id is from part i modulo
-        `strata`. `key`, 0 <= key < 2 ** 63, seeds the random numbers.
+        The total mass is divided into `strata` equal parts: id i is from part i modulo `strata`. `key`, a number of 63
+        bits, seeds the random numbers.
         """
         self._fit(size)
         ids, chances = np.empty(size, np.int64), np.empty(size)
@@ -317,15 +315,15 @@ class PriorityTable:
             ints, floats, table = np.empty((4, wanted), np.int64), np.empty((3, wanted)), self._table.copy()
             table[priority_pages.DRAWN_PLACES :] = pack(*ints, *floats)
             self._heights[priority_pages.DRAWN] = 0
-            vars(self).update(_ints=ints, _floats=floats, _table=table)  # one operation, as in `_resize`
+            vars(self).update(_ints=ints, _floats=floats, _table=table)  # in one operation, as in `_resize`
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `loaded`, as arrays and numbers: 8 bytes per id, and a few numbers per page of 64 rows.
 
-        `known` and `given` have one bit per row of a page. A bit of `known` says whether the row has a priority, and a
-        bit of `given` whether an update or a writer gave this priority.
+        `known` and `given` have one bit per row of a page. A bit of `known` says whether the row has a priority. A bit
+        of `given` says whether an update or a writer gave this priority.
         """
         population = self._cursor.population()
         number = np.flatnonzero(self._pages[:, priority_pages.STRIDE])
@@ -349,8 +347,8 @@ class PriorityTable:
     def loaded(cls, state: Mapping[str, Any], alpha: float, least: bool = False) -> "PriorityTable":
         """Make a table from a `state_dict`; ValueError if `state` is invalid.
 
-        States of earlier versions do not tell which priorities were given by updates or writers. New ids often entered
-        with exactly 1 in these versions, so a priority of 1 counts as not given.
+        States of earlier versions have no `given`. In these versions, new ids often entered with exactly 1, so a
+        priority of 1 counts as not given.
         """
         with state_of("a table of priorities"):
             every = {"given": state["known"], **state}

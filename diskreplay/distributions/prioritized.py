@@ -15,7 +15,7 @@ from diskreplay.distributions.saved_state import kind_of
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.table import get_kernel
 
-_TINY = 5e-324  # the smallest positive float64
+_TINY = 5e-324
 
 
 class Prioritized(Owned):
@@ -194,7 +194,7 @@ class Prioritized(Owned):
             if chances.ndim != 1:
                 raise ValueError(f"chances must have one axis, not shape {list(chances.shape)}")
             self._scratch = np.empty((3, len(chances)))
-        # N cancels out: the largest weight belongs to the smallest chance.
+        # N cancels out, because the largest weight belongs to the smallest chance.
         least = draw.least if self._normalize == "store" else 0.0
         get_kernel("weights")(chances, least, exponent, self._scratch, weights)
         return weights
@@ -260,9 +260,9 @@ class PrioritizedOfEnough(Prioritized):
 def sequence_error(td_error: Any, loss_mask: Any, eta: float) -> Floats:
     """Return one error per sequence, eta · max |td| + (1 - eta) · mean |td| (Kapturowski et al. 2019, section 2.3).
 
-    `td_error` is (batch, length) float; `loss_mask`, (batch, length) bool, selects steps. The result is (batch,)
-    float64, 0 for a sequence without a selected step. ValueError if the shapes differ, or if a selected error is not
-    finite.
+    `td_error` is (batch, length) float. `loss_mask`, (batch, length) bool, selects steps. The result is (batch,)
+    float64, 0 for a sequence without a selected step. Raises ValueError if the shapes differ, or if a selected error is
+    not finite.
     """
     counts = np.asarray(loss_mask, bool)
     error = np.abs(np.asarray(td_error, np.float64))

@@ -3,8 +3,8 @@
 `Recency` keeps the newest ids of a population in their order of arrival, in blocks of consecutive steps. The length of
 a block is a small part of a half-life. Ids older than `HALF_LIVES` half-lives are left out, because they would hardly
 ever be drawn. A block consists of pieces. A piece is a run of ids in one lane, and its ids are assumed to arrive evenly
-while the block is filled. So the probabilities are one array with an entry for each of a few thousand blocks, and a
-refresh takes time only for new ids.
+while the block is filled. So all probabilities follow from one array with an entry for each of a few thousand blocks,
+and a refresh takes time only for new ids.
 """
 
 import math
@@ -33,19 +33,17 @@ from diskreplay.kernels.runs import (
     without_hidden,
 )
 
-# The number of blocks (see above) per half-life: probabilities within a block differ by a fiftieth.
+# The number of blocks (see above) per half-life. With 32, probabilities within a block differ by a fiftieth.
 BLOCKS = 32
-# Steps older than this number of half-lives are not kept: one in 10 ** 12 draws would hit them.
+# Steps older than this number of half-lives are left out: one in 10 ** 12 draws would hit them.
 HALF_LIVES = 40
 # A block with this number of pieces is full, even if it has few steps.
 _MOST_PIECES = 256
-# Runs are cut into pieces before they are sorted by time. A piece has at most the steps of a block divided by this
-# number.
+# Runs are cut into pieces before they are sorted by time. A piece has at most the number of steps of a block, divided
+# by this number.
 _PARTS = 4
-# The number of ids that are looked up together.
 _AT_ONCE = 1 << 20
-# The smallest exponent of a block's weight, relative to the newest block, is minus this number: e ** -500 is still a
-# normal float64.
+# The factor by which a block's weight falls with age is at least e ** -500, which is a normal float64.
 _FAR = 500.0
 
 
@@ -133,10 +131,10 @@ class Arrivals:
 
     def _clear(self) -> None:
         self._cursor = Cursor()
-        self._room = GrowingRuns(64)  # the pieces
-        self._starts: Ints = np.zeros(1, np.int64)  # the first piece of each block, and the end of the last block
-        self._ranks: Floats = np.zeros(1)  # the number of steps before each block; its last value counts all steps
-        self._is_full = True  # whether the last block is full
+        self._room = GrowingRuns(64)
+        self._starts: Ints = np.zeros(1, np.int64)  # The first piece of each block, and the end of the last block.
+        self._ranks: Floats = np.zeros(1)  # The number of steps before each block, and the number of all steps.
+        self._is_full = True
         self._weigh()
 
     @property
@@ -181,7 +179,7 @@ class Arrivals:
     def is_of_another(self, population: Population) -> bool:
         """Return whether the ids belong to another population.
 
-        Ids from a saved state belong to any population until `follow` is called with one.
+        Until the first call of `follow`, ids from a saved state belong to any population.
         """
         return not (self._cursor.is_new or self._cursor.is_of(population))
 
@@ -200,14 +198,14 @@ class Arrivals:
 
     def _take_in(self, population: Population) -> None:
         changes = self._cursor.changes(population)
-        # Pieces have only drawable ids: a resumed sampler cannot tell hidden ids from evicted ones. So it draws the
-        # same batches only if pieces have neither hidden nor evicted ids.
+        # Pieces have neither hidden nor evicted ids, because a resumed sampler cannot tell hidden ids from evicted
+        # ones. So a resumed sampler draws the same batches.
         self._drop_hidden(population.visible)
         if self._cursor.may_miss(population):
             self._drop_evicted(population)
         if not self._add(IdRuns(*changes.runs), population) or not self._starts[-1]:
-            # Either steps came back from quarantine, and only their times give their order; or all ids in the pieces
-            # have left the population, and older ids remain.
+            # There are two cases. Steps came back from quarantine, and only their times give their order. Or all ids in
+            # the pieces have left the population, and older ids remain.
             self._clear()
             changes = self._cursor.changes(population)
             self._add(IdRuns(*changes.runs), population)
@@ -216,13 +214,12 @@ class Arrivals:
         self._cursor.reach(population, changes)
 
     def _drop_hidden(self, visible: Visible) -> None:
-        """Remove the ids of steps beyond the store's limits and of deleted segments."""
         before, end = self._cursor.visible, int(self._starts[-1])
         same = visible.lanes is before.lanes
         if not visible.reached or (before.reached and visible.oldest is before.oldest and same):
             return
         if same:
-            # Most segments are newer than the newest segment with a hidden step, and need no check.
+            # Most segments are newer than the newest segment with a hidden step, so they need no check.
             newest = np.searchsorted(visible.lane_base, np.flatnonzero(visible.oldest)[-1:], "right") + visible.origin
             some = np.flatnonzero(self._room.runs.first[:end] < (newest.max(initial=0) << POSITION_BITS))
         else:
@@ -237,7 +234,6 @@ class Arrivals:
             self._replace(pieces[:, kept], kept)
 
     def _drop_evicted(self, population: Population) -> None:
-        """Remove ids that were evicted by hand or put in quarantine."""
         (first, stride, count), before = self._pieces, self._room.before[: self._starts[-1] + 1]
         parts, start = [np.zeros((4, 0), np.int64)], 0
         while start < len(first):
@@ -260,7 +256,7 @@ class Arrivals:
     def _replace(self, pieces: Ints, of: Ints) -> None:
         """Replace all pieces: the new piece i is a part of the old piece `of[i]`.
 
-        A block that still has pieces keeps its length in steps; the other blocks are removed.
+        A block that still has pieces keeps its length in steps; blocks without pieces are removed.
         """
         block = np.searchsorted(self._starts, of, "right") - 1
         kept = np.unique(block)
@@ -272,8 +268,8 @@ class Arrivals:
     def _add(self, runs: IdRuns, population: Population) -> bool:
         """Append the ids of `runs` that were not added yet; return whether this was possible.
 
-        This is impossible if a run of a new lane began before the newest step of the last block was published. In this
-        case, nothing changes.
+        This is impossible if a run of a new lane began before the newest step of the last block was published. Then
+        nothing changes.
         """
         runs, place, is_first = self._cursor.new_of(population, runs)
         if not len(place):
@@ -293,7 +289,7 @@ class Arrivals:
         return True
 
     def _extend(self, runs: IdRuns, steps: float) -> None:
-        """Add runs of `steps` steps in total to the last block, or to a new block if the last one is full."""
+        """Add runs of `steps` steps in total to the last block, or to a new block if the last block is full."""
         if self._is_full or len(self._starts) == 1:
             self._starts = np.append(self._starts, self._starts[-1])
             self._ranks = np.append(self._ranks, self._ranks[-1])
@@ -315,7 +311,6 @@ class Arrivals:
         self._is_full = bool(lengths[-1] >= self._block)
 
     def _drop_oldest(self) -> None:
-        """Drop blocks followed by at least `_most` steps, as soon as these are more than a quarter of all blocks."""
         gone = self._ranks[-1] - self._ranks[1:-1] >= self._most
         drop = int(np.count_nonzero(gone))
         if drop > len(gone) // 4:
@@ -368,7 +363,7 @@ class Arrivals:
 
 
 def _merged(pieces: Ints) -> Ints:
-    """Return the pieces of one block, after joining each piece to the piece that it continues."""
+    """Join each piece of one block to the piece that it continues."""
     pieces = pieces[:, np.lexsort((pieces[0], pieces[0] % pieces[1], pieces[0] >> POSITION_BITS))]
     first, stride, count = pieces
     begins = np.ones(len(first), np.bool_)

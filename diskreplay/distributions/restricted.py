@@ -18,9 +18,8 @@ from diskreplay.errors import NotEnoughData
 from diskreplay.ids import Floats, Ints
 from diskreplay.kernels.runs import IdRuns, Visible, id_blocks
 
-# Attempt i of a draw draws _OVERDRAWS[i] ids for each id that is still missing. Ids that are missing after the last
-# attempt are drawn from a list of the allowed ids. The list is almost never needed if more than a hundredth of all ids
-# is allowed.
+# Attempt i of a draw draws _OVERDRAWS[i] ids for each missing id. After the last attempt, the missing ids are drawn
+# from a list of the allowed ids. The list is almost never needed if more than a hundredth of all ids is allowed.
 _OVERDRAWS = (1, 8, 64)
 _NONE: Ints = np.zeros(0, np.int64)
 
@@ -41,11 +40,10 @@ class Restricted(Distribution):
 
     @abstractmethod
     def allowed(self, ids: Ints) -> Ints:
-        """Return how many more times each id may be drawn, (n,) int64."""
+        """Return, for each id, the number of times that it may still be drawn, (n,) int64."""
 
     @abstractmethod
-    def drawable(self, population: Population) -> Ints:
-        """Return the allowed ids of the population's share."""
+    def drawable(self, population: Population) -> Ints: ...
 
     @abstractmethod
     def why_not(self, population: Population, times: int, size: int) -> str:
@@ -60,7 +58,7 @@ class Restricted(Distribution):
             if len(good) > size - len(ids):
                 # Excess ids are left out at random, because the first ids of a stratified draw are similar.
                 good = rng.permutation(good)
-            # Take the ids one by one until the batch is full: further ids must not count as drawn.
+            # Further ids must not count as drawn, so ids are taken one by one until the batch is full.
             is_left = _earlier(draw.ids[good]) < allowed[good]
             good = np.sort(good[is_left][: size - len(ids)])
             ids = np.append(ids, draw.ids[good])
@@ -76,7 +74,7 @@ class Restricted(Distribution):
     def _draw_left(
         self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
     ) -> tuple[Ints, Floats]:
-        """Draw the ids that a batch of `size` ids lacks after `drawn` was drawn, from a list of all allowed ids."""
+        """Draw the ids that are missing after `drawn` in a batch of `size` ids, from a list of all allowed ids."""
         left = self.drawable(population)
         mass = self._distribution.chances(population, left)
         left, mass = left[mass > 0], mass[mass > 0]
@@ -98,19 +96,19 @@ class Restricted(Distribution):
 
 
 def share_of(population: Population) -> str:
-    """Return the words of a message that name the population's share; an empty text if the share has all ids."""
+    """Return words for a message that name the population's share, or "" if the share has all ids."""
     rank, world_size = population.share
     return "" if world_size == 1 else f" of rank {rank} of {world_size}"
 
 
 def named(ids: Ints, among: Ints) -> Ints:
-    """Return how often each id occurs in `among`."""
+    """Return the number of times that each of `ids` occurs in `among`."""
     ordered = np.sort(among)
     return np.searchsorted(ordered, ids, side="right") - np.searchsorted(ordered, ids, side="left")
 
 
 def _earlier(ids: Ints) -> Ints:
-    """Return how often each id occurs earlier in the same array."""
+    """Return, for each element of `ids`, the number of equal elements before it."""
     order = np.argsort(ids, kind="stable")
     ordered, numbers = ids[order], np.arange(len(ids))
     is_first = np.append(True, ordered[1:] != ordered[:-1])[: len(ids)]
@@ -120,30 +118,34 @@ def _earlier(ids: Ints) -> Ints:
 
 
 REMOVERS = ("oldest", "lowest_priority", "random")
-# A number above any possible number of draws of an id.
+# This number is larger than any possible number of draws of an id.
 _ALWAYS = 1 << 40
 
 
 class Index:
-    """The ids of one kind that a sampler draws from: at most `most`, in ascending order; not thread-safe.
+    """At most `most` ids of one kind, in ascending order: a sampler draws only these ids; not thread-safe.
 
-    A full index removes an id for each new id. `remover` chooses the removed id. "oldest" removes the id that was
-    published first. "lowest_priority" removes the id with the lowest priority, and the oldest id among equal
-    priorities. "random" removes a random id. "lowest_priority" and "random" may remove the new id itself.
+    A full index removes an id for each new id. `remover` chooses the removed id:
 
-    With "random", all ids are in the index with the same probability: Vitter's algorithm R (1985). After evictions the
+    - "oldest": the id that was published first.
+    - "lowest_priority": the id with the lowest priority, and the oldest id among equal priorities.
+    - "random": a random id.
+
+    "lowest_priority" and "random" may choose the new id itself.
+
+    With "random", all ids are in the index with the same probability: Vitter's algorithm R (1985). After evictions, the
     algorithm is random pairing (Gemulla et al. 2008): each new id takes the place of a random evicted id, and enters
     the index only if the evicted id was in the index.
     """
 
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:
         self.most, self._remover, self._rng = most, remover, rng
-        self._column = Column()  # for each id, the number of ids that arrived before it
-        self._count = 0  # number of ids that have arrived so far
+        self._column = Column()  # The value of an id is the number of ids that arrived before it.
+        self._count = 0  # The number of ids that have arrived.
         self._cursor = Cursor()
-        self._size = 0  # number of ids of the population at the last call of `follow`
-        # For random pairing: how many ids in the index, and how many other ids, were evicted. Evicted ids whose place a
-        # new id has taken do not count.
+        self._size = 0  # The number of ids of the population at the last call of `follow`.
+        # For random pairing: the number of evicted ids from the index, and of other evicted ids. An id no longer counts
+        # when a new id has taken its place.
         self._evicted, self._others_evicted = 0, 0
 
     @property
@@ -163,7 +165,7 @@ class Index:
         new = copy(self)
         new._cursor = self._cursor.copy()
         new._take_in(population, distribution)
-        vars(self).update(vars(new))  # one operation, which no interrupt divides
+        vars(self).update(vars(new))  # in one operation, which cannot be interrupted
 
     def _take_in(self, population: Population, distribution: Distribution) -> None:
         changes = self._cursor.changes(population)
@@ -215,12 +217,12 @@ class Index:
             self._others_evicted -= paired - in_place
             chosen = np.sort(self._rng.permutation(paired)[:in_place])
             self._column = self._column.with_others(new[chosen], came[chosen])
-        # Unpaired new ids fill the index. Once it is full, each further id replaces a random id, or is left out.
+        # Unpaired new ids fill the index. When it is full, each further id replaces a random id, or is left out.
         room = paired + max(0, min(len(new) - paired, self.most - len(self.ids)))
         self._column = self._column.with_others(new[paired:room], came[paired:room])
         rest, came = new[room:], came[room:]
         at = (self._rng.random(len(rest)) * (size - len(rest) + 1 + np.arange(len(rest)))).astype(np.int64)
-        # If several ids replace the id at the same place, the last of them stays.
+        # If several ids replace the same id, the last of them stays.
         places, last = np.unique(at[::-1], return_index=True)
         taken = places < len(self.ids)
         last = len(rest) - 1 - last[taken]
@@ -247,7 +249,7 @@ class Index:
 
 
 class Indices:
-    """The `Index` objects of a sampler, one per kind of id, not thread-safe; `seed` seeds their random draws."""
+    """The `Index` objects of a sampler, one per kind of id; not thread-safe. `seed` seeds their random draws."""
 
     def __init__(self, most: int, remover: str, seed: int) -> None:
         self.most, self.remover = most, remover
@@ -273,8 +275,6 @@ class Indices:
 
 
 class Bounded(Restricted):
-    """Draw from another distribution, but only ids in an `Index`."""
-
     def __init__(self, distribution: Distribution, index: Index) -> None:
         super().__init__(distribution)
         self._index = index
@@ -319,7 +319,7 @@ _FEW = 1024
 
 
 class Counts:
-    """A count per id, 0 for most ids; newer counts are in a small `Column` of their own, so that adding is fast."""
+    """A count per id, 0 for most ids; newer counts are in the small `Column` `_new`, so that adding is fast."""
 
     def __init__(self, counts: Column | None = None) -> None:
         self._old, self._new = Column() if counts is None else counts, Column()
@@ -328,7 +328,7 @@ class Counts:
         return self._old.of(ids) + self._new.of(ids)
 
     def add(self, ids: Ints, number: int, visible: Visible) -> None:
-        """Add `number` to the count of an id each time that it occurs in `ids`; hidden ids may lose their counts."""
+        """For each occurrence of an id in `ids`, add `number` to its count; hidden ids may lose their counts."""
         self._new = self._new.plus(ids, np.full(len(ids), number))
         if len(self._new.ids) > max(_FEW, len(self._old.ids) // 8):
             every = self._old.plus(*self._new)
@@ -336,14 +336,13 @@ class Counts:
             self._old, self._new = every.at(there), Column()
 
     def place(self) -> tuple[Column, Column]:
-        """Return the two columns, which are never changed in place."""
         return self._old, self._new
 
     def go_back(self, place: tuple[Column, Column]) -> None:
         self._old, self._new = place
 
     def state_dict(self, less: Ints = _NONE) -> dict[str, Ints]:
-        """Return `ids`, ascending, and their `counts`, (n,), reduced by how often each id occurs in `less`."""
+        """Return `ids`, ascending, and their `counts`, (n,), minus the number of times that an id occurs in `less`."""
         ids, counts = self._old.plus(*self._new)
         counts = counts - named(ids, less)
         return {"ids": ids[counts > 0], "counts": counts[counts > 0]}
@@ -368,7 +367,7 @@ class TimesSampled:
         return self._counts.setdefault(kind, Counts())
 
     def state_dict(self, kind: tuple[Any, ...], less: Ints) -> dict[str, Any]:
-        """Return all counts; the counts of `kind` are reduced by how often each id occurs in `less`."""
+        """Return the counts of all kinds; the counts of `kind` are reduced by the occurrences of ids in `less`."""
         every = self._counts.items()
         return {json.dumps(each): counts.state_dict(less if each == kind else _NONE) for each, counts in every}
 
@@ -383,7 +382,7 @@ class TimesSampled:
 class AtMost(Restricted):
     """Draw each id of another distribution at most `times.most` times.
 
-    A draw counts as soon as it is drawn; `forget` takes a draw back. `times` counts all draws of the sampler, including
+    An id counts as soon as it is drawn; `forget` takes a draw back. `times` counts all draws of the sampler, including
     its draws from other distributions. `kind` is the population's kind of id.
     """
 
@@ -393,9 +392,8 @@ class AtMost(Restricted):
         super().__init__(distribution)
         self._times, self._kind = times, kind
         self._counts = times.of(kind)
-        self._pending: list[Draw] = []  # draws that were not delivered yet
-        # The allowed ids that `drawable` last computed, in ascending order, and a cursor at the population of that
-        # call.
+        self._pending: list[Draw] = []  # Draws that were not delivered yet.
+        # The allowed ids that `drawable` last computed, in ascending order. The cursor follows that call's population.
         self._left, self._cursor = _NONE, Cursor()
 
     def __repr__(self) -> str:
@@ -412,7 +410,7 @@ class AtMost(Restricted):
     def go_back(self, place: tuple[Any, list[Draw]]) -> None:
         counts, self._pending = place
         self._counts.go_back(counts)
-        self._cursor = Cursor()  # more ids may be allowed now
+        self._cursor = Cursor()  # `_left` may lack ids that are allowed now
 
     def allowed(self, ids: Ints) -> Ints:
         return self._times.most - self._counts.of(ids)
@@ -451,7 +449,6 @@ class AtMost(Restricted):
         return self._distribution.priority_sum(population)
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Return a new draw in place of `lost`, a draw that lost ids by evictions; `lost` no longer counts."""
         self.forget(population, lost)
         return self.draw(population, size, rng)
 
@@ -463,7 +460,7 @@ class AtMost(Restricted):
         if any(pending is draw for pending in self._pending):
             self.delivered(draw)
             self._counts.add(draw.ids, -1, population.visible)
-            self._cursor = Cursor()  # more ids may be allowed now
+            self._cursor = Cursor()  # `_left` may lack ids that are allowed now
 
     def accept(self, population: Population, draw: Draw) -> bool:
         is_there = super().accept(population, draw)
@@ -476,5 +473,4 @@ class AtMost(Restricted):
         self._pending.append(draw)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how often each id of each kind was delivered."""
         return self._times.state_dict(self._kind, np.concatenate([_NONE, *(draw.ids for draw in self._pending)]))

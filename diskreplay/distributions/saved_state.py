@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from diskreplay.bounded_json import parse_json
 
-# Errors that an invalid state may cause.
+# The errors that reading an invalid state may raise.
 INVALID = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 

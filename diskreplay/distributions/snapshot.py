@@ -11,14 +11,14 @@ from diskreplay.kernels.runs import Visible
 
 
 class Snapshot(Protocol):
-    """The part of `reading.snapshot.Snapshot` that distributions use."""
+    """The attributes and methods of `reading.snapshot.Snapshot` that distributions use."""
 
-    # A time, in nanoseconds since 1970. Episodes that began at this time or later have no hidden steps, which are steps
-    # beyond the limits of the store.
+    # A time, in nanoseconds since 1970. Episodes that began at this time or later have no hidden steps: steps beyond
+    # the limits of the store.
     reached: int
-    record: Ints  # read by kernels; see `kernels.frozen`
-    log: EpisodeTable  # the ended episodes in discovery order
-    oldest: Ints  # the first visible row of each lane
+    record: Ints  # See `kernels.frozen`.
+    log: EpisodeTable  # The ended episodes in discovery order.
+    oldest: Ints  # The first visible row of each lane.
 
     def __len__(self) -> int:
         """Return the number of visible steps."""
@@ -66,8 +66,8 @@ class EpisodeFilter:
     """A filter of episodes, which calls `ask` once for an ended episode, and once per snapshot for an open episode.
 
     `ask(snapshot, first_id)` returns whether the episode with the first id `first_id` is admitted. With `ask` None, all
-    episodes are admitted, and `asks` is False. The answers stay valid when a sampler's view changes, because ids are
-    stable; so the sampler keeps its filter.
+    episodes are admitted, and `asks` is False. A sampler keeps the filter when the sampler's view changes:
+    ids are stable, so the answers stay valid.
     """
 
     def __init__(self, ask: Callable[[Any, int], bool] | None = None) -> None:

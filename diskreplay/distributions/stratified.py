@@ -84,7 +84,7 @@ class Stratified(Owned):
         )
 
 
-# --- by episode: it has one run of ids, or two runs with a moved sample (see `Population.find_moved`) ----------------
+# --- by episode: an episode has one run of ids, or two runs with a moved sample (see `Population.find_moved`) ---------
 
 
 def _draw_of_episodes(population: Population, size: int, rng: np.random.Generator) -> Ints:
@@ -94,7 +94,7 @@ def _draw_of_episodes(population: Population, size: int, rng: np.random.Generato
         pick, number = rng.random((2, missing))
         run = (pick * len(first)).astype(np.int64)
         moved, is_moved = population.find_moved(run)
-        if is_moved.any():  # a moved sample is drawn together with the other run of its episode
+        if is_moved.any():  # a moved sample counts as a part of the other run of its episode
             run, moved, number = run[~is_moved], moved[~is_moved], number[~is_moved]
         number = (number * (count[run] + (moved >= 0))).astype(np.int64)
         found.append(np.where(number < count[run], first[run] + number * stride[run], first[moved]))
@@ -117,20 +117,20 @@ def _chances_of_episodes(population: Population, ids: Ints) -> Floats:
 
 
 class _Groups:
-    """The ids of ended episodes by the value of a field.
+    """The ids of ended episodes, in groups by the value of an episode field.
 
     The ids of a group are numbered in the order of arrival of their runs: first the runs in `_old`, then the runs in
-    `_new`. The first `_hidden[group]` of these ids are not drawn, because they belong to runs with hidden ids, which
-    are ids of steps beyond the store's limits. The visible parts of such runs are in `_left`, and their ids come last.
-    `some` has the numbers of the groups with visible ids, in the order of the groups' values.
+    `_new`. The first `_hidden[group]` of these ids are not drawn, because their runs have hidden ids: ids of steps
+    beyond the store's limits. The visible parts of such runs are in `_left`, and their ids come last. `some` has the
+    numbers of the groups with visible ids, in the order of the groups' values.
     """
 
     def __init__(self, leaf: str) -> None:
         self._leaf = leaf
         self._cursor = Cursor()
         self._epoch = -1
-        self._numbers: dict[bytes, int] = {}  # numbers of groups, by the bytes of their value
-        self._order: Ints = np.zeros(0, np.int64)  # all groups, in the order of their values
+        self._numbers: dict[bytes, int] = {}  # The number of each group, by the bytes of its value.
+        self._order: Ints = np.zeros(0, np.int64)  # The numbers of all groups, in the order of their values.
         self.some = self._total = self._order
         self._clear()
 
@@ -139,13 +139,13 @@ class _Groups:
         # The group of each run in the order of arrival, up to `_end`. The runs before `_first` have hidden ids.
         self._group: Ints = np.zeros(64, np.int64)
         self._first = self._end = 0
-        self._partly = Column()  # the groups of partially hidden runs, by their last ids
+        self._partly = Column()  # the groups of partially hidden runs, by the last id of each run
         self._hidden = np.zeros(0, np.int64)
 
     def follow(self, population: Population) -> None:
         if self._cursor.is_at(population):
             return
-        if self._epoch != population.epoch:  # older ids have moved, so runs may leave in another order than they came
+        if self._epoch != population.epoch:  # older runs have moved, so runs may leave in another order than they came
             self._cursor = Cursor()
         changes = self._cursor.changes(population)
         ended = changes.runs.shape[1] - changes.provisional
@@ -185,7 +185,7 @@ class _Groups:
     def _hide(self, reached: Ints) -> Column:
         """Hide the runs `reached`; return the group of each run with hidden ids, by the last id of the run.
 
-        The runs `reached` must be the first ones in the order of arrival among the runs that are not hidden yet.
+        Among the runs that are not hidden yet, `reached` must be the first ones in the order of arrival.
         """
         group = self._group[self._first : self._first + reached.shape[1]]
         self._first += len(group)
@@ -209,14 +209,12 @@ class _Groups:
             self._old, self._new = self._old.with_more(self._new.runs, self._new.group, many), _Runs.none(many)
 
     def _count(self) -> None:
-        """Set `_total`, the number of visible ids of each group, and `some`, the groups that have visible ids."""
         self._total = self._old.count + self._new.count + self._left.count - self._hidden
         if len(self._order) < len(self._numbers):
             self._order = np.array([self._numbers[text] for text in sorted(self._numbers)], np.int64)
         self.some = self._order[self._total[self._order] > 0]
 
     def draw(self, size: int, rng: np.random.Generator) -> Ints:
-        """Return `size` ids: for each id, draw a group, all with the same probability, then an id of this group."""
         pick, number = rng.random((2, size))
         group = self.some[(pick * len(self.some)).astype(np.int64)]
         at = (number * self._total[group]).astype(np.int64) + self._hidden[group]
@@ -239,10 +237,9 @@ class _Groups:
 
 
 class _Runs:
-    """Runs of ids, (3, n), sorted by group.
+    """Runs of ids, (3, n), sorted by group; `many` is the number of groups.
 
-    `group` has the group of each run, -1 for a run that is left out. There are `many` groups. `count` is the number of
-    ids of each group.
+    `group` has the group of each run, -1 for a run that is left out. `count` is the number of ids of each group.
     """
 
     def __init__(self, runs: Ints, group: Ints, many: int) -> None:
@@ -268,11 +265,10 @@ class _Runs:
             self.count, self._begin = np.append(self.count, more), np.append(self._begin, more)
 
     def take(self, group: Ints, number: Ints) -> Ints:
-        """Return, for each i, the id that has the number `number[i]` in the group `group[i]`, (n,)."""
         return numbered(IdRuns(*self.runs), self._before, self._begin[group] + number)
 
     def find(self, ids: Ints, keys: Ints, segments: tuple[int, Ints], group: Ints) -> None:
-        """Set `group[i]` to the group of `ids[i]` if these runs have that id; `keys` are the `lane_keys` of the ids."""
+        """Set `group[i]` to the group of `ids[i]` if these runs have this id; `keys` are the `lane_keys` of the ids."""
         if not len(self.group):
             return
         if self._index is None:

@@ -18,8 +18,8 @@ from diskreplay.ids import Ints, mixed
 from diskreplay.kernels.runs import NEVER, IdRuns, id_blocks, numbered, pieces_of
 
 ROUNDS = 6
-# Ids are sorted by time in sets of at least _SORTED_AT_ONCE, and permuted in sets of at least _PIECE. _PIECE is also
-# the largest number of ids in a piece of a run.
+# Ids are sorted by time in sets of at least _SORTED_AT_ONCE, and permuted in sets of at least _PIECE. A piece of a run
+# has at most _PIECE ids.
 _SORTED_AT_ONCE, _PIECE = 1 << 16, 1 << 12
 
 
@@ -31,8 +31,7 @@ class Pass(ABC):
 
     @classmethod
     @abstractmethod
-    def begun(cls, population: Population, rng: np.random.Generator) -> Self:
-        """Return a new pass over the population's ids."""
+    def begun(cls, population: Population, rng: np.random.Generator) -> Self: ...
 
     @abstractmethod
     def peek(self, population: Population, count: int) -> Ints:
@@ -59,7 +58,7 @@ class Pass(ABC):
 
 
 class RandomPass(Pass):
-    """A pass in a random order, which a key of 63 bits selects."""
+    """A pass in a random order, which `key`, a number of 63 bits, selects."""
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], key: int, at: int = 0) -> None:
         super().__init__(runs, kind)
@@ -105,15 +104,14 @@ class TimePass(Pass):
     """A pass in the order of publishing; steps with the same publishing time are in the order of their ids.
 
     Runs are cut into pieces, which are read in the order of the times of their first ids. `_ids` are the next ids in
-    their final order. `_carried` are ids that were read already, but ids of pieces that are read later may come before
-    them. The position is the time and the id of the last drawn step. The number of drawn ids cannot be the position: it
-    would be wrong after evictions.
+    their final order. `_carried` are other ids that were read: ids of later pieces may come before them. The position
+    is the time and the id of the last drawn step, because a number of drawn ids would be wrong after evictions.
     """
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], last: tuple[int, int] = (-1, -1)) -> None:
         super().__init__(runs, kind)
         self._last = last
-        self._pieces: IdRuns | None = None  # pieces not read yet, by the times of their first ids
+        self._pieces: IdRuns | None = None  # unread pieces, by the times of their first ids; None before the first read
         self._begins: Ints = np.zeros(0, np.int64)
         self._ids = self._carried = np.zeros((2, 0), np.int64)  # times and ids
 
@@ -159,7 +157,7 @@ class TimePass(Pass):
         found = found[:, np.lexsort(found[::-1])]
         safe = int(np.searchsorted(found[0], next_begins))
         ids, rest = np.concatenate([self._ids, found[:, :safe]], axis=1), IdRuns(*(x[taken:] for x in self._pieces))
-        # One assignment of all results at the end: an interrupt must not lose ids.
+        # All results are assigned together at the end, because an interrupt must not lose ids.
         self._ids, self._carried, self._pieces, self._begins = ids, found[:, safe:], rest, self._begins[taken:]
         return True
 
@@ -192,7 +190,7 @@ def permuted(numbers: Ints, size: int, key: int) -> Ints:
     """Return the image of each number under the permutation of 0 to size - 1 that the key selects.
 
     A Feistel network permutes the numbers below a power of four that is at least `size`. An image that is not below
-    `size` is permuted again (cycle walking), which gives a permutation of the numbers below `size`.
+    `size` is permuted again (cycle walking). This gives a permutation of the numbers below `size`.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = np.uint64((1 << int(half)) - 1)
@@ -287,26 +285,26 @@ class Sweep(OneOwner, Even):
                 missing -= len(good)
                 fruitless = fruitless and not len(good)
                 found.append(ids[good])
-                # Move forward only to the last id that was used: the next draw begins with the ids after it.
+                # Move forward only to the last id that was used, because the next draw begins with the ids after it.
                 current.advance(len(ids) if missing else int(good[-1]) + 1)
                 is_over = current.is_over(population)
             except SegmentGone:
                 if missing == size:
                     raise
-                break  # a short batch: the drawn ids must not be lost
+                break  # the batch is short, because the drawn ids must not be lost
             if is_over:
                 self._pass, self._finished = None, self._finished + 1
         return Draw(np.concatenate(found), None, population.size)
 
     def _current(self, population: Population) -> Pass | None:
-        """Return the current pass over this kind of id, or None if no such pass has begun."""
+        """Return the current pass, or None if no pass over this kind of id has begun."""
         if self._pass is not None and self._pass.kind != population.kind:
             self._pass = None
         return self._pass
 
     def place(self) -> tuple[int, Pass | None]:
         """Return the number of finished passes and the current pass."""
-        return self._finished, copy(self._pass)  # the attributes of a pass are never changed in place
+        return self._finished, copy(self._pass)  # a shallow copy: arrays of a pass are replaced, never changed in place
 
     def go_back(self, place: tuple[int, Pass | None]) -> None:
         """Restore a state that `place` returned."""

@@ -1,7 +1,7 @@
 """Make the next snapshot of a store in one call; see `advancing`.
 
-A call from Python takes about as long as the work for one new step: to read its flags, to hide the oldest step, and to
-write the snapshot's record. So one call does these three things.
+A call from Python takes about as long as the work for one new step. So one call reads the new flags, hides the oldest
+steps, and writes the record of the snapshot.
 """
 
 from diskreplay.ids import Ints
@@ -20,9 +20,8 @@ else:
 def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
     """Write the record of a snapshot, see `frozen`: its head, and the columns of `rows` for the lanes that may grow.
 
-    `head` has the numbers of the record's head that this function does not compute. `growing` and `rows` are the
-    tables `growing` and `lanes` of `following`. `oldest` has the first visible row of each lane. Episodes that began at
-    time `reached` or later have no hidden steps.
+    `head` has the numbers of the head that this function does not compute. `growing` and `rows` are the tables
+    `growing` and `lanes` of `following`.
     """
     for column in range(frozen.HEAD):
         record[column] = head[column]
@@ -49,8 +48,8 @@ def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
 def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     """Call `follow` and return its result; if it is DONE and found a change, write the `record` of a new snapshot.
 
-    For `tables` see `advancing.GROWING`. `until` and `newer` are not used, but `advance_hiding`, which can be called in
-    place of this kernel, needs them.
+    For `tables` see `advancing.GROWING`. `until` and `newer` are ignored: they make the parameters the same as those
+    of `advance_hiding`.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, status = packed.ints(tables, advancing.HIDDEN), follow(tables, head[frozen.ORIGIN], found)
@@ -63,10 +62,9 @@ def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
 def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     """Do what `advance` does, and hide steps that were published before `until` or that exceed the store's capacity.
 
-    `hidden` and `found` are the arrays HIDDEN and FOUND of `tables`, see `advancing.GROWING`. The oldest steps are
-    hidden until at most hidden[CAPACITY] steps are visible; -1 means no limit. If any step was hidden, the bit HIDDEN
-    of found[CHANGED] is set, and `newer` gets the first visible row of each lane. For the result see `following.DONE`
-    and `advancing.UNREADY`.
+    The oldest steps are hidden until at most CAPACITY steps, a number in the array HIDDEN of `tables`, are visible. If
+    any step was hidden, `newer` gets the first visible row of each lane, and the bit `following.HIDDEN` of CHANGED is
+    set. For the result see `following.DONE` and `advancing.UNREADY`.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, origin = packed.ints(tables, advancing.HIDDEN), head[frozen.ORIGIN]

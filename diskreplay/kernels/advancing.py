@@ -9,15 +9,17 @@ UNREADY, UNMAPPED = range(5, 7)
 that `hide_oldest` reads. UNMAPPED: the time of the step with the id NEEDED of `hiding` is not mapped."""
 
 # Lines of the record `tables`, which describes one array per line; see `packed`.
-# GROWING and ROWS are the tables `growing` and `lanes` of `following`. ENDED is the log: a table with one line for each
-# ended episode, with the columns of `ids.EpisodeTable`. HEAD is the head of the next snapshot's record, see `frozen`.
-# FIRST_CHUNK to BASES are the chunk table of the flags, see `following.Chunks`; FIRST_TIMES to TIMES are the chunk
-# table of the times. If the array TIMES is empty, all times are 0. FOUND has the numbers `found` of `following`, HIDDEN
-# the numbers `found` of `hiding`.
-# Only `advance_hiding` reads the arrays from LANES on. LANES to FIRST_ROWS have a number per segment or per lane, see
-# `frozen`; CLOCKS has, for each segment, the number to add to its times to get times since the epoch. HEAP and BY_PLACE
-# are the tables of `hiding`. FOLLOWING has, for each line of the log, the line of the next ended episode in the same
-# lane, or -1.
+# - GROWING, ROWS: the tables `growing` and `lanes` of `following`.
+# - FIRST_CHUNK to BASES: the chunk table of the flags, see `following.Chunks`.
+# - FIRST_TIMES to TIMES: the chunk table of the times. If the array TIMES is empty, all times are 0.
+# - ENDED: the log, a table with one line for each ended episode and the columns of `ids.EpisodeTable`.
+# - HEAD: the head of the next snapshot's record, see `frozen`.
+# - FOUND, HIDDEN: the arrays `found` of `following` and of `hiding`.
+# Only `advance_hiding` reads the arrays from LANES on.
+# - LANES, LANE_BASE, FOLDERS, FIRST_ROWS: the arrays at the numbers of `frozen` with these names.
+# - CLOCKS: for each segment, the number to add to its times to get times since the epoch.
+# - HEAP, BY_PLACE: the tables of `hiding`.
+# - FOLLOWING: for each line of the log, the line of the next ended episode in the same lane, or -1.
 (
     GROWING, FIRST_CHUNK, CHUNKS, SHIFT, BASES, FIRST_TIMES, TIME_CHUNKS, TIME_SHIFT, TIMES, ROWS, ENDED, HEAD,
     FOUND, HIDDEN, LANES, LANE_BASE, CLOCKS, FOLDERS, FIRST_ROWS, HEAP, BY_PLACE, FOLLOWING,

@@ -2,8 +2,8 @@
 
 numba saves machine code next to the source file. If that file changes, numba compiles its functions again. But numba
 does not notice a change of another file whose functions are called. So the sources of all kernels are copied to a
-folder whose name is a digest of everything that the machine code depends on. The folder is never next to the package:
-an uninstall would leave it there, and Python would import it as an empty namespace package.
+folder whose name is a digest of everything that the machine code depends on. The folder is never next to the package,
+because it would stay there after an uninstall, and Python would import it as an empty namespace package.
 
 If processes start together, one of them compiles a kernel, and the others wait for the saved code.
 """
@@ -40,29 +40,29 @@ COMPILING = (
 )
 _NAME = "diskreplay-"
 _NOTE = ".compiled"
-# The largest number of folders of compiled kernels that `_prune` leaves, including the folder in use.
+# The largest number of folders that `_prune` leaves, including the folder in use.
 _KEPT = 8
-# Seconds to wait for a lock. A process that holds it longer is probably suspended, so the waiting process compiles the
-# kernel itself.
+# Seconds to wait for a lock. A process that holds a lock longer is probably suspended, so the waiting process compiles
+# the kernel itself.
 _PATIENCE = 60.0
 _POLL = 0.02
-# Modification time of all copied sources, in seconds since the epoch. numba saves it with the machine code, and
-# compiles again if the time of the source differs.
+# Modification time of all copied sources, in seconds since the epoch. If the time of a source changes, numba compiles
+# its functions again.
 _ONE_TIME = 1e9
-# Text that moves a terminal's cursor to the start of its line and clears the line.
+# Moves a terminal's cursor to the start of its line and clears the line.
 _LINE = "\r\x1b[K"
 
 compiling = threading.RLock()
-# Folders where saving a kernel failed: nothing more is saved there.
+# Folders where saving a kernel failed.
 _refusing = set[str]()
 
 
 def _hold_at_forks() -> None:
-    """Make forks wait while a thread compiles: a child would not have this thread, and would wait forever for the lock.
+    """Make forks wait while a thread compiles: a child does not have this thread, and would wait forever for its lock.
 
     Before a fork, Python calls the functions given to `register_at_fork` in the reverse order of their registration.
-    At a fork, the lock `compiling` must be acquired before all other locks. So call this function again after an import
-    that calls `register_at_fork`.
+    At a fork, the lock `compiling` must be acquired first. So call this function again after an import that calls
+    `register_at_fork`.
     """
     os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
 
@@ -71,16 +71,12 @@ _hold_at_forks()
 
 
 def is_disabled() -> bool:
-    """Return whether `NUMBA_DISABLE_JIT` or `numba.config` disables numba's compiler."""
     return not hasattr(numba.njit(is_disabled), "signatures")
 
 
 @cache
 def compile_kernel(module: str, name: str) -> Callable[..., Any]:
-    """Load the kernel `name` of a module from the disk, or compile it.
-
-    The shared kernels that this kernel calls, see `jit.kernel`, are loaded or compiled first.
-    """
+    """Load a kernel from the disk, or compile it, after the shared kernels that it calls; see `jit.kernel`."""
     path = folder()
     package = import_kernels(path)
     jit, function = import_module(f"{package}.jit"), getattr(import_module(f"{package}.{module}"), name)
@@ -95,7 +91,7 @@ def compile_kernel(module: str, name: str) -> Callable[..., Any]:
 def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable[..., Any]:
     """Return the compiled `function`: loaded from the folder `path`, or compiled now and saved there.
 
-    `jit` is the module `jit` of the package that `import_kernels` has made.
+    `jit` is a module of the package that `import_kernels` has made.
     """
     name, lock = function.__name__, None
     note = path / f"{name}{_NOTE}"
@@ -110,7 +106,7 @@ def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable
             found = jit.compiled(function, kept=True)
         except OSError:
             raise
-        except Exception:  # a damaged file: pickle may raise anything
+        except Exception:  # the file may be damaged, and then pickle may raise anything
             note.unlink(missing_ok=True)
             for damaged in path.parent.glob(f"{path.name}*/**/*{name}-*.nb?"):
                 damaged.unlink(missing_ok=True)
@@ -118,7 +114,7 @@ def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable
         with suppress(OSError):
             note.touch()
         return found
-    except (OSError, RuntimeError):  # a full disk, or a deleted folder: the kernel is compiled again and not saved
+    except (OSError, RuntimeError):  # the disk is full, or the folder was deleted
         _refusing.add(str(path))
         return jit.compiled(function, kept=False)
     finally:
@@ -128,7 +124,7 @@ def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection, which would take a sixth of the time of compiling."""
+    """Pause garbage collection, which would take a sixth of the compilation time."""
     was_on = gc.isenabled()
     try:
         gc.disable()
@@ -140,7 +136,6 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @cache
 def folder() -> str | None:
-    """Return the folder of compiled kernels, or warn and return None if no folder can be written."""
     path, why = find_folder()
     if path is None:
         warn_caller(why, RuntimeWarning)
@@ -148,7 +143,7 @@ def folder() -> str | None:
 
 
 def find_folder() -> tuple[str | None, str]:
-    """Return the folder of compiled kernels and an empty text, or None and a warning's text if none can be written.
+    """Return the folder of compiled kernels and "", or None and the text of a warning if no folder can be written.
 
     A missing folder is created, and the sources of the kernels are copied to it.
     """
@@ -161,7 +156,7 @@ def find_folder() -> tuple[str | None, str]:
             for name, text in _sources().items():
                 _put(path, name, text)
             tempfile.TemporaryFile(dir=path).close()
-            os.utime(path)  # `_prune` removes the folders with the oldest times of modification
+            os.utime(path)  # `_prune` keeps the folders that were modified last
         except OSError as error:
             tried.append(str(error))
             continue
@@ -193,7 +188,6 @@ def _put(path: Path, name: str, text: bytes) -> None:
 
 @cache
 def import_kernels(path: str | None) -> str:
-    """Import the sources in the folder `path` as a package with a new name, and return this name."""
     package, here = f"diskreplay_{source_digest()[:16]}", path or os.path.dirname(__file__)
     spec = importlib.util.spec_from_file_location(package, f"{here}/__init__.py", submodule_search_locations=[here])
     if spec is None or spec.loader is None:
@@ -206,8 +200,8 @@ def import_kernels(path: str | None) -> str:
 def _parents() -> Iterator[Path]:
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         yield Path(chosen)
-    # Relative paths are ignored, as the XDG specification demands. For a user without a home, `expanduser` returns
-    # ~/.cache unchanged, which is relative, too.
+    # Relative paths are ignored, as the XDG specification demands. `expanduser` returns the relative path ~/.cache if
+    # the user has no home.
     for cache_home in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
         if os.path.isabs(cache_home):
             yield Path(cache_home) / "diskreplay"
@@ -221,11 +215,7 @@ def _sources() -> dict[str, bytes]:
 
 @cache
 def source_digest() -> str:
-    """Return the SHA-256, in hexadecimal, of everything that machine code depends on.
-
-    The digest covers the sources of the kernels and of `ids`, whose constants are compiled into kernels; the versions
-    of Python, numba and llvmlite; and the processor.
-    """
+    """Return the SHA-256, in hexadecimal, of everything that machine code depends on."""
     digest = hashlib.sha256("\0".join((sys.version, numba.__version__, version("llvmlite"), *_processor())).encode())
     for name, text in {**_sources(), "ids.py": Path(__file__).parents[1].joinpath("ids.py").read_bytes()}.items():
         digest.update(name.encode() + b"\0" + text)
@@ -246,8 +236,8 @@ def _processor() -> Iterator[str]:
 def _prune(parent: Path) -> None:
     """Remove all folders of compiled kernels from `parent`, except the `_KEPT` most recently used ones.
 
-    With `NUMBA_CACHE_DIR`, numba saves the machine code in a second folder, whose name begins with the first folder's
-    name and "_". Both folders are removed together.
+    With `NUMBA_CACHE_DIR`, numba saves the machine code of a folder in a second folder. The name of the second folder
+    is the name of the first folder, followed by "_" and more text.
     """
     with suppress(OSError):
         found = sorted(parent.glob(f"{_NAME}*"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -259,7 +249,6 @@ def _prune(parent: Path) -> None:
 
 @cache
 def _tell() -> None:
-    """Log why the first batch takes long; without a set-up of logging, the message goes to stderr."""
     logging.getLogger("diskreplay").warning(COMPILING)
 
 
@@ -268,11 +257,10 @@ _here = threading.local()
 
 
 class Several:
-    """Iterates over names of kernels, while the caller compiles or loads each of them.
+    """Iterates over names of kernels, while the caller compiles or loads each kernel; only one thread may use it.
 
-    Only one thread may use the object. The iteration shows its progress on the terminal. As soon as a kernel must be
-    compiled, the iteration starts a helping process, which compiles the kernels in reverse order. Processes that start
-    together share one helping process.
+    The iteration shows its progress on the terminal. When the first kernel must be compiled, a helping process starts
+    to compile the kernels in reverse order. Processes that start together share one helping process.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -280,7 +268,7 @@ class Several:
         self._helper: subprocess.Popen[bytes] | None = None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names; the caller must call `table.get_kernel` with each name before it takes the next one."""
+        """Yield the names; the caller must call `table.get_kernel` with each name before it takes the next name."""
         _here.several = self
         try:
             for at, name in enumerate(self._names):
@@ -295,7 +283,6 @@ class Several:
                 _show(_LINE)
 
     def note_missing(self) -> None:
-        """Show that the current kernel is being compiled; the first call also starts the helping process."""
         left = self._names[self._at + 1 :]
         has_interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)
         if not self._is_told and left and has_interpreter and len(os.sched_getaffinity(0)) > 1:
@@ -314,15 +301,11 @@ def _begin_helper(names: Sequence[str]) -> "subprocess.Popen[bytes]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": imported_from, "NUMBA_CACHE_DIR": os.path.dirname(folder() or "")},
-        process_group=0,  # an interrupt from the terminal does not reach the helper
+        process_group=0,  # so that an interrupt from the terminal does not reach the helper
     )
 
 
 def helper_lock() -> "BaseFileLock":
-    """Return the lock that a helping process, see `Several`, holds while it runs.
-
-    Each folder of compiled kernels has one such lock.
-    """
     return _file_lock()(f"{folder()}/lock-helper", timeout=0, fallback_to_soft=False)
 
 
@@ -334,21 +317,21 @@ def _show(text: str) -> None:
 
 @cache
 def _file_lock() -> "type[BaseFileLock]":
-    # Imported only here, because importing filelock takes longer than loading compiled kernels.
+    # Imported here, because importing filelock takes longer than loading compiled kernels.
     with MissingExtra.raised_for("sampling", "torch"):
         from filelock import FileLock
-    # filelock acquires a lock of its own at a fork. A compiling thread acquires `compiling` before that lock, so a fork
-    # must do the same.
+    # filelock acquires its own lock at a fork. A compiling thread acquires `compiling` before filelock's lock, so a
+    # fork must acquire them in this order, too.
     _hold_at_forks()
     return FileLock
 
 
 def _locked(path: str) -> "BaseFileLock | None":
     """Acquire and return the lock of the file `path`; return None if this takes more than `_PATIENCE` seconds."""
-    # Not `fallback_to_soft`: a lock that is only a file would outlive a killed process.
+    # With `fallback_to_soft`, the mere presence of the file could be the lock, which would outlive a killed process.
     lock = _file_lock()(path, timeout=_PATIENCE, poll_interval=_POLL, fallback_to_soft=False)
     try:
         lock.acquire()
-    except OSError:  # includes timeouts
+    except OSError:  # filelock.Timeout is an OSError, too
         return None
     return lock

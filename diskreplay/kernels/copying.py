@@ -1,7 +1,7 @@
 """Kernels that copy successive rows into a batch, one row into each of many lanes, or bytes without using the caches.
 
-`write_lanes` writes rows that are mostly in separate pages. Prefetching the rows of later lanes reduces the time to a
-third.
+`write_lanes` writes rows that are mostly in separate pages of memory. It prefetches the rows of later lanes, because
+this reduces the time to a third.
 
 An ordinary write instruction first reads the cache line that it overwrites. A streamed (non-temporal) write does not.
 With batches of 14 MB, streaming had 1.45 times the bandwidth of memcpy; with batches of 37 MB, it had 1.7 to 2.4 times
@@ -15,11 +15,11 @@ from .huge_pages import CACHE_LINE
 from .jit import STREAM_BLOCK, copy_bytes, stream_block
 
 _RUNS_AHEAD = 4
-_LINES = 6  # cache lines to prefetch at the start of a run; the processor itself prefetches the following lines
+_LINES = 6  # cache lines to prefetch at the start of a run; the processor itself prefetches the next lines
 
-# Rows of the table `runs` of `copy_runs`. Each column is a run, that is, successive rows of a lane. SLOT (see
-# `frozen`), LANE and ROW identify the run's first row. COUNT is the number of rows, and ITEM the position in the batch
-# to which the first row is copied.
+# Rows of the table `runs` of `copy_runs`. Each column is a run, that is, successive rows of a lane.
+# - SLOT (see `frozen`), LANE and ROW identify the first row of the run.
+# - ITEM: the position in the batch to which the first row is copied.
 SLOT, LANE, ROW, COUNT, ITEM = range(5)
 RUN_ROWS = 5
 
@@ -37,10 +37,7 @@ def _copy_spaced(target: int, spacing: int, source: int, row_bytes: int, count: 
 
 @jit.inner
 def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[int, int]:
-    """Return the address of row `done` of run `i`, and the number of rows from this row to the end of its chunk.
-
-    The address is 0 if the row is not mapped. For the arguments see `copy_runs`.
-    """
+    """Return the address of row `done` of run `i`, or 0, and the number of rows from this row to its chunk's end."""
     slot, lane, row = runs[SLOT, i], runs[LANE, i], runs[ROW, i] + done
     folder = jit.load_int(record[frozen.FOLDERS] + 8 * slot)
     if folder < 0 or folder >= line[cols.FOLDERS]:
@@ -62,9 +59,9 @@ def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[
 def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begin: int, until: int) -> int:
     """Copy the rows of runs `begin` to `until` - 1 to a batch at address `out`; for `runs` see `SLOT`.
 
-    An item of the batch is one row; successive rows of a run are copied to items that are `columns` apart. `record` is
-    the record of a snapshot, see `frozen`. `line` is the result of `gathering.table_line` for the stored array that has
-    the rows. Returns the number of the first run with an unmapped row, or -1.
+    An item of the batch is one row. Successive rows of a run are copied to items that are `columns` apart. `record` is
+    the record of a snapshot, see `frozen`. `line` is the result of `gathering.table_line` for the stored array of the
+    rows. Returns the number of the first run with an unmapped row, or -1.
     """
     row_bytes = line[cols.ROW_BYTES]
     for i in range(begin, until):
@@ -83,9 +80,11 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
     return -1
 
 
-# The numbers of one field in the record of `write_lanes`. FIRST_CHUNK is the number of the first chunk with rows to be
-# written. SHIFT is the binary logarithm of the number of rows per chunk. SOURCE is the address of the new rows. BASES
-# is the index in the record where the addresses of the field's chunks begin.
+# The numbers of one field in the record of `write_lanes`.
+# - FIRST_CHUNK: the number of the first chunk to write to.
+# - SHIFT: the binary logarithm of the number of rows per chunk.
+# - SOURCE: the address of the new rows.
+# - BASES: the index in the record where the addresses of the field's chunks begin.
 FIRST_CHUNK, SHIFT, ROW_BYTES, SOURCE, BASES = range(5)
 FIELD = 5
 
@@ -94,7 +93,6 @@ _LANES_AHEAD = 8
 
 @jit.inner
 def _copy_row(target: int, source: int, count: int) -> None:
-    # A copy of constant width is a move instruction, not a call.
     if count == 4:
         copy_bytes(target, source, 4)
     elif count == 8:
@@ -109,8 +107,8 @@ def _copy_row(target: int, source: int, count: int) -> None:
 def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
     """For every field and every i, copy row i at the field's `SOURCE` to row rows[i] of lane lanes[i].
 
-    `record` has `FIELD` numbers for each of the `fields` fields, see `FIRST_CHUNK`. All chunks from the first to the
-    last chunk that gets a row must be mapped.
+    `record` has `FIELD` numbers for each of the `fields` fields, see `FIRST_CHUNK`. All chunks between the first and
+    the last written chunk must be mapped.
     """
     last = rows.size - 1
     for field in range(fields):

@@ -37,66 +37,72 @@ from . import advancing, jit, packed
 from .frozen import OWN_FOLDER
 from .packed import number
 
-# Columns of `growing`, a line per segment that may grow. SLOT is the segment's number minus the number of the store's
-# first segment, LANES its number of lanes, PLACE the number of its first lane among the lanes of all segments.
-# OBSERVED_AT and COMMITTED_AT are the addresses of the first lane's counters; the counters of the segment's other lanes
-# follow in memory. All rows before row CHECKED are in chunks that a check has found complete. CLOCK is added to the
-# times of the segment's rows to get times since the epoch. FOLDER is the number of the segment's folder in `Chunks`.
+# Columns of `growing`, a line per segment that may grow.
+# - SLOT: the segment's number minus the number of the store's first segment.
+# - PLACE: the number of the segment's first lane among the lanes of all segments.
+# - OBSERVED_AT, COMMITTED_AT: the addresses of the first lane's counters. The counters of the other lanes follow.
+# - CHECKED: all rows before this row are in chunks that a check has found complete.
+# - CLOCK: the number to add to the times of the segment's rows to get times since the epoch.
+# - FOLDER: the number of the segment's folder in `Chunks`.
 SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK, FOLDER = range(8)
 GROWING_COLUMNS = 8
 
-# Rows of `lanes`, a column per lane. An open episode has not ended yet. COMMITTED is the number of complete rows,
-# OBSERVED the number of rows with an observation. OPEN_START is the first row of the open episode or -1, and OPEN_TIME
-# the time when its first step was published. OPEN_END has the bits of the open episode's end that are known already,
-# see `ids.OPEN`.
+# Rows of `lanes`, a column per lane.
+# - COMMITTED: the number of complete rows.
+# - OBSERVED: the number of rows with an observation.
+# - OPEN_START: the first row of the open episode, which has not ended yet, or -1.
+# - OPEN_END: the bits of the open episode's end that are known already, see `ids.OPEN`.
+# - OPEN_TIME: the time when the first step of the open episode was published.
 COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
 LANE_ROWS = 5
 
-# The chunk table of one stored array consists of four arrays. The first three have a value per folder: the index of the
-# folder's first chunk in `bases`, the number of the folder's chunks, and the binary logarithm of the number of rows per
-# chunk. The fourth, `bases`, has the address of each chunk, 0 if the chunk is not mapped. If the `bases` of times are
-# empty, all times are 0.
+# The chunk table of a stored array consists of four arrays. The first three have a value per folder: the index of the
+# folder's first chunk in the fourth array, the number of the folder's chunks, and the binary logarithm of the number of
+# rows per chunk. The fourth array, `bases`, has the address of each chunk, or 0 if the chunk is not mapped.
 Chunks = tuple[Ints, ...]
 
-# The numbers of `found`. ENDED is the number of ended episodes, that is, of filled lines of the table `ended` (see
-# `advancing.GROWING`), and ENDED_STEPS the number of their steps. CHANGED is 0 if the snapshot stays the same; for its
-# bits see HIDDEN. OPEN_STEPS is the number of steps of open episodes. LEFT is the line in `growing` of the segment that
-# `follow` read last. FOLLOWED is 1 when all lanes were read; then `follow` does nothing until the caller sets it to 0.
-# SPLITS is 1 if the caller must check new ended episodes, because some may be discarded, evicted or lost.
+# The numbers of `found`.
+# - ENDED: the number of ended episodes, and of filled lines of the table ENDED of `advancing`.
+# - CHANGED: 0 if the snapshot stays the same; for its bits see HIDDEN.
+# - LEFT: the line in `growing` of the segment that `follow` read last.
+# - FOLLOWED: 1 when all lanes were read. Then `follow` does nothing until the caller sets FOLLOWED to 0.
+# - SPLITS: 1 if the caller must check new ended episodes, because some may be discarded, evicted or lost.
 ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT, FOLLOWED, SPLITS = range(7)
 FOUND = 7
 
 HIDDEN = 2
-"""The bit of CHANGED for newly hidden steps; the bit of value 1 stands for any other change."""
+"""The bit of CHANGED for newly hidden steps; the bit of value 1 means any other change."""
 
 DONE, UNCHECKED, DAMAGED, FULL, ADDED = range(5)
-"""Results of `follow`. DONE: the new rows of all lanes were read. UNCHECKED: a lane of the segment in line
-`found[LEFT]` of `growing` has new rows whose chunks are not checked or not mapped yet. DAMAGED: the flags or counters
-of a lane of this segment are damaged. FULL: the new rows of a lane may have more episodes than the table `ended` has
-free lines; none of these rows was read. ADDED: the new rows of all lanes were read, but the caller must check the
-new ended episodes before it goes on, see SPLITS."""
+"""Results of `follow`.
+
+- DONE: the new rows of all lanes were read.
+- UNCHECKED: some new rows of the segment in line found[LEFT] of `growing` are in chunks that are not checked or not
+  mapped yet.
+- DAMAGED: the flags or counters of the segment in line found[LEFT] are damaged.
+- FULL: the new rows of a lane may have more episodes than the table `ended` has free lines. None of these rows was
+  read.
+- ADDED: the new rows of all lanes were read, and the caller must check the new ended episodes, see SPLITS.
+"""
 
 ENDS = TERMINATED | TRUNCATED
 # LAST_STEP has the bits of an episode's end that come from its last step. BEHIND_LAST has the bits that come from the
-# row after this step, which is a final observation or an end marker.
+# row after the last step: a final observation or an end marker.
 LAST_STEP = ENDS | EPISODE_VALUES
 BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
 
 
-AHEAD = 32  # flags are prefetched this many lanes before they are read
+AHEAD = 32  # the flags of a lane are prefetched this many lanes before they are read
 
 _at = np.uint64
 
 
-WORD = 8  # the number of flags that are read at once
+WORD = 8  # this number of flags is read at once
 
 
 @jit.inner
 def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: int, end: int, time: int) -> None:
-    """Append an ended episode to `ended`; an episode without a bit of `ENDS` counts as cut.
-
-    `width` is the number of lanes of the segment. `final` is 1 if the episode has a final observation, else 0.
-    """
+    """Append an ended episode to `ended`; an episode without a bit of `ENDS` counts as cut."""
     if end & ENDS == 0:
         end |= TRUNCATED | CUT
     if end & DISCARDED:
@@ -114,10 +120,7 @@ def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: i
 
 @jit.inner
 def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) -> bool:
-    """Return whether all chunks with rows `first` to `last` of an array in a folder are mapped.
-
-    The array's chunk table, see `Chunks`, begins at line `table` of the record `tables`.
-    """
+    """Return whether rows `first` to `last` of the array whose chunk table begins at line `table` are mapped."""
     bits, start = number(tables, table + packed.SHIFT, folder), number(tables, table, folder)
     count = number(tables, table + packed.CHUNKS, folder)
     for chunk in range(first >> bits, (last >> bits) + 1):
@@ -130,10 +133,10 @@ def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) ->
 def follow(tables: Ints, origin: int, found: Ints) -> int:
     """Read the new committed rows of all lanes, and update `tables` and `found`; for the result see `DONE`.
 
-    The call does nothing if found[FOLLOWED] is not 0. Newer segments are read before older ones. So if a writer has
-    continued in a newer segment, the older segment is complete when it is read. Ended episodes are appended to the
-    array ENDED of `tables` from line found[ENDED] on. For `tables` see `advancing.GROWING`; if its array TIMES is
-    empty, no times are read. `origin` is the number of the store's first segment.
+    Newer segments are read before older ones. So if a writer has continued in a newer segment, the older segment is
+    complete when it is read. Ended episodes are appended to the array ENDED of `tables`. For `tables` see
+    `advancing.GROWING`. If the array TIMES of `tables` is empty, no times are read. `origin` is the number of the
+    store's first segment.
     """
     if found[FOLLOWED] != 0:
         return DONE
@@ -142,12 +145,11 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
     before_all = found[ENDED]
     for which in range(growing.shape[0] - 1, -1, -1):
         found[LEFT] = which
-        # Unsigned, because numba tests each signed index for being negative.
+        # The index is unsigned, because numba tests each signed index for being negative.
         line = _at(which)
         slot, width, place = growing[line, SLOT], growing[line, LANES], growing[line, PLACE]
         folder, segment = growing[line, FOLDER], (slot + origin) << POSITION_BITS
         bits, chunks = number(tables, advancing.SHIFT, folder), number(tables, advancing.CHUNKS, folder)
-        # The address of the entry in BASES for the segment's first chunk of flags.
         bases = tables[advancing.BASES, packed.ADDRESS] + 8 * number(tables, advancing.FIRST_CHUNK, folder)
         mask = (1 << bits) - 1
         for lane in range(width - 1, -1, -1):
@@ -181,12 +183,11 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
             is_inside = stop == row + 1 and start >= 0 and so_far & EPISODE_VALUES == 0
             flags_at = jit.load_int(bases + 8 * (row >> bits)) + (lane << bits) + (row & mask)
             if is_inside and jit.load_byte(flags_at) == 0:
-                # The usual case: one step in the middle of an episode.
                 lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
                 found[OPEN_STEPS] += 1
                 continue
             before, time = so_far & CONTINUES, lanes[OPEN_TIME, at]
-            previous = so_far & EPISODE_VALUES  # flags of the row before
+            previous = so_far & EPISODE_VALUES  # The flags of the row before `row`.
             # The loop runs once more after the last row, if that row is the last step of an episode.
             while row < stop or (start >= 0 and previous & ENDS != 0):
                 flags = np.int64(FIRST)
@@ -194,7 +195,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
                     flags_at = jit.load_int(bases + 8 * (row >> bits)) + (lane << bits) + (row & mask)
                     inside = start >= 0 and previous & ENDS == 0 and stop - row >= WORD
                     if inside and (row & mask) + WORD <= mask + 1 and jit.load_int(flags_at) == 0:
-                        row, previous = row + WORD, 0  # the middle of an episode
+                        row, previous = row + WORD, 0
                         continue
                     flags = np.int64(jit.load_byte(flags_at))
                 ends = start >= 0 and flags & NO_STEP != 0 and flags & FIRST == 0
@@ -236,7 +237,6 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
 
 
 def follow_plain(tables: Ints, origin: int, found: Ints) -> int:
-    """Do what `follow` does, in plain Python."""
     if found[FOLLOWED]:
         return DONE
     growing, lanes, ended = (packed.ints2(tables, i) for i in (advancing.GROWING, advancing.ROWS, advancing.ENDED))
@@ -258,7 +258,6 @@ def _follow_lane_plain(
     segment: list[int], lane: int, flags_table: Chunks, time_table: Chunks, origin: int, lanes: Ints, ended: Ints,
     found: Ints,
 ) -> int:  # fmt: skip
-    """Do what `follow` does for one lane; `segment` is a line of the table `growing`."""
     place, addresses = segment[PLACE] + lane, (segment[OBSERVED_AT] + 8 * lane, segment[COMMITTED_AT] + 8 * lane)
     observed, stop = (ctypes.c_int64.from_address(address).value for address in addresses)
     row, seen, start, so_far, time = lanes[:, place].tolist()
@@ -303,10 +302,7 @@ def _follow_lane_plain(
 
 
 def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:
-    """Return the values of an array in the rows `row` to `stop` - 1 of a lane, or None if a row is not mapped.
-
-    `segment` is a line of the table `growing`, and `table` the array's chunk table.
-    """
+    """Return an array's values in rows `row` to `stop` - 1 of a lane, or None; `segment` is a line of `growing`."""
     (first_chunk, chunks, shift, bases), folder = table, segment[FOLDER]
     parts, bits, size = [], int(shift[folder]), np.dtype(dtype).itemsize
     while row < stop:
@@ -324,9 +320,9 @@ def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[
     """Split new rows of a lane into episodes: return a tuple for each ended episode, then one for the open episode.
 
     The tuple of an ended episode is (first row, number of steps, number of final observations, bits of its end). The
-    tuple of the open episode is (first row, bits of its end known so far); without an open episode, its first row is
-    -1. `flags` are the flags of the rows from `row` on. `start` and `so_far` are the lane's OPEN_START and OPEN_END
-    before these rows were read. Returns None if the flags are not a valid sequence of episodes.
+    tuple of the open episode is (first row, known bits of its end), with row -1 if no episode is open. `flags` are the
+    flags of the rows from `row` on. `start` and `so_far` are the lane's OPEN_START and OPEN_END before these rows.
+    Returns None if the flags are not a valid sequence of episodes.
     """
     over: list[tuple[int, ...]] = []
     previous, before = so_far & EPISODE_VALUES, so_far & CONTINUES
@@ -342,7 +338,7 @@ def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[
         here = int(flags[at])
         if here & DISCARDED and here not in (DISCARD, DISCARD_BEFORE):
             return None
-        step = previous if at == last + 1 else 0  # the flags of the row before
+        step = previous if at == last + 1 else 0
         if start >= 0 and here & NO_STEP and not here & FIRST:
             end_at(row + at, step & LAST_STEP | here & BEHIND_LAST, int(here & OBSERVATION_ONLY != 0))
             start = -1

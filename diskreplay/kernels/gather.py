@@ -1,17 +1,19 @@
 """A whole batch in one call: find the windows of its ids, copy the rows of all leaves, and sum the rewards.
 
-A leaf is one stored array, such as the rewards. Separate calls would cost microseconds each, and would wait for memory
-leaf by leaf. Here the address of every row is computed once, and the first and last cache lines of the row are
-prefetched, before the first byte is copied.
+A leaf is one stored array, such as the rewards. Separate calls for the leaves would cost microseconds each, and each
+would wait for memory. Instead, one call computes the address of every row, and prefetches the first and last cache
+lines of the row, before it copies the first byte.
 
 The arguments are in one record of int64, since each argument of a kernel costs about 50 ns. The record has numbers, and
 addresses of arrays that the caller keeps alive. After its head, see `gathering.FINDS`, the record has a line per leaf.
+
 The first lines are for leaves to copy: `LENGTH` rows for each window are copied to array number `TARGET` of the batch.
 `BEGIN` and `STOP` select two rows of the table of windows, see `gathering`; each of these rows has a bound for every
 window. The copied rows begin `OFFSET` rows after the bound at `BEGIN`. A row before the window's `FLOOR` is replaced by
-row `FLOOR`, so that the first frame of a stack repeats. A row at or above the bound at `STOP` becomes zeros. The other
-lines are summands of the return: leaves whose weighted sum is the reward. An optional last line has the discount of
-each step.
+row `FLOOR`, so that the first frame of a stack repeats. A row at or above the bound at `STOP` becomes zeros.
+
+The next lines are summands: leaves whose weighted sum is the reward. An optional last line has the discount of each
+step.
 
 Before the address of a row is computed, a check makes sure that the chunk table has the row.
 """
@@ -26,10 +28,9 @@ from .gathering import Bytes, find_windows
 from .huge_pages import CACHE_LINE
 from .jit import copy_bytes, load_byte, load_int, number_of, prefetch, store_byte, store_float32
 
-# Makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
-# The number of items whose rows are prefetched and then copied together. With more items, the rows that were prefetched
-# first would leave the caches before they are copied.
+# The number of items whose rows are prefetched and then copied together. With more items, the first prefetched rows
+# would leave the caches before they are copied.
 _PART = 512
 
 
@@ -37,9 +38,8 @@ _PART = 512
 def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
     """Write to `sources`, for each item, the address of its rows in a leaf, or 0; return the number of zeros.
 
-    The address is 0 unless the rows are successive rows of one mapped chunk. A leaf is a stored array. `plan` has the
-    lines of the record of `gather`, one per leaf: the first `copied` lines are for leaves to copy, the other lines for
-    summands.
+    The address is 0 unless the rows are successive rows of one mapped chunk. `plan` has the lines of the record of
+    `gather`, one per leaf. The first `copied` lines are for leaves to copy, the other lines for summands.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -52,7 +52,6 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
         r = windows[begin, item] + offset
         row, bits = windows[cols.BEFORE, item] + r, load_int(shifts + 8 * folder)
         chunk, inside = row >> bits, row & ((1 << bits) - 1)
-        # A summand is read only for the steps of the window.
         run = length if leaf < copied else windows[cols.K, item]
         source = np.int64(0)
         is_whole = r >= windows[cols.FLOOR, item] and r + run <= windows[stop, item] and inside + run <= 1 << bits
@@ -70,10 +69,10 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 
 @jit.inner
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Do what `_locate` does, for windows from `find_windows` and a leaf of which one row or all steps are read.
+    """Do what `_locate` does; windows must come from `find_windows`, and the leaf is a summand or has one copied row.
 
-    The rows to read are never before the window's row `FLOOR`, and the steps never go beyond the bound at the leaf's
-    `STOP`. So fewer values must be checked and held in registers. A row of such a leaf lies within one cache line.
+    Such rows are never before the window's row `FLOOR`, and the rows of a summand never go beyond the bound at `STOP`.
+    So fewer values must be checked and held in registers. Each row must lie within one cache line.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -122,13 +121,12 @@ def _run(windows: Ints, plan: Ints, leaf: int, i: int, r: int, sources: Ints) ->
 def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: int, count: int, sources: Ints) -> int:
     """Copy a leaf's rows of each item to address `out`; with `streamed`, copies of at least `WIDE` bytes use `stream`.
 
-    `left` is the sum of the results of `_locate` for all leaves. For items whose address in `sources` is 0, the rows
-    are copied chunk by chunk. Returns the index of the first item with an unmapped row, or -1.
+    `left` is the sum of the results of `_locate` for all leaves. If an item's address in `sources` is 0, its rows are
+    copied chunk by chunk. Returns the index of the first item with an unmapped row, or -1.
     """
     row_bytes, length = plan[leaf, cols.ROW_BYTES], plan[leaf, cols.LENGTH]
     nbytes, begin, stop_row = length * row_bytes, _at(plan[leaf, cols.BEGIN]), _at(plan[leaf, cols.STOP])
     is_streamed = streamed != 0 and nbytes >= WIDE
-    # A copy of constant width is two move instructions, not a call.
     if nbytes == 16:
         for i in range(count):
             if sources[_at(leaf), _at(i)] != 0:
@@ -187,7 +185,7 @@ def _number(address: int, kind: int, width: int) -> float:
     if kind == 2:
         return np.float64(np.uint64(bits))
     exponent, mantissa = bits >> 10 & 31, bits & 1023
-    # A float16. A denormal one is a multiple of 2 ** -24. Other numbers keep their exponent and mantissa.
+    # A denormal float16 is a multiple of 2 ** -24. Other float16 keep their exponent and mantissa.
     size = mantissa * 2.0**-24
     if exponent > 0:
         size = number_of((2047 if exponent == 31 else exponent + 1008) << 52 | mantissa << 42)
@@ -199,7 +197,7 @@ def _sum(
     windows: Ints, ends: Bytes, plan: Ints, record: Ints, addresses: Ints, begin: int, count: int, missing: int,
     sources: Ints,
 ) -> int:  # fmt: skip
-    """Write each window's return, computed as by `returns.nstep`, its discount, and its two end flags.
+    """Write each window's return (see `returns.nstep`), discount and two end flags.
 
     The flags say whether the window has the end of a terminated or of a truncated episode. `missing` is the result of
     `_locate` for the last leaf. Returns the index of the first item with an unmapped row, or -1.
@@ -208,7 +206,7 @@ def _sum(
     rewards, discounts = addresses[record[cols.REWARD]], addresses[record[cols.DISCOUNT]]
     terminals, truncations = addresses[record[cols.TERMINATED]], addresses[record[cols.TRUNCATED]]
     kind, width, factor = plan[copied, cols.KIND], plan[copied, cols.ROW_BYTES], number_of(plan[copied, cols.FACTOR])
-    is_simple = plan.shape[0] == copied + 1 and kind == 0 and width == 4 and missing == 0  # the usual case
+    is_simple = plan.shape[0] == copied + 1 and kind == 0 and width == 4 and missing == 0
     for i in range(count):
         item = _at(i)
         k, total, power, done = windows[cols.K, item], 0.0, 1.0, 0
@@ -252,8 +250,8 @@ def _sum(
 def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
     """Write the rows FOLDER, LINE and BEFORE of `windows`, a table that the caller of `gather` has made.
 
-    `find_windows` writes these rows of the tables that it makes. Returns the index of the first item whose lane the
-    snapshot does not have, or whose row `FLOOR` is before the start of the stored arrays; -1 if there is no such item.
+    Returns the index of the first item whose lane the snapshot does not have, or whose row `FLOOR` is before the start
+    of the stored arrays; -1 if there is no such item.
     """
     for i in range(count):
         item = _at(i)
@@ -268,8 +266,8 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
         before = jit.either(is_own, 0, first)
         windows[cols.FOLDER, item] = load_int(snapshot[frozen.FOLDERS] + 8 * slot)
         windows[cols.LINE, item], windows[cols.BEFORE, item] = jit.either(is_own, lane, 0), before
-        # Arrays of episode values have fewer rows in a pack than arrays of steps. So the row of a value, counted from
-        # the first row of the lane, may be negative.
+        # Episode values are in rows, too, but a pack has fewer rows of values than rows of steps. So the row of a
+        # value, counted from the first row of the lane, may be negative.
         if before + windows[cols.FLOOR, item] < 0:
             return i
     return -1
@@ -279,15 +277,14 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
 def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
     """Write items `begin` to `until` - 1 of a batch to the arrays at `addresses`; item i of the batch is for ids[i].
 
-    The last entry of `addresses` is 0. So a field that is not wanted can have the array number -1, which selects this
-    entry. `snapshot` is the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the
-    position of an item without a window or with an unmapped row, or -1. Several threads may write parts of one batch at
-    the same time.
+    The last entry of `addresses` is 0. The array number -1 selects this entry, and means that a field is not wanted.
+    `snapshot` is the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the position of an
+    item without a window or with an unmapped row, or -1. Several threads may write parts of one batch at the same time.
     """
     items, lines, copied, streamed = record[cols.ITEMS], record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
     plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)
     while begin < until:
-        # These arrays begin at the first of the next `count` items, so indices start at 0 and cannot be negative.
+        # The arrays begin at the first of the next `count` items, so indices start at 0 and cannot be negative.
         count = min(_PART, until - begin)
         windows = jit.ints2_at(record[cols.WINDOWS] + 8 * begin, cols.WINDOW_ROWS, items)
         ends = jit.bytes_at(record[cols.WINDOWS] + 8 * cols.WINDOW_ROWS * items + begin, count)

@@ -1,7 +1,7 @@
 """The table of windows, the record of `gather`, and the search for the windows of ids in the flags of their lanes.
 
-The bounds of a window come from the flags of the rows around its step; the store's array `done` has one byte of flags
-per row. Only flags say where episodes start and end, so no second table can disagree with the flags.
+The store's array `done` has one byte of flags per row. The bounds of a window come from the flags of the rows around
+its step. Only flags say where episodes start and end, so no second table can disagree with the flags.
 """
 
 import numpy as np
@@ -18,41 +18,47 @@ Bytes = NDArray[np.uint8]
 
 # Rows of a table of windows, one column per id. SLOT (see `frozen`), LANE and ROW identify the first row of the window.
 SLOT, LANE, ROW = 0, 1, 2
-FLOOR = 3  # the oldest row that a frame stack may show: depth - 1 rows back, but not before the episode's start
-AFTER = 4  # the row K steps after ROW; `find_windows` first writes the address of the flags of row ROW here
-OBS_STOP = 5  # AFTER + 1 if row AFTER has an observation, else 0
-STEP_STOP = 6  # AFTER + 1 if row AFTER is a step of the episode, else 0
-K = 7  # the number of steps in the window
-FRAMES_STOP = 8  # the row after the last observation: AFTER + 1 if row AFTER has an observation, else AFTER
-OWN, OWN_STOP = 9, 10  # free for callers; `find_windows` writes the end of the lane to OWN_STOP
-# The kernels write these: the number of the folder with the rows, the number of the lane's line in the folder's chunks,
-# and the number of rows in this line before the lane's first row.
+FLOOR = 3  # The oldest row that a frame stack may show: depth - 1 rows back, but not before the episode's start.
+AFTER = 4  # The row K steps after ROW. Before that, `find_windows` writes the address of the flags of row ROW here.
+OBS_STOP = 5  # AFTER + 1 if row AFTER has an observation, else 0.
+STEP_STOP = 6  # AFTER + 1 if row AFTER is a step of the episode, else 0.
+K = 7  # The number of steps in the window.
+FRAMES_STOP = 8  # The row after the last observation: AFTER + 1 if row AFTER has an observation, else AFTER.
+OWN, OWN_STOP = 9, 10  # Free for callers of `gather`, but `find_windows` writes the end of the lane to OWN_STOP.
+# The kernels write these three rows. FOLDER is the number of the folder with the window's rows, LINE the number of the
+# lane's line in the chunks of the folder, and BEFORE the number of rows in this line before the lane's first row.
 FOLDER, LINE, BEFORE = 11, 12, 13
 WINDOW_ROWS = 14
 
-# The numbers at the start of the `record` of `gather`, its head. FINDS is 1 if `gather` must find the windows, with the
-# arguments N, STACK and WHOLE of `find_windows`; it is 0 if the caller has made the windows. WINDOWS is the address of
-# the table of ITEMS windows, and SOURCES the address of scratch memory for the addresses of all items' rows.
+# The numbers at the start of the `record` of `gather`, its head.
+# - FINDS: 1 if `gather` must find the windows, 0 if the caller has made them.
+# - N, STACK, WHOLE: the arguments of `find_windows` with these names.
+# - WINDOWS: the address of the table of windows.
+# - SOURCES: the address of scratch memory for the addresses of all items' rows.
 FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
-LIMITS = 7  # the address of an array with the largest number of steps for each window, or 0
-# LINES is the number of lines after the head, one per leaf (see `gather`), and COPIED the number of copied leaves.
-# SUMMED is the number of the line after the summands; this line is for the discounts of steps, if the store has them.
-# GAMMA is gamma: the bits of a float64. STREAMED is 1 if copies of wide rows bypass the caches. FAILED is the line of
-# the leaf with an unmapped row, or -1.
+LIMITS = 7  # The address of an array with the largest number of steps for each window, or 0.
+# - LINES: the number of lines after the head, one per leaf (see `gather`).
+# - COPIED: the number of copied leaves.
+# - SUMMED: the number of the line after the summands, which has the discounts of steps if the store has them.
+# - GAMMA: the bits of the float64 gamma.
+# - STREAMED: 1 if copies of wide rows bypass the caches.
+# - FAILED: the line of the leaf with an unmapped row, or -1.
 LINES, COPIED, SUMMED, GAMMA, STREAMED, FAILED = range(8, 14)
 # For each computed field, the number of its array in the argument `addresses` of `gather`, or -1.
 COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps", "weight")
 REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(14, 21)
-# From here on, the head has the chunk table of the flags: the numbers FIRST_CHUNK to ROW_BYTES.
+# From this index on, the head has the chunk table of the flags: the numbers FIRST_CHUNK to ROW_BYTES.
 FLAGS = 21
-# Columns of a line. The first seven describe the leaf's chunk table, see `following.Chunks`: the addresses of its three
-# arrays by folder, and their length; the address of `bases`, and its length; the size of a row in bytes. For the
-# columns BEGIN to TARGET see `gather`.
+# Columns of a line. The first seven describe the leaf's chunk table, see `following.Chunks`.
+# - FIRST_CHUNK, CHUNKS, SHIFT: the addresses of the three arrays with a value per folder.
+# - FOLDERS: the length of these arrays.
+# - BASES, BASES_SIZE: the address and the length of the array `bases`.
+# For the columns BEGIN to TARGET see `gather`.
 FIRST_CHUNK, CHUNKS, SHIFT, FOLDERS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7
 BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
-# The line of a summand has its kind of number, an index in KINDS, and its weight in the sum as the bits of a float64.
-# The weight of discounts is gamma.
+# Columns of a summand's line. KIND is its kind of number, an index in KINDS. FACTOR is its weight in the sum, as the
+# bits of a float64; for discounts, it is gamma.
 KIND, FACTOR = 10, 11
 COLUMNS = 12
 
@@ -61,8 +67,8 @@ KINDS = "fiu"
 integers of up to 8 bytes."""
 
 LARGE_BATCH = 8 << 20
-"""The smallest size in bytes of a batch whose wide rows are streamed. At half of this size, streaming took longer; at
-twice this size, it was clearly faster."""
+"""The smallest size in bytes of a batch whose wide rows are streamed. Streaming batches of half this size took longer
+than copying; streaming batches of twice this size was clearly faster."""
 
 
 def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int) -> Ints:
@@ -78,14 +84,14 @@ def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_by
 # Makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
 
-# With this number of segments or more, the tables of all segments do not fit into the caches.
+# With this number of segments or more, the tables with a number per segment or lane do not fit into the caches.
 MANY_SLOTS = 1 << 10
 _ENDS = ids.TERMINATED | ids.TRUNCATED
 
 
 @jit.inlined
 def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
-    """Load into the caches what `_locate` will read about the lanes of the ids, so that many cache misses overlap."""
+    """Load into the caches what `_locate` will read about the ids' lanes, so that many cache misses overlap."""
     origin, slots, reached = snapshot[frozen.ORIGIN], snapshot[frozen.SLOTS], snapshot[frozen.REACHED]
     lanes, lane_base = snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
     committed = snapshot[frozen.ROWS] + 8 * COMMITTED * snapshot[frozen.ALL_LANES]
@@ -107,13 +113,13 @@ def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
 
 @jit.inlined
 def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Ints) -> int:
-    """Write the lane and row of each id to `windows`; stop at an id that is hidden or gone or whose flags are unmapped.
+    """Write the lane and row of each id to `windows`, up to an id that is hidden or gone or whose flags are unmapped.
 
     AFTER gets the address of the row's flags, K the number of flags from there to the end of the chunk, and OWN_STOP
     the end of the lane. `table` has the numbers FIRST_CHUNK, CHUNKS, SHIFT, BASES and BASES_SIZE of the flags' chunk
     table. Returns the number of ids whose lane and row were written.
     """
-    # Read once, because the compiler assumes that each write may change the record.
+    # These numbers are read before the loop, because the compiler assumes that each write may change the record.
     origin, lanes, lane_base = snapshot[frozen.ORIGIN], snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
     slots, oldest, reached = snapshot[frozen.SLOTS], snapshot[frozen.OLDEST], snapshot[frozen.REACHED]
     folders, first_rows = snapshot[frozen.FOLDERS], snapshot[frozen.FIRST_ROWS]
@@ -135,7 +141,7 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
             row = position // width
             lane = position - row * width
         place = load_int(lane_base + 8 * slot) + lane
-        # Usually the segment cannot grow, and then reading LIVE_BASE would be a cache miss.
+        # Usually the segment cannot grow, and reading LIVE_BASE would be a cache miss.
         column = load_int(live_base + 8 * slot) if slot >= first_growing else -1
         if column >= 0:
             stop = load_int(live + 8 * (COMMITTED * live_lanes + column + lane))
@@ -169,8 +175,8 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
 def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: int) -> int:
     """Return the oldest row that a frame stack of depth `stack` may show, or -1 if flags of older rows are unmapped.
 
-    Stacks show hidden rows, too, because such rows belong to the episode. `before` and `line` are the window's BEFORE
-    and LINE. `bases` is the address of the array with the addresses of the folder's chunks.
+    Stacks also show hidden rows of the episode. `bases` is the address of the array with the addresses of the folder's
+    chunks.
     """
     chunk, base, floor = -1, 0, row
     while floor > 0 and row - floor < stack - 1:
@@ -188,7 +194,7 @@ def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: 
 
 @jit.inlined
 def _are_zeros(at: int, count: int) -> bool:
-    """Return whether `count` flags from the address `at` on are zeros; `WORD` bytes from `at` on must be readable."""
+    """Return whether the `count` flags at address `at` are zeros; the `WORD` bytes at this address must be readable."""
     words = (1 << WORD * count) - 1 if count < WORD else -1
     last = at + count - WORD
     found = load_int(max(at, last)) & words
@@ -204,16 +210,19 @@ def _walk(
 ) -> tuple[int, int, bool, int]:
     """Find the end of an item's window from the flags of each row; `flags` are the flags of the window's first row.
 
-    Returns four values: the number of steps of the window, 0 if there is no window or its flags are not mapped; the
-    bits of the episode's end, 0 if the window ends before the episode; whether the row after the window has an
-    observation; the flags of the row after the window, 0 if the lane has no such row.
+    Returns four values:
+
+    - the number of steps of the window, 0 if there is no window or its flags are not mapped,
+    - the bits of the episode's end, 0 if the window ends before the episode,
+    - whether the row after the window has an observation,
+    - the flags of the row after the window, 0 if the lane has no such row.
     """
     folder, before = windows[FOLDER, item], windows[BEFORE, item]
     first_chunks, chunk_counts, shifts, bases, places = table
-    # Rows are counted from the start of the line in the folder, not from the start of the lane.
+    # Count rows from the start of the line in the folder, not from the start of the lane.
     row, stop = windows[ROW, item] + before, windows[OWN_STOP, item] + before
     bits, first = load_int(shifts + 8 * folder), load_int(first_chunks + 8 * folder)
-    mask, above = (1 << bits) - 1, windows[LINE, item] << bits  # the number of flags in a chunk before the lane's line
+    mask, above = (1 << bits) - 1, windows[LINE, item] << bits  # a chunk has `above` flags before the lane's line
     count = min(load_int(chunk_counts + 8 * folder), places - first)
     chunk, base, k = row >> bits, windows[AFTER, item] - (row & mask), 0
     while True:
@@ -254,13 +263,14 @@ def find_windows(
 ) -> int:  # fmt: skip
     """Write, for each id, the window of `n` steps that starts at it, or of fewer steps if the episode ends earlier.
 
-    With `n` -1, windows reach to the end of the episode. For `windows` see `SLOT`. `snapshot` is the record of a
-    snapshot, see `frozen`. `table` is the address of the numbers from `table_line` for the flags. `stack` is the depth
-    of frame stacks: the search for the episode's start goes back at most `stack` - 1 rows. With `whole`, the row after
-    a window in an open episode must be a step, not only an observation. `ends` gets TERMINATED or TRUNCATED if the
-    window reaches the end of a terminated or truncated episode; a cut episode counts as truncated. `ends` also gets the
-    flags FIRST and CUT of the window's first row. Returns the position of the first id without a window or with
-    unmapped flags, or -1.
+    With `n` -1, windows reach to the end of the episode. With `whole`, the row after a window in an open episode must
+    be a step, not only an observation. `stack` is the depth of frame stacks: the search for the episode's start goes
+    back at most `stack` - 1 rows. For `windows` see `SLOT`. `snapshot` is the record of a snapshot, see `frozen`.
+    `table` is the address of the result of `table_line` for the flags.
+
+    If the window reaches the end of a terminated or truncated episode, `ends` gets TERMINATED or TRUNCATED; a cut
+    episode counts as truncated. `ends` also gets the flags FIRST and CUT of the window's first row. Returns the
+    position of the first id without a window or with unmapped flags, or -1.
 
     With `n` 0, each window is the single row of its step. The flags of that row go to `ends`. The flags of the next
     row, 0 if the lane has no such row, go to `behind`. OWN_STOP gets the end of the lane.
@@ -288,7 +298,7 @@ def find_windows(
                 return i
         windows[FLOOR, item] = floor
         k, end, final, following = n, 0, True, 0
-        # Nearly every window is in the middle of an episode: the flags of its steps and of the row after them are 0.
+        # Nearly every window is in the middle of an episode: the flags of its steps and of the next row are 0.
         is_inside = flags & _ENDS == 0 and n > 0 and row + n < stop and windows[K, item] > max(n, WORD)
         if not is_inside or not _are_zeros(address + 1, n):
             k, end, final, following = _walk(windows, item, flags, n, whole, live, flags_table)
@@ -299,7 +309,7 @@ def find_windows(
                 continue
         at_end = end & _ENDS
         if at_end and not final and not at_end & ids.TERMINATED:
-            # The last step has no next observation to bootstrap from, so the window ends one step earlier, and
+            # The last step has no next observation to bootstrap from. So the window ends one step earlier, and
             # bootstraps from the observation of the last step.
             k -= 1
             if k == 0:

@@ -1,11 +1,11 @@
 """Hide the oldest steps of a store, in the order of publishing.
 
-A heap has an entry for each lane that still has visible steps. An entry has the publishing time and the id of the
-lane's oldest visible step, and the lane's number among the lanes of all segments. The log, the table ENDED of
-`advancing`, has a line per ended episode, and FOLLOWING links the lines of a lane from its oldest to its newest
-episode. The lane's open episode comes after its ended episodes. The log and the table `lanes` of `following` have the
-time of each episode's first step. If a lane's oldest visible step is not the first step of its episode, the time of
-this step is read from the segment.
+A heap has an entry for each lane that still has visible steps: the publishing time and the id of the lane's oldest
+visible step, and the number of the lane. For the first step of an episode, the publishing time is known from the log or
+the table `lanes` of `following`. For any other step, the time is read from the segment.
+
+The log, the table ENDED of `advancing`, has a line per ended episode. FOLLOWING links the lines of a lane from its
+oldest to its newest episode. The lane's open episode comes after its ended episodes.
 
 If a writer appends to several lanes at once, these lanes get their next entries in the order of their previous entries.
 The next entries wait in a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
@@ -25,28 +25,35 @@ from .frozen import OWN_FOLDER
 from .packed import number, row_address
 from .runs import NEVER as NEVER
 
-# Columns of the heap, a line per lane with visible steps. WHEN, ID and ROW are the time of publishing, the id and the
-# row of the lane's oldest visible step. PLACE is the lane's number among the lanes of all segments. The first half of
-# the table's lines is the heap, the second half a ring: a queue of entries in the order of `_before`.
+# Columns of the table `heap`, a line per lane with visible steps. The first half of the table's lines is the heap, the
+# second half a ring: a queue of entries in the order of `_before`.
+# - WHEN, ID, ROW: the time of publishing, the id and the row of the lane's oldest visible step.
+# - PLACE: the lane's number among the lanes of all segments.
 WHEN, ID, ROW, PLACE = range(4)
 HEAP_COLUMNS = 4
 
-# Rows of `by_place`, a column per lane; the column's number is the lane's PLACE. OLDEST is the lane's first visible
-# row. LINE and TAIL are the lines of the log with the lane's oldest and newest ended episodes that have visible steps,
-# or -1 if there is no such episode. LISTED is 1 if the lane has an entry in the heap or the ring, else 0.
+# Rows of `by_place`, a column per lane; the column's number is the lane's PLACE.
+# - OLDEST: the lane's first visible row.
+# - LINE, TAIL: the lines of the log with the lane's oldest and newest ended episodes that have visible steps, or -1.
+# - LISTED: 1 if the lane has an entry in the heap or the ring, else 0.
 OLDEST, LINE, TAIL, LISTED = range(4)
 PLACE_ROWS = 4
 
-# The numbers of `found`. SEEN is the number of lines of the log that `hide_oldest` has read, SIZE the number of entries
-# in the heap. COUNT is the number of steps to hide; all steps published before UNTIL are hidden, too. HIDDEN is the
-# number of hidden steps. LAST is the time of publishing of the newest step hidden since `note_last` was called, or
-# -1. NEEDED is the id of a step whose time is not mapped. FRONT is the position of the ring's first entry in the second
-# half of the table `heap`, WAITING the number of entries of the ring. The other numbers are for `advance_hiding`.
-# CAPACITY is the largest number of visible steps, or -1 without a limit. All steps published before PAST are hidden.
-# Episodes that began at REACHED or later have no hidden steps. READY is 1 if the caller has made the arrays that
-# `hide_oldest` reads. BEHIND is the time 1 ns after the publishing of the newest hidden step: steps that one call of a
-# writer appended share a time, and some of them may still be visible. OLDEST_AT is the address of the array with the
-# first visible row of each lane.
+# The numbers of `found`.
+# - SEEN: the number of lines of the log that `hide_oldest` has read.
+# - UNTIL: all steps published before this time are hidden, too.
+# - LAST: the time of publishing of the newest step hidden since `note_last` was called, or -1.
+# - NEEDED: the id of a step whose time is not mapped.
+# - FRONT: the position of the ring's first entry in the second half of the table `heap`.
+# - WAITING: the number of entries of the ring.
+# Only `advance_hiding` uses the other numbers.
+# - CAPACITY: the largest number of visible steps, or -1 without a limit.
+# - PAST: all steps published before this time are hidden.
+# - REACHED: episodes that began at this time or later have no hidden steps.
+# - READY: 1 if the caller has made the arrays that `hide_oldest` reads.
+# - BEHIND: the time 1 ns after the publishing of the newest hidden step. Steps that one call of a writer appended share
+#   a time, and some of them may still be visible.
+# - OLDEST_AT: the address of the array with the first visible row of each lane.
 (
     SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, BEHIND, FRONT, WAITING, OLDEST_AT,
 ) = range(15)  # fmt: skip
@@ -72,7 +79,7 @@ def _copy(heap: Ints, target: int, source: int) -> None:
 
 @jit.inner
 def _push(heap: Ints, line: int, found: Ints) -> None:
-    """Push a copy of an entry of the ring, at `line` of the table `heap`, into the heap, the table's first half."""
+    """Push a copy of the ring's entry at `line` of the table `heap` into the heap."""
     at = found[SIZE]
     found[SIZE] = at + 1
     while at > 0 and _before(heap, line, (at - 1) >> 1):
@@ -83,10 +90,9 @@ def _push(heap: Ints, line: int, found: Ints) -> None:
 
 @jit.inner
 def _behind(heap: Ints, count: int, front: int) -> int:
-    """Return the line `count` entries behind the ring's first entry; the ring is the second half of the table `heap`.
+    """Return the line of the entry `count` places after the ring's first entry, see `WHEN`.
 
-    `front` is the position of the ring's first entry in this half. After the last line of this half, the ring continues
-    at the first line of this half.
+    After the last line of the table `heap`, the ring continues at its own first line, in the middle of the table.
     """
     half = heap.shape[0] >> 1
     at = front + count
@@ -101,8 +107,8 @@ def _set_entry(
     """Write an entry for a lane's oldest visible step to the line after the last entry of the ring, see `WHEN`.
 
     `place` is the lane's number among the lanes of all segments, `base` the id of the lane's row 0, and `width` the
-    number of lanes of its segment. Returns 1 if the entry was written, 0 if the lane has no visible step, and -1 if the
-    step's time is not mapped; then found[NEEDED] gets the id of the step.
+    number of lanes of its segment. Returns 1 if the entry was written, and 0 if the lane has no visible step. If the
+    step's time is not mapped, returns -1 and writes the id of the step to found[NEEDED].
     """
     line, kept = by_place[LINE, place], by_place[OLDEST, place]
     if line >= 0:
@@ -132,10 +138,7 @@ def _list_lane(
     tables: Ints, origin: int, place: int, base: int, width: int, log: Ints, rows: Ints, heap: Ints, by_place: Ints,
     found: Ints,
 ) -> bool:  # fmt: skip
-    """Push an entry for a lane's oldest visible step into the heap, unless the lane has no visible step.
-
-    Returns False if the step's time is not mapped; for the arguments see `_set_entry`.
-    """
+    """Push an entry for a lane's oldest visible step into the heap; return False if the step's time is not mapped."""
     status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
     if status > 0:
         by_place[LISTED, place] = 1
@@ -145,7 +148,7 @@ def _list_lane(
 
 @jit.inlined
 def _take_first(heap: Ints, at: int, found: Ints) -> None:
-    """Remove the first entry of the heap if `at` is 0, else the first entry of the ring, see `WHEN`."""
+    """Remove the first entry of the heap if `at` is 0, else the first entry of the ring."""
     half = heap.shape[0] >> 1
     if at > 0:
         front = found[FRONT] + 1
@@ -154,7 +157,7 @@ def _take_first(heap: Ints, at: int, found: Ints) -> None:
         return
     found[SIZE] -= 1
     last, child = found[SIZE], 1
-    while child < last:  # the last entry moves down to its place
+    while child < last:
         if child + 1 < last and _before(heap, child + 1, child):
             child += 1
         if not _before(heap, child, last):
@@ -176,8 +179,7 @@ def note_last(found: Ints) -> None:
 def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
     """Hide the oldest found[COUNT] visible steps, and all steps published before found[UNTIL]; return DONE or UNMAPPED.
 
-    For `tables` see `advancing.GROWING`, for `found` see `SEEN`. The table of ended episodes has `end` lines; the lines
-    from number found[SEEN] on are new.
+    For `tables` see `advancing.GROWING`, for `found` see `SEEN`. `end` is the number of lines of the log.
     """
     log, growing = packed.ints2(tables, advancing.ENDED), packed.ints2(tables, advancing.GROWING)
     rows, heap = packed.ints2(tables, advancing.ROWS), packed.ints2(tables, advancing.HEAP)
@@ -228,8 +230,8 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
             by_place[OLDEST, place] = row + 1
             if line >= 0 and step_id >= log[line, FIRST_ID] + (log[line, STEPS] - 1) * width:
                 by_place[LINE, place] = following[line]
-            # The ring has a line for the new entry: each lane has at most one entry, and this lane's old entry will be
-            # removed.
+            # The ring has a line for the new entry, because each lane has at most one entry, and this lane's old entry
+            # will be removed.
             base = step_id - row * width
             status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
             if status < 0:
@@ -242,9 +244,9 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
         if status == 0:
             by_place[LISTED, place] = 0
             continue
-        # The new entry joins the ring if that keeps the ring's order. If not, the ring's last entry moves to the heap,
-        # because while it is in the ring, no entry with an earlier time can join. The new entry then takes the line of
-        # that last entry if this keeps the order, and goes to the heap otherwise.
+        # If the new entry keeps the ring's order, it joins the ring. If not, the ring's last entry moves to the heap,
+        # because as long as that entry is in the ring, no entry with an earlier time can join. Then the new entry
+        # takes the line of the moved entry if this keeps the order. Otherwise, the new entry goes to the heap, too.
         count, front = found[WAITING], found[FRONT]
         line, last = _behind(heap, count, front), _behind(heap, count - 1 if count > 0 else 0, front)
         if count == 0 or not _before(heap, line, last):
@@ -260,9 +262,9 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
 
 
 def _time_of(step_id: int, origin: int, where: tuple[Ints, ...], times: tuple[Ints, ...]) -> int | None:
-    """Return the time of publishing of a step, or None if this time is not mapped.
+    """Return the time when a step was published, or None if this time is not mapped.
 
-    `where` are the arrays LANES to FIRST_ROWS that `advancing` names, `times` the arrays FIRST_TIMES to TIMES.
+    `where` has the arrays LANES to FIRST_ROWS of `advancing`, `times` the arrays FIRST_TIMES to TIMES.
     """
     lanes, lane_base, clocks, folders, first_rows = where
     first_times, time_chunks, time_shift, bases = times

@@ -14,7 +14,7 @@ from . import jit
 
 # The size of a huge page in bytes. With small pages, a large table has more pages than the TLB has entries.
 LARGE_PAGE = 2 << 20
-# After making a table with more lines than this, freed memory is given back to the system.
+# After a table with more lines than this was made, freed memory is given back to the system.
 _MANY_LINES = 1 << 16
 CACHE_LINE = 64  # bytes
 
@@ -29,7 +29,7 @@ def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
     for count, dtype in parts:
         starts.append(end)
         end += -(-count * np.dtype(dtype).itemsize // CACHE_LINE) * CACHE_LINE
-    # MAP_PRIVATE, because a forked child must not share the block. Pages that are never written take no memory.
+    # The block is MAP_PRIVATE, because a forked child must not share it.
     block = mmap.mmap(-1, end + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = np.frombuffer(block, np.uint8)
     first = -memory.ctypes.data % LARGE_PAGE
@@ -43,7 +43,7 @@ def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
 
 
 def give_back_free(lines: int) -> None:
-    """Give freed memory back to the system after a table of `lines` lines was made, if `lines` exceeds `_MANY_LINES`.
+    """Give freed memory back to the system if a table of `lines` lines was large.
 
     glibc keeps freed memory if memory at higher addresses is still in use. Other C libraries do not have malloc_trim.
     """
@@ -68,7 +68,6 @@ def whole_pages(starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
 
 @jit.kernel("int", "ints", "ints", "int")
 def advise(starts: Ints, sizes: Ints, advice: int) -> int:
-    """Call madvise for ranges of full pages, given by address and size in bytes; return the number of failed calls."""
     refused = 0
     for i in range(starts.size):
         refused += jit.madvise(starts[i], sizes[i], advice) != 0

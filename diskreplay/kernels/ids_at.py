@@ -12,9 +12,9 @@ mix = jit.inner(mixed)
 
 @jit.inner
 def fraction(key: int, i: int) -> float:
-    """Return random number `i`, 0 <= number < 1: the highest 53 bits of output `i` of splitmix64 with the seed `key`.
+    """Return random number `i` of a sequence, 0 <= number < 1.
 
-    See Steele et al. 2014.
+    The number is the highest 53 bits of output `i` of splitmix64 with the seed `key` (Steele et al. 2014).
     """
     number = mix(np.uint64(key) + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15))
     return float(np.int64(number >> np.uint64(11)) * 2.0**-53)
@@ -25,10 +25,9 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
     """Write the id at each position of `wanted` to `out`; positions are counted from the first id of run 0.
 
     All positions are in runs `low` to `high` - 1. For `block` and `coarse` see `runs.RULE`. The search finds the last
-    run that starts at or before a position. If there are many runs, `coarse` is searched first, which takes few cache
-    lines. The searches for all positions halve their ranges together, with the same width and without a branch on data.
-    So cache misses overlap, and the inner loop becomes vector code. Indices are unsigned, because numba tests a signed
-    index for being negative.
+    run that starts at or before a position. If there are many runs, `coarse` is searched first, because it fills few
+    cache lines. All searches halve their ranges together, without a branch on data. So cache misses overlap, and the
+    inner loop becomes vector code. Indices are unsigned, because numba tests each signed index for being negative.
     """
     before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
     covered = coarse.size << COARSE_BITS
@@ -49,7 +48,7 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
         for i in range(out.size):
             out[i] <<= COARSE_BITS
         numbers, width, is_coarse = before, 1 << COARSE_BITS, False
-    for i in range(out.size if low < covered < high else 0):  # positions in runs that `coarse` leaves out
+    for i in range(out.size if low < covered < high else 0):  # for positions in runs that `coarse` leaves out
         if before[covered] <= wanted[i]:
             out[i], width = covered, high - covered
             while width > 1:
@@ -66,9 +65,8 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
 def ids_at(positions: Floats, low: int, high: int, record: Ints, memory: Ints) -> None:
     """Write the id at the integer part of each position in runs `low` to `high` - 1 to the first row of `memory`.
 
-    The runs are in the array BLOCK of the `record`, see `runs.RULE`: run i starts at position before[i] - before[low],
-    where `before` is the row BEFORE. The array COARSE may leave out the last runs. `memory` is (2, positions); its
-    second row is scratch memory.
+    Positions are counted from the first id of run `low`. For the `record` see `runs.RULE`; its array COARSE may leave
+    out the last runs. `memory` is (2, positions); its second row is scratch memory.
     """
     block, coarse, out, wanted = packed.ints2(record, BLOCK), packed.ints(record, COARSE), memory[0], memory[1]
     for i in range(out.size):

@@ -1,8 +1,7 @@
 """The compilation of kernels, and instructions that Python does not have, such as reads at raw addresses.
 
 Only the public interface of numba is used. The package `kernels` is plain Python and does not import numba, since that
-import takes a third of a second. `cache` imports a copy of the package under another name, and numba compiles that
-copy.
+import takes a third of a second. `cache` imports a copy of the package with another name, and numba compiles this copy.
 """
 
 import inspect
@@ -16,12 +15,12 @@ from numpy.typing import NDArray
 from . import interpreted
 
 IS_COMPILED = not __name__.startswith("diskreplay.")
-"""Whether this module belongs to the copy of the package that numba compiles."""
+"""Whether this module belongs to the copy of the package that numba compiles, see `cache.import_kernels`."""
 
-STREAM_BLOCK = 128  # bytes: two cache lines
+STREAM_BLOCK = 128  # two cache lines, in bytes
 
-# Types that numba and llvmlite do not export: a builder of LLVM code, a value in it, an LLVM type, and a function that
-# becomes LLVM code in the kernels that call it.
+# numba and llvmlite do not export these types: a builder of LLVM code, a value in this code, an LLVM type, and a
+# function that becomes LLVM code in the kernels that call it.
 Builder = Any
 Value = Any
 LLVMType = Any
@@ -38,8 +37,7 @@ if IS_COMPILED:
     _BYTE, _INT32, _INT, _FLOAT, _DOUBLE = *map(ir.IntType, (8, 32, 64)), ir.FloatType(), ir.DoubleType()
     _POINTER, _NO, _YES = _BYTE.as_pointer(), ir.IntType(1)(0), ir.IntType(1)(1)
 
-    # Arrays that a kernel only reads have read-only types. Such a type also accepts writable arrays, so one compiled
-    # version is enough.
+    # Arrays that a kernel only reads have read-only types, because these types also accept writable arrays.
     _TYPES: dict[str, Any] = {
         "int": types.int64,
         "float": types.float64,
@@ -59,17 +57,17 @@ if IS_COMPILED:
         "out_floats32": types.Array(types.float32, 1, "C"),
         "out_floats32_2": types.Array(types.float32, 2, "C"),
     }
-# The types of each kernel, and whether it is compiled once for all kernels that call it.
+# The numba types of each kernel, and whether the kernel is shared, see `kernel`.
 _SIGNATURES: dict[Callable[..., Any], tuple[Any, bool]] = {}
-_ERRORS = "numpy"  # divisions raise no errors, so that loops with divisions can become vector code
+_ERRORS = "numpy"  # with this model, divisions raise no errors, so that loops with divisions can become vector code
 
 
 def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that makes a function a kernel; `result` and `arguments` are names of types in `_TYPES`.
 
-    Other kernels may call the kernel, too. A `shared` kernel is compiled once for all of its callers; use this for a
-    kernel that both Python and other kernels call. Any other kernel is compiled again as a part of each caller. Kernels
-    must not raise errors, and must not divide by zero.
+    Kernels may call each other. A `shared` kernel is compiled once for all of its callers; use this for a kernel that
+    both Python and other kernels call. Any other kernel is compiled again as a part of each caller. Kernels must not
+    raise errors, and must not divide by zero.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,12 +80,12 @@ def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Call
 
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function in a form that numba compiles as a part of each kernel that calls it."""
+    """Make a function that numba compiles as a part of each kernel that calls it."""
     return register_jitable(function) if IS_COMPILED else function
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function in a form that is always inlined; use it for functions that only one kernel calls."""
+    """Make a function that numba always inlines; use it for functions that only one kernel calls."""
     return register_jitable(forceinline=True)(function) if IS_COMPILED else function
 
 
@@ -97,17 +95,16 @@ def shared_in(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 
 def compiled(function: Callable[..., Any], kept: bool) -> Callable[..., Any]:
-    """Return a kernel compiled for its declared types; with `kept`, its code is loaded from the disk or saved there."""
-    # numba's own threads are not used: they hang or die in a forked child. nogil, because callers may use threads.
+    # numba's own threads hang or die in a forked child, so none are used. nogil is set, because callers use threads.
     decorate: Callable[..., Any] = numba.njit
     return decorate([_SIGNATURES[function][0]], nogil=True, error_model=_ERRORS, cache=kept)(function)
 
 
 def _instruction(plain: Callable[..., Any], result: str, *kinds: str) -> Callable[[Callable[..., Value]], Instruction]:
-    """Return a decorator that makes an instruction of a function; that function writes LLVM code with a builder.
+    """Return a decorator for a function that writes LLVM code with a builder; the result is an instruction for kernels.
 
     `result` and `kinds` name the numba types of the instruction's value and arguments. An instruction without a value
-    returns 0. `plain` is the instruction in plain Python.
+    returns 0. `plain` is the same instruction in plain Python.
     """
 
     def decorate(build: Callable[..., Value]) -> Instruction:
@@ -145,7 +142,6 @@ def _storing(kind: type[np.generic], llvm_type: Callable[[], LLVMType]) -> Instr
 
 
 def _reading_as(kind: type[np.generic], llvm_type: Callable[[], LLVMType], given: type[np.generic]) -> Instruction:
-    """Return an instruction that reinterprets the bits of a number of type `given` as a number of type `kind`."""
     plain = interpreted.reading_as(kind, given)
     return _instruction(plain, kind.__name__, given.__name__)(lambda builder, x: builder.bitcast(x, llvm_type()))
 
@@ -172,7 +168,6 @@ def pointer(builder: Builder, address: Value) -> Value:
 
 @inner
 def ints_at(address: int, count: int) -> NDArray[np.int64]:
-    """Return an array of `count` int64 that borrows the memory at an address."""
     return carray(pointer(address), (count,), np.int64)
 
 
@@ -194,7 +189,7 @@ def load_shared(builder: Builder, address: Value) -> Value:
 
 @_instruction(interpreted.do_nothing, "int64", "int64")
 def touch(builder: Builder, address: Value) -> None:
-    """Load the cache line of a mapped address by reading one byte; unlike a prefetch, this is never dropped."""
+    """Load the cache line of a mapped address by reading one byte; unlike a prefetch, the read is never dropped."""
     builder.load_atomic(builder.inttoptr(address, _POINTER), "monotonic", 1)
 
 
@@ -215,8 +210,8 @@ def lowest_bit(builder: Builder, x: Value) -> Value:
 def either(builder: Builder, condition: Value, one: Value, other: Value) -> Value:
     """Return `one` if a condition is true, else `other`, without a jump.
 
-    Use `either` for conditions on random data in a loop. For many processors LLVM turns an ordinary choice into a jump,
-    unless it knows that the condition cannot be predicted.
+    Use `either` for conditions on random data in a loop. For many processors, LLVM turns an ordinary choice into a
+    jump, unless it knows that the condition cannot be predicted.
     """
     selected = builder.select(condition, one, other)
     selected.set_metadata("unpredictable", builder.module.add_metadata([]))
@@ -248,7 +243,7 @@ def madvise(builder: Builder, address: Value, count: Value, advice: Value) -> Va
 
 @_instruction(partial(interpreted.copy_bytes, count=STREAM_BLOCK), "int64", "int64", "int64")
 def stream_block(builder: Builder, target: Value, source: Value) -> None:
-    """Copy `STREAM_BLOCK` bytes with writes that bypass the caches; `target` must be a multiple of 32."""
+    """Copy `STREAM_BLOCK` bytes with writes that bypass the caches; the address `target` must be a multiple of 32."""
     pointer, offsets = ir.VectorType(_INT, 4).as_pointer(), [_INT(at) for at in range(0, STREAM_BLOCK, 32)]
     to, origin = ([builder.inttoptr(builder.add(a, at), pointer) for at in offsets] for a in (target, source))
     loaded = [builder.load(place, align=1) for place in origin]

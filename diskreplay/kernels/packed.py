@@ -1,7 +1,6 @@
 """A record passes many arrays to a kernel as one argument, since each argument of a call costs up to 0.1 µs.
 
-A record has the address and shape of each array, but not its type, which the kernel assumes. The caller that makes a
-record keeps the arrays alive.
+A record has the address and shape of each array. The kernel assumes the type. The caller keeps the arrays alive.
 """
 
 import numpy as np
@@ -24,7 +23,6 @@ def pack(*arrays: NDArray[np.generic]) -> Ints:
 
 @jit.inner
 def ints(record: Ints, i: int) -> Ints:
-    """Return array `i` of a record as a one-dimensional array of int64."""
     return jit.ints_at(record[i, ADDRESS], record[i, LINES])
 
 
@@ -56,8 +54,8 @@ FIRST_CHUNK, CHUNKS, SHIFT, BASES = range(4)
 def row_address(record: Ints, table: int, folder: int, first: int, lane: int, row: int) -> int:
     """Return the address of a row in an array with 8 bytes per row, or 0 if the row is not mapped.
 
-    The array's chunk table, see `following.Chunks`, is in the record from line `table` on, and must have the folder.
-    `first` is the lane's value in `frozen.FIRST_ROWS`.
+    The array's chunk table, see `following.Chunks`, begins at line `table` of the record. `first` is the lane's value
+    in `frozen.FIRST_ROWS`.
     """
     is_own = first == OWN_FOLDER
     row, lane = row + jit.either(is_own, 0, first), jit.either(is_own, lane, 0)

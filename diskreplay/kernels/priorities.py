@@ -24,22 +24,21 @@ from .priority_pages import (
 )
 from .sumtree import FAN_OUT, FAN_OUT_BITS, LARGEST, SMALLEST, powers, sumtree_find, sumtree_set
 
-# Makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
 _FINITE = np.finfo(np.float64).max
 
 
 LANE_BASE, FOLDERS, FIRST_ROWS, TABLE = range(4)
-"""Lines of the record of `initial_priorities`, see `packed`: three arrays of `frozen`; and from TABLE on, the chunk
-table of the priorities that writers gave."""
+"""Lines of the record of `initial_priorities`, see `packed`. The first three are arrays of `frozen`. TABLE is the first
+line of the chunk table of the priorities that writers gave."""
 
 
 @jit.kernel("int", "ints", "int", "ints", "ints2", "out_floats")
 def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: NDArray[np.float64]) -> int:
     """Write the priority |td| that the writer gave to each step; NaN without a priority, or if the segment is gone.
 
-    `lanes` has the number of lanes of each segment from number `origin` on. A negative shift in the chunk table means
-    that a folder has no priorities. Returns the position of the first id with an unmapped chunk, or -1.
+    `lanes` has the number of lanes of each segment from number `origin` on. A folder without priorities has a negative
+    shift in the chunk table. Returns the position of the first id with an unmapped chunk, or -1.
     """
     for i in range(ids.size):
         out[i] = np.nan
@@ -55,7 +54,7 @@ def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: N
         if address == 0:
             return i
         value = jit.load_float64(address)
-        if 0.0 < value <= _FINITE:  # any other value comes from damaged data
+        if 0.0 < value <= _FINITE:  # other values come from damaged data
             out[i] = value
     return -1
 
@@ -65,9 +64,9 @@ def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None
     """Draw random ids in proportion to their masses; write them to `ids`, and their probabilities to `chances`.
 
     The mass of an id is its priority ** alpha. The total mass, which must not be 0, is divided into `strata` equal
-    parts: id i comes from part i modulo `strata`. The ids and their places are also written to `table`, for `update`.
-    For the random numbers and `key` see `ids_at.fraction`. For the record `table` see `priority_pages.PAGES`; its
-    scratch memory must have room for all drawn ids.
+    parts: id i comes from part i modulo `strata`. `table`, see `priority_pages.PAGES`, gets the ids and their places,
+    for `update`; its scratch memory must have room for all drawn ids. For random numbers and `key` see
+    `ids_at.fraction`.
     """
     starts, tree = packed.ints(table, priority_pages.STARTS), packed.floats(table, priority_pages.TREE)
     pages, sums = packed.ints2(table, priority_pages.PAGES), packed.floats(table, priority_pages.SUMS)
@@ -91,9 +90,11 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
 
     If an id occurs twice, its last error counts. The priorities are positive numbers in `raw`, see `priority_pages`.
     Returns the number of ids that cannot be drawn. If error i is the first error that is not finite, returns -1 - i and
-    changes nothing. `offered` is the table `new` of the last call of `sync_priorities`, see `priority_pages.ENDED`. For
-    the record `table` see `priority_pages.PAGES`; its scratch memory must have room for all ids. Most updates are for
-    the ids of the last call of `draw`, whose places are still in the record's arrays.
+    changes nothing.
+
+    `offered` is the table `new` of the last call of `sync_priorities`, see `priority_pages.ENDED`. `table`, see
+    `priority_pages.PAGES`, must have scratch memory for all ids. Most updates are for the ids of the last call of
+    `draw`, so `table` still has their places.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
@@ -103,7 +104,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     drawn_places, drawn = packed.ints(table, priority_pages.DRAWN_PLACES), packed.ints(table, priority_pages.DRAWN_IDS)
     values, numbers = packed.floats(table, priority_pages.VALUES), packed.floats(table, priority_pages.NUMBERS)
     masses = packed.floats(table, priority_pages.MASSES)
-    wrong = np.int64(0)  # counted first, because a loop with a return does not become vector code
+    wrong = np.int64(0)  # counted in a separate loop, because a loop with a return does not become vector code
     for i in range(ids.size):
         wrong += not abs(errors[i]) <= _FINITE
     for i in range(ids.size if wrong else 0):
@@ -129,7 +130,6 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
                 place[_at(found)], values[_at(found)] = place[i], values[i]
                 found += 1
     place, values, numbers, masses = place[:found], values[:found], numbers[:found], masses[:found]
-    # Prefetch the leaves, their sums and `raw` while the powers are computed.
     leaf, node = tree.ctypes.data, tree.ctypes.data + 8 * starts[1]
     for i in range(found):
         jit.prefetch(leaf + 8 * place[i])
@@ -144,7 +144,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     return ids.size - found  # type: ignore[return-value]
 
 
-AHEAD = 12  # runs and pages are prefetched this many runs or pages ahead
+AHEAD = 12  # the number of runs, or of pages, that are prefetched before they are used
 
 # The tables `old` and `new` of `sync_priorities` have four rows: first ids, strides, counts, and in row PAGE_ROW the
 # number of the page in which the run changed last, or -1.
@@ -159,21 +159,22 @@ def _want_difference(
     """Set (if `wanted` is 1) or clear (if it is 0) the bit `WANTED` of each id of `runs` that is not in `others`.
 
     For `WANTED` see `priority_pages`. The runs are `i` to `stop` - 1 of the table `runs`, and `j` to `others_stop` - 1
-    of the table `others`. For a run in both tables, only the ids that it has gained or lost at one end are visited.
-    With `by_lane`, this works if both tables are ordered by lane. Without `by_lane`, this works if the new runs begin
-    with the old runs that remain, in their old order. In any other order, more ids than necessary are visited. The
-    result is still the same, because `sync_priorities` clears all ids before it sets any. Returns the number of missing
-    pages: pages that were needed when no unused page was left.
+    of the table `others`. Returns the number of missing pages: pages that were needed when no unused page was left.
+
+    For a run in both tables, only the ids that it has gained or lost at one end are visited. With `by_lane`, both
+    tables should be ordered by lane. Without `by_lane`, the new runs should begin with the remaining old runs in their
+    old order. In any other order, more ids than necessary are visited, but the result is the same, because
+    `sync_priorities` clears all ids before it sets any.
     """
     missing = 0
     while i < stop:
         if wanted:
             runs[PAGE_ROW, i] = -1
-            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # usually the page of a later run
+            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # usually, a later run has this page
                 jit.prefetch(pages.ctypes.data + 8 * others[PAGE_ROW, j + AHEAD] * pages.shape[1])
             elif i + 2 * AHEAD < stop:
-                # Prefetch the entry of `slots` for a run's last id, and, `AHEAD` runs later, the page that this entry
-                # names.
+                # First prefetch the entry of `slots` for a run's last id. `AHEAD` runs later, prefetch the page that
+                # the entry names.
                 for ahead in range(i + AHEAD, i + 2 * AHEAD + 1, AHEAD):
                     last = runs[0, _at(ahead)] + (runs[2, _at(ahead)] - 1) * runs[1, _at(ahead)]
                     width = width_of(last, origin, lanes)
@@ -206,7 +207,7 @@ def _want_difference(
         if width == 0:
             count = 0
         row = np.int64(_at(first & POSITION_MASK) // unsigned)
-        step = 1 if stride == width else np.int64(_at(stride) // unsigned)  # usually saves a division
+        step = 1 if stride == width else np.int64(_at(stride) // unsigned)  # the first case avoids a division
         row_0 = first - row * width
         while count > 0:
             begin = row & LAST_ROW
@@ -251,8 +252,7 @@ def _want_difference(
 def _entering_priority(table: Ints) -> float:
     """Return the priority for new ids, and raise the bounds of pages with ids that have become drawable again.
 
-    This priority is the largest one that an update or a writer gave to an id that will be drawable when
-    `sync_priorities` returns, or 1.0 if there is no such id.
+    For the priority see `sync_priorities`.
     """
     pages, stacks = packed.ints2(table, priority_pages.PAGES), packed.ints2(table, priority_pages.STACKS)
     raw, bounds = packed.floats(table, priority_pages.RAW), packed.floats(table, priority_pages.BOUNDS)
@@ -280,18 +280,19 @@ def sync_priorities(
 
     `runs` is (3, n), with contiguous rows: first ids, strides and counts. All but the last `provisional` runs are
     final: they never change again, so final runs in `old` are not compared with the new runs. The first
-    `partially_hidden` of the provisional runs are visible parts of runs with hidden ids; they match the partially
+    `partially_hidden` of the provisional runs are visible parts of runs with hidden ids. These runs match the partially
     hidden runs in `old` in number and order. The other provisional runs are ordered by segment and lane. With `whole`,
     `old` is ignored, and all ids that are not in `runs` become undrawable.
 
-    This call fills the table `new`, (4, `RUNS` + n), which is then the argument `old` of the next call; see
-    `priority_pages.ENDED`. `snapshot` is the record of the snapshot that has the runs; see `frozen`.
+    The call fills the table `new`, (4, `RUNS` + n), which becomes the argument `old` of the next call; see
+    `priority_pages.ENDED`. `snapshot` is the record of the snapshot that has the runs; see `frozen`. `table`, see
+    `priority_pages.PAGES`, must have scratch memory for at least one page.
 
     A new id gets the largest priority that an update or a writer gave to any id that is drawable when the call returns,
-    or 1.0 if there is no such id. See `raw` and `bounds` in `priority_pages`. After the call, line CHANGED of `stacks`
-    has the pages with new ids. Returns the number of missing pages. If this number is not 0, the drawable ids are still
-    the old ones, and the caller repeats the call with more pages. For the record `table` see `priority_pages.PAGES`;
-    its scratch memory must have room for at least one page.
+    or 1.0 if there is no such id. After the call, line CHANGED of `stacks` has the pages with new ids.
+
+    Returns the number of missing pages. If this number is not 0, the drawable ids are still the old ones, and the
+    caller repeats the call with more pages.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     stacks, heights = packed.ints2(table, priority_pages.STACKS), packed.ints(table, priority_pages.HEIGHTS)
@@ -337,8 +338,7 @@ def sync_priorities(
     if missing > 0:
         return missing
     fresh = _entering_priority(table)
-    # In the pages in the stack CHANGED, set the masses of rows that can be drawn from now on, and set 0 for rows that
-    # can no longer be drawn.
+    # Set the masses of rows that can be drawn from now on, and set 0 for rows that can no longer be drawn.
     values[0] = fresh
     powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])
     fresh_mass = masses[0]

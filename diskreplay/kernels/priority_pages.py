@@ -1,9 +1,13 @@
 """Pages of priorities: each id has a place in a page, and each place is a leaf of a sum tree.
 
 A page has places for `PAGE` successive rows of a lane; its first row is a multiple of `PAGE`. The place of a row is the
-page's number times `PAGE`, plus the row modulo `PAGE`. A page is a line of a table, as long as a cache line. `FIRST` is
-the id of its first row, and `STRIDE` the difference between the ids of successive rows, 0 for an unused page. `TOUCHED`
-is 1 while the page is in the stack `CHANGED`. The other columns are masks with a bit per row:
+page's number times `PAGE`, plus the row modulo `PAGE`. A page is a line of a table, as long as a cache line:
+
+- `FIRST`: the id of the page's first row,
+- `STRIDE`: the difference between the ids of successive rows, 0 for an unused page,
+- `TOUCHED`: 1 while the page is in the stack `CHANGED`.
+
+The other columns are masks with a bit per row:
 
 - `SHOWN`: rows that can be drawn,
 - `WANTED`: rows that can be drawn when the current call of `sync_priorities` returns,
@@ -14,13 +18,12 @@ is 1 while the page is in the stack `CHANGED`. The other columns are masks with 
 id or in a later entry.
 
 `raw` has a number per place, whose absolute value is the priority |td| + eps. The number is positive if an update or a
-writer gave this priority to the id, and negative if `sync_priorities` gave the priority to a new id. The masks of the
-page say which ids can be drawn.
+writer gave this priority to the id, and negative if `sync_priorities` gave the priority to a new id.
 
-`bounds` has a number for each page, which is at least the largest priority given to a row of the page. Before these
-numbers, `bounds` has one for each block of `BLOCK` successive pages: the largest bound of the block's pages. Updates
-only raise bounds, which takes one comparison per bound. `largest_given` lowers bounds that are too high. It lowers a
-bound at most once for each update that raised this bound.
+`bounds` has a number for each block of `BLOCK` successive pages, then a number for each page. The number of a page is
+at least the largest priority given to a row of the page. The number of a block is the largest number of its pages.
+Updates only raise bounds, which takes one comparison per bound. `largest_given` lowers a bound that is too high,
+at most once for each update that raised this bound.
 """
 
 import numpy as np
@@ -35,24 +38,27 @@ PAGE_BITS = 6
 PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
-# The record of a table of priorities, see `packed`. PAGES to BOUNDS are arrays of this module, STARTS to LEAST arrays
-# of `sumtree`. DRAWN_PLACES and DRAWN_IDS are the places and ids of the last draw, for the update of these ids. PLACES
-# to MASSES are scratch memory. All arrays from DRAWN_PLACES on have the same length.
+# The record of a table of priorities, see `packed`.
+# - PAGES to BOUNDS: the arrays of this module.
+# - STARTS to LEAST: the arrays of `sumtree`.
+# - DRAWN_PLACES, DRAWN_IDS: the places and ids of the last draw.
+# - PLACES to MASSES: scratch memory.
+# All arrays from DRAWN_PLACES on have the same length.
 (
     PAGES, SLOTS, STACKS, HEIGHTS, RAW, BOUNDS, STARTS, TREE, SUMS, LEAST, DRAWN_PLACES, DRAWN_IDS, PLACES, NODES,
     VALUES, NUMBERS, MASSES,
 ) = range(17)  # fmt: skip
 
-# `stacks` has two lines. UNUSED has the unused pages; the last of them is used next. During a call of
-# `sync_priorities`, CHANGED has the pages whose `WANTED` the call has changed; after the call, it has the pages with
-# new ids. `heights` has the heights of both stacks, and two more numbers. heights[NEW] is the number of pages with new
-# ids, and heights[DRAWN] the number of ids in the last draw, 0 if pages have changed since that draw.
+# `stacks` has two lines. UNUSED has the unused pages; the page at its end is used next. During a call of
+# `sync_priorities`, CHANGED has the pages whose `WANTED` the call has changed. After the call, CHANGED has the pages
+# with new ids. `heights` has the heights of both stacks, the number NEW of pages with new ids, and the number DRAWN of
+# ids in the last draw, 0 if pages have changed since that draw.
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
 # The tables `old` and `new` of `sync_priorities`, (4, `RUNS` + n), have the runs from column RUNS on. Column 0 has four
-# numbers. ENDED is the number of final runs, LEFT the number of partially hidden runs. ORIGIN is the number of the
-# first segment, and SLOT_COUNT the number of segments. Row LANES_AT of column 1 has the address of an array with the
-# number of lanes of each of these segments; the caller keeps that array alive.
+# numbers: the number of final runs (ENDED) and of partially hidden runs (LEFT), the number of the first segment
+# (ORIGIN), and the number of segments (SLOT_COUNT). Row LANES_AT of column 1 has the address of an array with the
+# number of lanes of each segment. The caller keeps this array alive.
 ENDED, LEFT, ORIGIN, SLOT_COUNT = range(4)
 LANES_AT = 0
 RUNS = 2
@@ -65,29 +71,25 @@ _at = np.uint64
 
 @jit.inner
 def lanes_of(offered: Ints) -> Ints:
-    """Return the number of lanes of each segment; `offered` is a table `old` or `new`, see `ENDED`."""
     return jit.ints_at(offered[LANES_AT, 1], offered[SLOT_COUNT, 0])
 
 
 @jit.inner
 def width_of(step_id: int, origin: int, lanes: Ints) -> int:
-    """Return the number of lanes of an id's segment, 0 for a segment that is gone.
-
-    `lanes` has these numbers for the segments from number `origin` on.
-    """
+    """Return the number of lanes of an id's segment, 0 if it is gone; `lanes` begins with segment number `origin`."""
     slot = (step_id >> POSITION_BITS) - origin
     return lanes[slot] if 0 <= slot < lanes.size else 0
 
 
 @jit.inner
 def slot_of(first: int, slots: int) -> int:
-    """Return the hash of a page's first id, from 0 to `slots` - 1; the number `slots` is a power of two."""
+    """Return the hash of a page's first id, from 0 to `slots` - 1; `slots` is a power of two."""
     return np.int64(mix(_at(first)) & _at(slots - 1))  # type: ignore[return-value]
 
 
 @jit.inner
 def find_slot(first: int, pages: Ints, slots: Ints32) -> int:
-    """Return the index in the hash table `slots` of the page with the first id `first`, or of a free entry for it."""
+    """Return the index in `slots` of the page whose first id is `first`, or of a free entry for this page."""
     at = slot_of(first, slots.size)
     while slots[_at(at)] > 0 and pages[_at(slots[_at(at)] - 1), FIRST] != first:
         at = (at + 1) & (slots.size - 1)
@@ -96,7 +98,7 @@ def find_slot(first: int, pages: Ints, slots: Ints32) -> int:
 
 @jit.kernel("none", "ints", "int", "ints", "ints2", "ints32", "out_ints")
 def locate(ids: Ints, origin: int, lanes: Ints, pages: Ints, slots: Ints32, places: Ints) -> None:
-    """Write each id's place, its leaf in the sum tree, or -1 if the id cannot be drawn; for `lanes` see `width_of`."""
+    """Write each id's place, or -1 if the id cannot be drawn; for `lanes` see `width_of`."""
     for i in range(ids.size):
         places[i] = -1
         width = width_of(ids[i], origin, lanes)
@@ -119,7 +121,7 @@ def index_pages(pages: Ints, slots: Ints32) -> None:
     at = slots_of(pages[left, FIRST], slots)
     while len(left):
         is_free = slots[at] == 0
-        slots[at[is_free]] = left[is_free] + 1  # if several pages get the same slot, the last one stays
+        slots[at[is_free]] = left[is_free] + 1  # if several pages get the same slot, numpy keeps the last one
         again = slots[at] != left + 1
         left, at = left[again], (at[again] + 1) & (len(slots) - 1)
 
@@ -139,7 +141,6 @@ def bounds_of(pages: int, before: Floats) -> Floats:
 
 @jit.inner
 def raise_bound(page: int, value: float, bounds: Floats) -> None:
-    """Raise the bounds of a page and its block to at least `value`; a value that is not positive changes nothing."""
     at = bounds.size // (BLOCK + 1) + page
     if value > bounds[_at(at)]:
         bounds[_at(at)] = value
@@ -150,14 +151,11 @@ def raise_bound(page: int, value: float, bounds: Floats) -> None:
 
 @jit.kernel("float", "ints2", "floats", "out_floats")
 def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
-    """Return the largest priority that an update or a writer gave to a row whose bit of `WANTED` is set, or 0.
-
-    Bounds that are found to be too high are lowered.
-    """
+    """Return the largest priority that an update or a writer gave to a row whose bit of `WANTED` is set, or 0."""
     blocks = bounds.size // (BLOCK + 1)
     while True:
         block, at, begin, end = -1, 0, 0, blocks
-        while block < 0 or at < blocks:  # find the first block with the largest bound, then its page with that bound
+        while block < 0 or at < blocks:  # first find the block with the largest bound, then the page in this block
             most_bits = 0
             for i in range(begin, end):  # positive floats sort like their bits, and this loop becomes vector code
                 bits = jit.bits_of(bounds[_at(i)])

@@ -1,11 +1,11 @@
 """Sums of rewards in float64; n-step returns and advantages are rounded to float32 at the end.
 
-n-step returns: Sutton & Barto, Reinforcement Learning, 2nd ed., 7.1. Discounted sums of the rewards so far:
+For n-step returns see Sutton & Barto, Reinforcement Learning, 2nd ed., 7.1. The discounted sum of the rewards so far is
 R_t = r_t + gamma * R_{t-1}.
 
-Generalized advantage estimation: Schulman et al., High-Dimensional Continuous Control Using Generalized Advantage
-Estimation (2016), equation 16: A_t is the sum over l of (gamma * lambda)^l * delta_{t+l}, with delta_t = r_t +
-gamma * V(s_{t+1}) - V(s_t). If the environment gives a discount d_t with each step, gamma * d_t replaces gamma.
+For generalized advantage estimation see Schulman et al., High-Dimensional Continuous Control Using Generalized
+Advantage Estimation (2016), equation 16. A_t is the sum over l of (gamma * lambda)^l * delta_{t+l}, with delta_t =
+r_t + gamma * V(s_{t+1}) - V(s_t). If the environment gives a discount d_t with each step, gamma * d_t replaces gamma.
 """
 
 import numpy as np
@@ -57,10 +57,10 @@ def gae(
 ) -> None:
     """Write the advantage of each step to `advantage`, and the sum of the advantage and `value` to `ret`.
 
-    Arrays are (steps, columns); a column has successive steps. `ends` has the flags of each step. At a TERMINATED step
-    the next value counts as 0. At a TRUNCATED step, and at the last step of a column, the next value counts, but no
-    later delta does. `next_value` is V of each step's next observation; it is not read for a terminated step.
-    `discounts` are the environment's d_t, or an empty array. `carry` is scratch memory, (columns,).
+    Arrays are (steps, columns); a column has successive steps. `ends` has the flags of each step. At a TERMINATED step,
+    the next value counts as 0. At a TRUNCATED step, and at the last step of a column, the next value counts, but
+    later deltas do not. `next_value` is V of each step's next observation; it is not read for a terminated step.
+    `discounts` has the environment's d_t, or is empty. `carry` is scratch memory, (columns,).
     """
     steps, columns = r.shape
     discounted = discounts.size > 0

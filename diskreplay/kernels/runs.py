@@ -22,7 +22,7 @@ from .following import COMMITTED, OBSERVED, OPEN_END, OPEN_START, OPEN_TIME
 
 
 class IdRuns(NamedTuple):
-    """Runs of ids: run `i` is `first[i] + j * stride[i]` for `0 <= j < count[i]`; three int64 arrays of one length."""
+    """Runs of ids: run `i` has the ids `first[i] + j * stride[i]` for `0 <= j < count[i]`."""
 
     first: NDArray[np.int64]
     stride: NDArray[np.int64]
@@ -41,32 +41,31 @@ class TimedRuns(NamedTuple):
 Runs = TypeVar("Runs", IdRuns, TimedRuns)
 
 LaneIndex = tuple[Ints, Ints]
-"""The `lane_keys` of the first ids of runs, in ascending order, and for each key the index of its run."""
+"""The `lane_keys` of the first ids of runs, in ascending order, and the index of each key's run."""
 
-# The largest number of ids in an array from `id_blocks`.
 _AT_ONCE = 1 << 18
 
 FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
-"""Rows of a block, which is a table with a column per run: the fields of `TimedRuns`; and BEFORE, the number of ids
-before each run. BEFORE has one more entry, the number of all ids."""
+"""Rows of a block, a table with a column per run: the fields of `TimedRuns`, and BEFORE, the number of ids before each
+run. BEFORE has one more entry, the number of all ids."""
 BLOCK_ROWS = 5
 
 COARSE_BITS = 4
 """The array COARSE has the value of BEFORE for each run whose number is a multiple of `1 << COARSE_BITS`."""
 
 RULE, BLOCK, COARSE = range(3)
-"""Lines of the record (see `packed`) of a `Population`, the ids that a sampler can draw. RULE has the fields of its
-`Starts`, BLOCK its runs, and COARSE every 16th value of BEFORE, for `ids_at`."""
+"""Lines of the record (see `packed`) of a `Population`, the ids that a sampler can draw. RULE has the fields of the
+population's `Starts`, BLOCK its runs, and COARSE a part of BEFORE, see `COARSE_BITS`."""
 
 
 class Visible(NamedTuple):
     """The visible rows of all lanes; episodes that began at time `reached` or later have no hidden steps."""
 
     reached: int
-    origin: int  # the number of the first segment
-    lanes: NDArray[np.int64]  # the number of lanes of each segment, 0 if it is gone
-    lane_base: NDArray[np.int64]  # the number of each segment's first lane among the lanes of all segments
-    oldest: NDArray[np.int64]  # the oldest visible row of each lane of all segments
+    origin: int  # The number of the first segment.
+    lanes: NDArray[np.int64]  # The number of lanes of each segment, 0 if the segment is gone.
+    lane_base: NDArray[np.int64]  # The number of each segment's first lane among the lanes of all segments.
+    oldest: NDArray[np.int64]  # The first visible row of each lane, for all segments.
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of each id's lane among the lanes of all segments, -1 if its segment is gone."""
@@ -78,7 +77,7 @@ class Visible(NamedTuple):
     def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the lowest visible id in the lane of each id, `NEVER` if its segment is gone.
 
-        If no step is hidden, this returns 0 for each id.
+        If no step is hidden, the result is 0 for each id.
         """
         if not self.reached:
             return np.zeros(len(ids), np.int64)
@@ -136,7 +135,6 @@ def numbered(runs: IdRuns, before: Ints, numbers: Ints) -> Ints:
 
 
 def id_blocks(runs: IdRuns) -> Iterator[Ints]:
-    """Yield the ids of all runs, run after run, in arrays of at most `_AT_ONCE` ids."""
     before, total = np.cumsum(runs.count) - runs.count, int(runs.count.sum())
     for start in range(0, total, _AT_ONCE):
         yield numbered(runs, before, np.arange(start, min(start + _AT_ONCE, total)))
@@ -162,10 +160,7 @@ def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[In
 
 
 def lane_keys(ids: NDArray[np.int64], origin: int, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a number for each id, -1 if its segment is gone; the numbers order ids by segment, lane and row.
-
-    `lanes` has the number of lanes of each segment from number `origin` on, 0 if the segment is gone.
-    """
+    """Return a number for each id, -1 if its segment is gone; the numbers order ids by segment, lane and row."""
     known, _, width, lane, row = locate(ids, origin, lanes)
     return np.where(known, row_keys(ids, width, lane, row), -1)
 
@@ -177,20 +172,24 @@ PADDED, MOVED_BACK, FIRST_ONLY, ALL_STEPS, DROPPED = range(5)
 class Starts(NamedTuple):
     """The rule that says at which steps of an episode the samples of a view start.
 
-    In an ended episode samples start at steps 0, `step`, 2 `step`, ..., up to the first sample whose `length` steps
-    reach the end. `last` says what becomes of that sample if it reaches beyond the end. PADDED: the sample stays.
-    MOVED_BACK: the sample starts `length` steps before the end, or at step 0 in a shorter episode. DROPPED: the sample
-    is left out. Two other values of `last` replace the rule: with FIRST_ONLY, only the first step starts a sample; with
-    ALL_STEPS, every step starts one.
+    In an ended episode, samples start at steps 0, `step`, 2 `step`, ..., up to the first sample whose `length` steps
+    reach the end. If this last sample reaches beyond the end, `last` says what happens to it:
 
-    If an ended episode did not terminate, some last steps do not count, except with ALL_STEPS. With a final
+    - PADDED: the sample stays.
+    - MOVED_BACK: the sample starts `length` steps before the end, or at step 0 in a shorter episode.
+    - DROPPED: the sample is left out.
+
+    Two other values of `last` replace this rule. With FIRST_ONLY, only the first step starts a sample. With ALL_STEPS,
+    every step starts a sample.
+
+    For these rules, an ended episode that did not terminate is shorter, except with ALL_STEPS. With a final
     observation, the last `followed` steps do not count, since no step comes `followed` steps after them. Without a
     final observation, the last step does not count, since it has no next observation to bootstrap from.
 
     With `from_end`, one sample ends at the episode's end, the next one `step` steps earlier, and so on. The earliest
     sample that would start before step 0 starts at step 0 (MOVED_BACK), or is left out (DROPPED).
 
-    In an open episode a sample needs `open_rows` rows from its start on: rows with an observation if `observed`, else
+    In an open episode, a sample needs `open_rows` rows from its start on: rows with an observation if `observed`, else
     complete steps. With `open_rows` 0, open episodes have no samples. Ids below `since` are left out.
     """
 
@@ -205,16 +204,15 @@ class Starts(NamedTuple):
 
 
 LINES, RUNS, RUNS_AND_OPEN = range(3)
-"""Kinds of input for `starts`. LINES: lines of an `EpisodeTable`. RUNS: runs of which some ids may be hidden.
-RUNS_AND_OPEN: such runs, and also all open episodes."""
+"""Kinds of input for `starts`. LINES: lines of an `EpisodeTable`. RUNS: runs of ids, some of them hidden.
+RUNS_AND_OPEN: runs as with RUNS, and also all open episodes."""
 
 
 def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:
-    """Sort the runs `start` to `end` - 1 of a block by TIME, then by id, and compute their BEFORE; see `FIRST`."""
     runs = block[:BEFORE, start:end]
     order = np.lexsort((runs[FIRST], runs[TIME]))
     for column in runs:
-        if column.any():  # a row of zeros, such as unused times, is not written and so takes no memory
+        if column.any():  # a row of zeros is not written, so it takes no memory
             column[:] = column[order]
     block[BEFORE, start + 1 : end + 1] = block[BEFORE, start] + np.cumsum(runs[COUNT])
 
@@ -234,7 +232,6 @@ def open_episodes(origin: int, growing: NDArray[np.int64], live: NDArray[np.int6
     return EpisodeTable.of(*(column[some] for column in columns))
 
 
-# Makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
 
 
@@ -242,9 +239,9 @@ _at = np.uint64
 def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tuple[int, int, int]:
     """Return an episode's number of samples, the step where its first sample starts, and the start of a moved sample.
 
-    A sample is moved if MOVED_BACK, see `Starts`, changes its start. The number does not count a moved sample. The last
-    result is -1 if no sample is moved. `rule` has the fields of `Starts`, and `end` the bits of the episode's end, see
-    `ids.OPEN`.
+    A sample is moved if MOVED_BACK, see `Starts`, changes its start. The number of samples does not include a moved
+    sample. If no sample is moved, the third result is -1. `rule` has the fields of `Starts`, and `end` the bits of the
+    episode's end, see `ids.OPEN`.
     """
     length, step, last, open_rows, observed, _, followed, from_end = rule
     skipped, count, moved, total = 0, 0, -1, steps
@@ -276,19 +273,18 @@ def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tupl
 def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int:
     """Write the ids at which samples start, as runs, into a block; return the column after the last written run.
 
-    `record` is the record of a population, see `RULE`. The record's rule selects the ids; their runs, at most two per
+    `record` is the record of a population, see `RULE`. The record's rule selects the ids. Their runs, at most two per
     episode, are written to the record's block from column `at` on. Hidden ids and ids below `since` are left out.
     `snapshot` is the record of a snapshot, see `frozen`.
 
     `kind` says what `given` has. With LINES, `given` has lines of an `EpisodeTable`. With RUNS, `given` has runs of
-    which some ids may be hidden, (4, n). Hidden ids of these runs are also removed from `given`; a run without visible
-    ids gets count 0 there and is not written. If any run of `given` has no visible ids, the bitwise complement of the
-    column is returned, which is negative. With RUNS_AND_OPEN, `given` has the same as with RUNS, and the runs of the
-    snapshot's open episodes are written last.
+    ids, (4, n), and its hidden ids are also removed from `given`. A run without visible ids gets count 0 there and is
+    not written; if there is such a run, the result is the bitwise complement of the column, which is negative. With
+    RUNS_AND_OPEN, `given` has runs, too, and the runs of the snapshot's open episodes are written last.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
     step, since = rule[1], rule[5]
-    numbers = rule[0], step, rule[2], rule[3], rule[4], since, rule[6], rule[7]  # read once
+    numbers = rule[0], step, rule[2], rule[3], rule[4], since, rule[6], rule[7]  # read from memory only once
     left = 0 if kind == LINES else given.shape[1]
     listed = given.shape[0] if kind == LINES else left
     growing, live, row_bytes = snapshot[frozen.GROWING], snapshot[frozen.LIVE], 8 * snapshot[frozen.LIVE_LANES]
@@ -330,7 +326,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
                 least = max(least, begin + (jit.load_int(snapshot[frozen.OLDEST] + 8 * place) - row) * width)
             else:
                 least = NEVER
-        for part in range(3):  # a moved sample at step 0, the other samples, a moved sample after these
+        for part in range(3):  # a moved sample at step 0, the other samples, then a moved sample at a later step
             first, stride, some = begin + moved * apart, apart, 0
             if part == 1:
                 first, stride, some = begin + skipped * apart, spacing, count
@@ -345,7 +341,7 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
             if some > 0:
                 to = _at(at)
                 block[FIRST, to], block[STRIDE, to], block[COUNT, to] = first, stride, some
-                if block[TIME, to] != time:  # a 0 is not written: unwritten pages take no memory
+                if block[TIME, to] != time:  # a 0 is not written, because unwritten pages take no memory
                     block[TIME, to] = time
                 at += 1
                 block[BEFORE, _at(at)] = block[BEFORE, to] + some

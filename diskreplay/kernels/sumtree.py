@@ -1,23 +1,23 @@
 """Masses, which are powers of priorities, and a tree of their sums, whose leaves are drawn in proportion to the masses.
 
 A power x ** y of a positive number is 2 ** (y * log2 x). The functions 2 ** p and log2 are computed by power series,
-which the compiler turns into vector code; a call of libm for each number takes three times as long. The error of a
-result 2 ** p is at most about p units in the last place, and the result is the same on every machine.
+which the compiler turns into vector code; a call of libm for each number takes three times as long. The error of 2 ** p
+is at most about p units in the last place, and the result is the same on every machine.
 For x = m * 2 ** e with m from sqrt(1/2) to sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where
-s = (m - 1) / (m + 1); the relative error of the truncated series is below 2 ** -54. The function 2 ** p is
+s = (m - 1) / (m + 1). The relative error of the truncated series is below 2 ** -54. The function 2 ** p is
 2 ** n * exp(f ln 2), where n is the integer nearest to p and f = p - n.
 
 A node of the tree has 8 children, which fill one cache line. `tree` has all levels one after the other, the leaves
 first: level l is tree[starts[l] : starts[l + 1]]. Node i of level l + 1 is the sum of entries 8 * i to 8 * i + 7 of
-level l, added from left to right. The last level is the first level with at most `TOP` nodes. sums[i] is the sum of the
-last level's nodes before node i, so the last entry of `sums` is the total. Levels are padded with zeros to a multiple
-of 8. `least`, which may be empty, has the smallest positive mass below each inner node, or 0, at the node's index in
+level l, added from left to right. Levels are padded with zeros to a multiple of 8. The last level is the first level
+with at most `TOP` nodes. sums[i] is the sum of the last level's nodes before node i, so the last entry of `sums` is the
+total. `least`, which may be empty, has the smallest positive mass below each inner node, or 0, at the node's index in
 `tree` minus starts[1]. The last entry of `least` is the smallest positive mass of all leaves.
 
 A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares the
-searched mass with the same partial sums that made the node: as long as the searched mass is less than the node's sum,
-the selected child has a positive mass. The sum before this child is then subtracted from the searched mass, and the
-rest is limited to less than the child's mass. So the child selected at the next level has a positive mass, too.
+searched mass with the same partial sums that made the node. As long as the searched mass is less than the node's sum,
+the selected child has a positive mass. The sum before this child is subtracted from the searched mass, and the rest is
+limited to less than the child's mass. So the child selected at the next level has a positive mass, too.
 """
 
 import math
@@ -36,11 +36,11 @@ _EXP = tuple(math.log(2.0) ** k / math.factorial(k) for k in range(13, -1, -1))
 _LOG_FIRST, _LOG_REST = _LOG[0], _LOG[1:]
 _EXP_FIRST, _EXP_REST = _EXP[0], _EXP[1:]
 _ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
-_EXPONENT = 52  # the first bit of the exponent in a float64
-# Binary logarithms of the smallest and the largest mass: sums of 1e17 masses are finite, and no mass is a denormal
-# number.
+_EXPONENT = 52  # The position of the exponent's lowest bit in a float64.
+# Binary logarithms of the smallest and the largest mass. With these limits, sums of 1e17 masses are finite, and no mass
+# is a denormal number.
 SMALLEST, LARGEST = -963.0, 963.0
-# Adding this to a number below 2 ** 51 leaves the nearest integer in the lowest bits of the sum.
+# If this number is added to a number below 2 ** 51, the lowest bits of the sum are the nearest integer.
 _ROUND = 1.5 * 2.0**52
 
 
@@ -76,12 +76,12 @@ def powers(values: Floats, exponent: float, low: float, high: float, numbers: Fl
 
 @jit.kernel("none", "floats", "float", "float", "out_floats2", "out_floats32")
 def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
-    """Write (least / chance) ** exponent for each chance, at most 1; `least` 0 stands for the smallest of the chances.
+    """Write (least / chance) ** exponent for each chance, at most 1.
 
-    NaN does not count as the smallest. `scratch` is scratch memory, (3, n).
+    If `least` is 0, the smallest of the chances that are not NaN replaces it. `scratch` is scratch memory, (3, n).
     """
     if least == 0.0:
-        # Positive floats sort like their bits, and the compiler finds the smallest of these in vectors of eight.
+        # Positive floats sort like their bits, and the compiler finds the smallest integer in vectors of eight.
         bits = np.uint64(bits_of(math.inf))
         for i in range(chances.size):
             mine = np.uint64(bits_of(chances[i]))
@@ -96,21 +96,17 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
 
 
 FAN_OUT = 8
-# The largest number of nodes in the last level: a binary search in their sums costs less than further levels.
+# The largest number of nodes in the last level. A binary search in their sums costs less than further levels.
 TOP = 512
 SOME = 6  # the length of the scratch memory of `sumtree_find`
 FAN_OUT_BITS = 3
 # A factor that makes any normal number slightly smaller.
 _BELOW = 1.0 - 2.0**-52
-# Makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
 
 
 def tree_starts(capacity: int, top: int = TOP) -> Ints:
-    """Return the index in `tree` where each level starts and, as the last entry, the length of `tree`.
-
-    The last level has at most `top` nodes.
-    """
+    """Return the index in `tree` where each level starts and, as the last entry, the length of `tree`."""
     starts, nodes = [0], max(capacity, 1)
     while True:
         starts.append(starts[-1] + -(-nodes // FAN_OUT) * FAN_OUT)
@@ -120,10 +116,9 @@ def tree_starts(capacity: int, top: int = TOP) -> Ints:
 
 
 def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Ints, Floats, Floats, Floats]:
-    """Return `starts`, `tree`, `sums` and `least` of a tree without any mass.
+    """Return `starts`, `tree`, `sums` and `least` of a tree without any mass; `tree` must be zeros.
 
-    The array `least` is empty if the argument `least` is False. `tree` is memory for the tree, aligned to a cache line:
-    zeros, whose number is the last entry of `tree_starts`.
+    The array `least` is empty if the argument `least` is False.
     """
     starts = tree_starts(capacity, top)
     smallest = np.zeros(starts[-1] - starts[1] + 1 if least else 0)
@@ -150,8 +145,8 @@ def sumtree_set(
 ) -> None:
     """Set the masses of leaves, and sum the nodes above them; if a leaf occurs twice, its last mass counts.
 
-    A node is summed only once if its leaves are next to each other in `leaves`, or if the number of leaves is at least
-    the number of nodes. `changed` is scratch memory with a number per leaf.
+    If the leaves of a node are not next to each other in `leaves`, the node may be summed several times. `changed` is
+    scratch memory with a number per leaf.
     """
     for i in range(leaves.size):
         tree[_at(leaves[i])] = values[i]
@@ -195,8 +190,8 @@ def sumtree_find(
     """Write the leaf at each cumulative mass in `mass` to `leaves`; then write the masses of these leaves to `mass`.
 
     All searches go down the tree together, level by level and without a branch on data, so that cache misses overlap.
-    `notes` is memory with a byte per leaf. The caller will read the bytes of the found leaves, so their cache lines are
-    prefetched. The total must not be 0. `some` is scratch memory for `SOME` numbers.
+    `notes` is memory with a byte per leaf. The bytes of the found leaves are prefetched for the caller. The total must
+    not be 0. `some` is scratch memory for `SOME` numbers.
     """
     below_total = sums[_at(sums.size - 1)] * _BELOW
     for i in range(mass.size):
@@ -214,18 +209,17 @@ def sumtree_find(
     for i in range(mass.size):
         left, most = mass[i] - sums[_at(leaves[i])], tree[_at(top + leaves[i])] * _BELOW
         mass[i] = left if left < most else most
-    # Entries 0 to 3 of `some` are the sums of the masses before each pair of children; entries 4 and 5 are the sums
-    # before each child of the found pair. They are in memory, because a choice among registers would become a branch.
+    # Entries 0 to 3 of `some` are the sums of the masses before each pair of children. Entries 4 and 5 are the sums
+    # before each child of the found pair. `some` is in memory, because a choice among registers would become a branch.
     some[0] = 0.0
     for level in range(starts.size - 3, -1, -1):
-        # `after` is the address of the next level, or of `notes` after the last level; there, each child has `width`
-        # bytes.
+        # `after` is the address of the next level, where each child has `width` bytes. After the last level, `after` is
+        # the address of `notes`.
         start, after, width = starts[level], np.int64(notes.ctypes.data), np.int64(1)
         if level > 0:
             after, width = np.int64(tree.ctypes.data) + 8 * starts[level - 1], np.int64(64)
         for i in range(mass.size):
-            # Three comparisons find the pair of children; a comparison with the sum before its second child finds the
-            # child.
+            # Three comparisons find the pair of children. A fourth comparison finds the child of the pair.
             x, j = mass[i], start + (leaves[i] << FAN_OUT_BITS)
             a = tree[_at(j)] + tree[_at(j + 1)]
             b = a + tree[_at(j + 2)] + tree[_at(j + 3)]

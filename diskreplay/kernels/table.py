@@ -14,8 +14,7 @@ from diskreplay.errors import MissingExtra
 
 Kernel = Callable[..., Any]
 
-# The module of each kernel, by the kernel's name. The kernels in `_WITH_CALLERS` are parts of other kernels; only tests
-# get them by name.
+# The module of each kernel. The kernels in `_WITH_CALLERS` are parts of other kernels; only tests get them by name.
 MODULES = {
     "advance": "advance",
     "advance_hiding": "advance",
@@ -51,8 +50,8 @@ _made: dict[str, Kernel] = {}
 _OF_ALL_SAMPLERS = "starts", "random_ids", "gather"
 _OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "sync_priorities"
 
-# The kernels that take longest to compile are at both ends of EVERY: one process begins at the front, another at the
-# back.
+# The kernels that take longest to compile are at both ends of EVERY, because one process begins at the start, and
+# another process at the end.
 _FIRST, _LAST = ("advance", "advance_hiding", *_OF_ALL_SAMPLERS), _OF_WEIGHTED_ONES
 _WITH_CALLERS = "follow", "freeze", "hide_oldest", "stream", "sumtree_find"
 EVERY = (*_FIRST, *(name for name in MODULES if name not in (*_FIRST, *_LAST, *_WITH_CALLERS)), *_LAST)
@@ -64,7 +63,7 @@ def get_kernel(name: str) -> Kernel:
     with MissingExtra.raised_for("sampling", "torch"):
         from diskreplay.kernels.cache import compile_kernel, compiling, is_disabled
 
-    with compiling:  # importing a module takes locks, too, which a forked child would wait for
+    with compiling:  # importing a module takes locks, too, and a forked child would wait for them forever
         if is_disabled():
             return getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name)
         _made[name] = compile_kernel(MODULES[name], name)
@@ -77,12 +76,10 @@ def if_made(name: str) -> Kernel | None:
 
 
 def of_sampler(weighted: bool) -> tuple[str, ...]:
-    """Return the names of the kernels for a sampler's first batches and, if `weighted`, its first priority update."""
     return _OF_ALL_SAMPLERS + (_OF_WEIGHTED_ONES if weighted else ())
 
 
 def compile_all(names: Sequence[str]) -> None:
-    """Compile or load the kernels with these names, with the help of a second process; see `cache.Several`."""
     with MissingExtra.raised_for("sampling", "torch"):
         from diskreplay.kernels.cache import Several
 

@@ -33,18 +33,22 @@ from diskreplay.segments.segment_reader import read_sealed
 class Ages:
     """The ages of sealed segments; not thread-safe.
 
-    A wrong wall clock must not delete a store's steps. For a segment that was sealed since this machine booted, only
-    the boot clock counts, which cannot be set. For any other segment the wall clock counts, but only if one of three
-    facts confirms the age. A time service keeps the wall clock; or this machine sealed the segment, and has been up for
-    longer than the age limit; or this process has known the segment for longer than the age limit. A sealing time in
-    the future is replaced by the time when this process first saw the segment.
+    A wrong wall clock must not delete a store's steps. If this machine sealed a segment since its last boot, only the
+    boot clock counts, which cannot be set. For any other segment, the wall clock counts, but only if one of three facts
+    confirms the age:
+
+    - a time service keeps the wall clock,
+    - this machine sealed the segment, and has been up for longer than the age limit,
+    - this process has known the segment for longer than the age limit.
+
+    A sealing time in the future is replaced by the time when this process first saw the segment.
     """
 
     def __init__(self) -> None:
-        self._this_boot: list[tuple[float, int]] = []  # a heap: (seconds of this boot at sealing, segment)
-        self._others: list[tuple[float, int]] = []  # a heap: (wall time at sealing, segment)
-        self._confirmed_by: dict[int, float] = {}  # by segment: a second of this boot, surely after the sealing
-        self._old: set[int] = set()  # segments of `_others` that the wall clock makes too old, with unconfirmed ages
+        self._this_boot: list[tuple[float, int]] = []  # A heap of (seconds of this boot at sealing, segment).
+        self._others: list[tuple[float, int]] = []  # A heap of (wall time at sealing, segment).
+        self._confirmed_by: dict[int, float] = {}  # By segment: a time after the sealing, in seconds of this boot.
+        self._old: set[int] = set()  # Segments that only the wall clock makes too old.
 
     def add(self, number: int, info: SegmentInfo) -> None:
         now, sealed = boot_time(), info.sealed_clock
@@ -80,10 +84,10 @@ class _Account:
     """The numbers of steps and bytes of a segment; an unsealed segment may have grown since it was read."""
 
     steps: int = 0
-    evicted: int = 0  # steps that were evicted by hand
-    nbytes: int = 0  # bytes on disk; 0 if the store has no capacity in bytes
+    evicted: int = 0  # The number of steps that were evicted by hand.
+    nbytes: int = 0  # Bytes on disk, 0 if the store has no capacity in bytes.
     info: SegmentInfo | None = None
-    first: int = 0  # time of the first row of a sealed segment, nanoseconds since the epoch; 0: no rows
+    first: int = 0  # time of the first row of a sealed segment, in nanoseconds since the epoch; 0 without rows
 
     @property
     def sealed(self) -> bool:
@@ -99,7 +103,7 @@ class _Account:
 
 
 class RetentionPolicy:
-    """Follows the segments of a store and decides which of them are due for removal.
+    """Follows the segments of a store and decides which segments are due for removal.
 
     Not thread-safe: the caller holds the store lock, unless a method says otherwise.
 
@@ -118,33 +122,32 @@ class RetentionPolicy:
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._changes = 0
-        self.pack_nbytes = 0  # bytes that count as used for the pack that this process makes
+        self.pack_nbytes = 0  # bytes to count as used for the pack that this process makes
         self._begin()
 
     def _begin(self) -> None:
-        self._next = 0  # all segments with a smaller number were read
-        self._accounts: dict[int, _Account] = {}  # by segment, lowest number first
+        self._next = 0  # All segments with a smaller number were read.
+        self._accounts: dict[int, _Account] = {}  # By segment, lowest number first.
         self._unsealed: set[int] = set()
-        self._by_last: list[tuple[int, int]] = []  # a heap: (time of the last step, number) of each sealed segment
-        self._by_first: list[tuple[int, int]] = []  # sorted: (time of the first step, number) of each sealed segment
-        self._short = -1, 0  # (segment, steps): `capacity` keeps this segment until `_kept` has reached ``steps``
-        self._below: dict[int, None] = {}  # segments that are older than the horizon and still exist
-        self._kept = 0  # steps that were neither evicted by hand nor lost, in all segments that are not in `_below`
-        self._nbytes = 0  # bytes of all segments that are not in `_below`
-        self._draft_nbytes = 0  # bytes of the pack that is being made
+        self._by_last: list[tuple[int, int]] = []  # A heap: (time of the last step, number) of each sealed segment.
+        self._by_first: list[tuple[int, int]] = []  # Sorted: (time of the first step, number).
+        self._short = -1, 0  # (segment, steps): `capacity` keeps this segment until `_kept` has reached ``steps``.
+        self._below: dict[int, None] = {}  # Segments that are older than the horizon and still exist.
+        self._kept = 0  # The steps of all segments that are not in `_below`, without evicted and lost steps.
+        self._nbytes = 0  # The bytes of all segments that are not in `_below`.
+        self._draft_nbytes = 0  # The bytes of the pack that is being made.
         self._ages = Ages()
         self._doomed: set[int] = set()  # segments that are too old, or whose steps are all evicted or lost
         self._entries = EvictionEntries(self._root)
-        self._by_hand: dict[int, int] = {}  # steps evicted by hand, by segment
-        self._packs: dict[int, list[int]] = {}  # the segments in each pack
-        self._merged: set[int] = set()  # segments and packs that may still exist next to the packs that have their rows
-        self._durable: set[int] = set()  # the segments in `_merged` whose pack has a durable name
+        self._by_hand: dict[int, int] = {}  # The number of steps evicted by hand, by segment.
+        self._packs: dict[int, list[int]] = {}  # The segments in each pack.
+        self._merged: set[int] = set()  # Segments and packs that may still exist although later packs have their rows.
+        self._durable: set[int] = set()  # The segments in `_merged` whose pack has a durable name.
         self._evicted = 0
         self.has_more = False
 
     @property
     def is_idle(self) -> bool:
-        """Whether no rule can remove anything."""
         if self._counters.peek(layout.CHANGES) != self._changes:
             self._root.follow_limits()
         return not self._root.limits.are_set and not self._counters.peek(layout.EVICTION_ENTRIES)
@@ -152,8 +155,8 @@ class RetentionPolicy:
     def sync_packs(self) -> None:
         """Make the names of packs durable, if the last `due` found merged segments that still exist.
 
-        The process that made a pack may have died before it made the name durable. The caller does not hold the store
-        lock, so that other processes need not wait for the disk. Any thread may call this method.
+        The process that made a pack may have died before it made the name durable. Any thread may call this method,
+        without the store lock, so that other processes need not wait for the disk.
         """
         found = self._merged.copy()
         if not found <= self._durable:
@@ -163,7 +166,7 @@ class RetentionPolicy:
     def look(self, pace: Callable[[], None]) -> None:
         """Read all segments, and call ``pace`` after each, so that later calls of `due` read only newer segments.
 
-        The caller does not hold the store lock. No other thread uses this object yet.
+        The caller does not hold the store lock. No other thread may use this object yet.
         """
         if not self.is_idle:
             self._look(self._counters.read(), again=True, pace=pace)
@@ -172,9 +175,9 @@ class RetentionPolicy:
         """Yield (number, steps) of segments that are due for removal, and forget each segment after it was yielded.
 
         At most ``most`` segments are yielded; `has_more` tells whether more are due. The retention horizon is moved
-        before the first segment is yielded. With ``again``, segments that were unsealed when they were last read are
-        read again. Without ``again``, their step counts may be too small, which only delays the horizon. A segment
-        whose rows are in a pack is due after `sync_packs`.
+        before the first segment is yielded. With ``again``, unsealed segments are read again. Without ``again``, their
+        step counts may be too small, which only delays the horizon. A segment whose rows are in a pack is due after
+        `sync_packs`.
         """
         words = self._counters.read()
         end = self._look(words, again=again)
@@ -182,7 +185,7 @@ class RetentionPolicy:
         for number in self._merged_leftovers(most):
             yield number, 0
             self._merged.discard(number)
-        # As long as a merged segment exists, no other segment is due: if the pack with its rows were removed first, the
+        # As long as a merged segment exists, no other segment is due. If the pack with its rows were removed first, the
         # rows would count again.
         due = [] if self._merged else self._candidates()
         self.has_more = len(due) > most or bool(self._merged)
@@ -190,7 +193,7 @@ class RetentionPolicy:
             steps = self._accounts[number].steps
             if os.path.exists(self._root.segment_path(number)):
                 yield number, steps
-            self._forget(number)  # even if it was already gone, removed by another process or a user
+            self._forget(number)  # even if another process or a user has removed it already
         first = min([next(iter(self._accounts), end), *(numbers[0] for numbers in self._packs.values())])
         if first > words[layout.FIRST_LIVE]:
             self._counters.set(layout.FIRST_LIVE, first)
@@ -200,7 +203,7 @@ class RetentionPolicy:
         """Read new segments, and with ``again`` all unsealed segments; return the number for the next new segment."""
         if words[layout.CHANGES] != self._changes:  # a segment was quarantined, brought back or replaced
             self._changes = int(words[layout.CHANGES])
-            self._begin()  # a segment may have been replaced by its readable part
+            self._begin()  # everything is read again, because a segment may have been replaced by its readable part
         first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
         if self._evicted != words[layout.STEPS_EVICTED] and (
             self._root.limits.max_age_s or words[layout.EVICTION_ENTRIES]
@@ -230,7 +233,7 @@ class RetentionPolicy:
             return
         before = horizon
         if self._root.limits.capacity_bytes is not None:
-            # The folder of an unfinished pack is measured too, because another process may be making that pack.
+            # The unfinished pack is measured on disk, too, because another process may be making it.
             self._draft_nbytes = max(self.pack_nbytes, disk_usage(Path(pack_draft(self._root)))[0])
         while (oldest := self._oldest()) is not None:
             last, number = oldest
@@ -250,9 +253,8 @@ class RetentionPolicy:
         del self._by_first[bisect_left(self._by_first, (account.first, number))]
 
     def _oldest(self) -> tuple[int, int] | None:
-        """Return (time of the last step, number) of the sealed segment whose last step is oldest."""
         while self._by_last and self._by_last[0][1] not in self._accounts:
-            heapq.heappop(self._by_last)  # the segment was removed
+            heapq.heappop(self._by_last)  # this segment was removed
         return self._by_last[0] if self._by_last else None
 
     def _has_too_many_bytes(self) -> bool:
@@ -272,8 +274,8 @@ class RetentionPolicy:
             newer -= self._older_steps(other, last)
             if newer < capacity:
                 break
-        # The count is slow. Its result cannot reach ``capacity`` before `_kept` has grown by the missing steps, so this
-        # segment is not counted again before then.
+        # The count is slow. It cannot reach ``capacity`` before `_kept` has grown by the missing steps, so the steps
+        # are not counted again before then.
         self._short = number, self._kept + capacity - newer
         return newer >= capacity
 
@@ -281,7 +283,7 @@ class RetentionPolicy:
         """Return an upper bound of the number of a segment's steps at or before the time ``last``."""
         account = self._accounts[number]
         if account.info is None or not account.kept:
-            return account.kept  # damaged: its steps cannot be counted
+            return account.kept  # the steps of a damaged segment cannot be counted
         try:
             return min(account.kept, count_until(account.info, last - account.info.clock.wall))
         except (FormatError, OSError):
@@ -297,7 +299,7 @@ class RetentionPolicy:
             self._by_hand[number] = self._by_hand.get(number, 0) + steps
             holder = in_pack.get(number, number)
             account = self._accounts.get(holder)
-            if account is not None:  # if it is None, the segment was removed
+            if account is not None:  # None: the segment was removed
                 with self._changing(holder, account):
                     account.evicted += steps
 
@@ -313,10 +315,10 @@ class RetentionPolicy:
                 self._packs[number] = members
         except FileNotFoundError:
             if not os.path.lexists(path):
-                self._forget(number)  # quarantined; if it is brought back, all segments are read again
+                self._forget(number)  # it is in quarantine; if it is brought back, all segments are read again
             return
         except (FormatError, NotADirectoryError, IsADirectoryError):
-            # A damaged segment's bytes count, but the segment is not removed before it is repaired.
+            # A damaged segment is not removed before it is repaired, but its bytes count.
             with self._changing(number, account):
                 account.nbytes = nbytes
             return
@@ -328,7 +330,6 @@ class RetentionPolicy:
             self._take_sealed(number, account, info)
 
     def _forget_merged(self) -> None:
-        """Forget the segments and packs whose rows are in later packs."""
         for pack in sorted(self._packs, reverse=True):
             if pack not in self._packs:
                 continue
@@ -363,9 +364,8 @@ class RetentionPolicy:
         info = account.info
         if info is None or not info.sealed or account.kept or not account.evicted + account.lost:
             return
-        # All steps of the segment are gone. The segment is nevertheless kept if it has unproven rows, which were not
-        # evicted. It is also kept if it has a row that discards earlier parts of an episode: without this row, readers
-        # would show those parts again.
+        # All steps of the segment are gone. But the segment is kept if it has unproven rows, which were not evicted, or
+        # if it has a row that discards earlier parts of an episode: without this row, readers would show those parts.
         if info.claimed is None and not _discards_earlier_parts(info):
             self._doomed.add(number)
 
@@ -393,7 +393,7 @@ def _discards_earlier_parts(info: SegmentInfo) -> bool:
     try:
         return bool((read_sealed(info)[1].flags == DISCARD_BEFORE).any())
     except (FormatError, OSError):
-        return True  # damaged: repair decides
+        return True  # the segment is damaged, so it is kept for repair
 
 
 def disk_usage(path: Path) -> tuple[int, int]:
@@ -404,7 +404,7 @@ def disk_usage(path: Path) -> tuple[int, int]:
             try:
                 status = os.stat(os.path.join(folder, name), follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError):
-                continue  # replaced or evicted meanwhile
+                continue  # the file was replaced or evicted meanwhile
             on_disk += status.st_blocks * 512
             apparent += status.st_size
     return on_disk, apparent

@@ -56,20 +56,20 @@ from diskreplay.segments.segment import (
     remove_draft,
 )
 
-# The prefixes of the names of draft folders: drafts of segments and packs, and drafts of saved states. The value is the
-# path of a lock in such a folder. The process that makes the draft holds this lock.
+# The path of the lock in a draft folder, by the prefix of the folder's name. The first prefix is of drafts of segments
+# and packs, the second of drafts of saved states. The process that makes a draft holds its lock.
 LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
 # This many of the newest segments are searched for the clock of this boot, because some may be damaged or gone.
 _NEIGHBOURS = 16
-# The maximum number of segments that one call seals or removes. The lock of each segment that waits to be sealed takes
-# a descriptor, and each rename delays other processes that wait for the store lock.
+# The maximum number of segments that one call seals or removes. Each segment that waits to be sealed takes a descriptor
+# for its lock, and each rename delays other processes that wait for the store lock.
 _AT_ONCE = 64
 # The maximum number of merged segments that are removed at once. It is smaller than `_AT_ONCE`, because a process that
 # needs room also deletes the folders that other processes are deleting.
 _MERGED_AT_ONCE = 8
-# At most this many segments exist that no counter includes: the processes that made them died before counting them.
+# The maximum number of existing segments that no counter includes, because their makers died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
-# Seconds to wait for the store lock before counting newly sealed segments. Readers find sealed segments without the
+# Seconds to wait for the store lock before counting newly sealed segments. Readers find sealed segments without this
 # count, too.
 _HINT_TIMEOUT_S = 1.0
 
@@ -77,15 +77,15 @@ _HINT_TIMEOUT_S = 1.0
 class Retention:
     """Makes and removes segments of one store.
 
-    Any thread and process may use a `Retention`. Each call takes the store lock. A call that holds the store lock tries
-    the locks of segments, but never waits for them. Files are deleted after the store lock is released.
+    Any thread and process may use a `Retention`. Each call takes the store lock. Under the store lock, a call tries the
+    locks of segments, but never waits for them. Files are deleted after the store lock is released.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._policy = RetentionPolicy(root, counters)
-        self._tried: set[int] = set()  # segments that `dead_segments` has returned
-        self._sealed: set[int] = set()  # sealed segments; these never change again
+        self._tried: set[int] = set()  # Segments that `dead_segments` has returned.
+        self._sealed: set[int] = set()  # Sealed segments, which never change again.
         self._packs = KnownPacks(root)
         self._clock: Clock | None = None
 
@@ -93,8 +93,8 @@ class Retention:
     def _locked(self) -> Iterator[list[str]]:
         """Hold the store lock and make the counters consistent; StoreNotFound if the store was deleted or replaced.
 
-        The `with` block adds the paths of folders to the yielded list. These folders are deleted after the lock is
-        released, even if the block raises.
+        The `with` block adds the paths of folders to the yielded list. After the lock is released, these folders are
+        deleted, even if the block raises.
         """
         gone: list[str] = []
         try:
@@ -113,18 +113,18 @@ class Retention:
         `draft_segment` for the other arguments.
 
         Raises StorageFull if the disk has no room, StoreNotFound if the store was deleted or replaced since it was
-        opened, StoreLocked if the store lock stayed taken for a minute.
+        opened, and StoreLocked if the store lock stayed taken for a minute.
         """
         if not self._policy.is_idle:
-            # With one segment per episode, many segments wait to be sealed. They are read again after sealing, not now.
+            # With one segment per episode, many segments wait to be sealed. They are read again only after sealing.
             again = self._root.segment_steps != "episode"
             if self._remove_some(again=again):
                 self._remove_some(again=again)  # the first call may have found packs whose names are not durable
         with self._locked():
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
-            # A writer that died here may have left its draft at this path. It can be deleted: while this process holds
-            # the store lock, no other process makes a segment.
+            # A writer that died here may have left its draft at this path. The draft can be deleted, because no other
+            # process makes a segment while this process holds the store lock.
             first = number if writer is None else writer
             draft, lock = draft_segment(self._root, building, first, lanes, size, self.clock(), has_priority)
             try:
@@ -137,7 +137,7 @@ class Retention:
         """Return the clock of this boot, as recorded in the newest segments.
 
         With this clock, the times of all segments of a boot can be compared to the nanosecond, even if the wall clock
-        was set meanwhile. In a new boot, the clock starts after the latest written time even if the wall clock was set
+        was set meanwhile. In a new boot, the clock starts after the latest written time, even if the wall clock was set
         back: the newest steps must not look oldest. The first call is made under the store lock.
         """
         if self._clock is None:
@@ -166,7 +166,7 @@ class Retention:
         try:
             self._counters.set(layout.NEXT_SEGMENT, number + 1)
         except BaseException:
-            # The segment has no rows yet. It is deleted, and not renamed back: a full disk may refuse the old name.
+            # The segment has no rows yet. It is not renamed back, because a full disk may refuse the old name.
             shutil.rmtree(info.path, ignore_errors=True)
             raise
         return info
@@ -183,7 +183,7 @@ class Retention:
         """Yield a folder for the pack that a `with` block makes; among all processes, one such block runs at a time.
 
         If the store has a capacity in bytes, ``nbytes`` count as used until the block ends, and segments that are due
-        because of this are removed before the block runs. Raises StoreLocked if another process is making a pack,
+        because of this are removed before the block runs. Raises StoreLocked if another process is making a pack, and
         StorageFull if the disk has no room.
         """
         building = pack_draft(self._root)
@@ -200,8 +200,8 @@ class Retention:
             yield building
         finally:
             self._policy.pack_nbytes = 0
-            # If the pack was moved into the store, another process may already be making its pack at this path. While
-            # this process has its own folder open, no other folder can have the inode of that folder.
+            # If the pack was moved into the store, another process may already be making its pack at this path. No
+            # other folder can have the inode of this process's folder, because that folder is still open here.
             if own.is_at(building):
                 shutil.rmtree(building, ignore_errors=True)
             lock.release()
@@ -211,9 +211,9 @@ class Retention:
     ) -> SegmentInfo:
         """Move a complete, durable pack into the store as the next segment, and delete the segments whose rows it has.
 
-        Readers ignore those segments as soon as the pack is visible. If this process dies, the next process that opens
+        Readers ignore these segments as soon as the pack is visible. If this process dies, the next process that opens
         the store deletes them. ``pace`` is called after every few deletions. Raises SegmentGone if one of ``sources``
-        changed since it was read, which makes the pack useless.
+        changed since it was read: then the pack is useless.
         """
         made = KnownPack.of(draft)._replace(document=identify(draft.path / layout.METADATA))
         for source in sources:
@@ -232,12 +232,12 @@ class Retention:
         left = self._packs.find_merged(self._counters.peek(layout.NEXT_SEGMENT))
         if left:
             # Make the names of packs durable, and also the counter that bounds a reader's search. The process that made
-            # a pack may have died before it did so.
+            # a pack may have died before it made them durable.
             with self._root.still_there(), storage_errors(self._root.counters_folder):
                 sync_folder(self._root.segments_folder)
                 self._counters.sync()
         while left:
-            with self._locked() as gone:  # a few at a time: other processes get the lock in between
+            with self._locked() as gone:  # a few segments at a time, so that other processes get the lock in between
                 for number, pack in left[:_MERGED_AT_ONCE]:
                     # A pack that was quarantined or replaced since it was read may lack these rows.
                     if self._packs.is_same(pack) and os.path.lexists(self._root.segment_path(number)):
@@ -268,8 +268,8 @@ class Retention:
     def resize(self, limits: Limits, find_hidden: Callable[[], int]) -> None:
         """Change the limits of the store, and remove the segments that the new limits make due.
 
-        Hidden steps stay hidden. ``find_hidden`` returns the time before which the old limits hide every step.
-        ``find_hidden`` is called under the store lock.
+        Hidden steps stay hidden. ``find_hidden`` is called under the store lock, and returns the time before which the
+        old limits hide every step.
         """
         with self._locked():
             keep_hidden(self._counters, find_hidden())
@@ -278,17 +278,16 @@ class Retention:
         self.enforce()
 
     def enforce(self) -> None:
-        """Remove all segments that are due."""
         left = not self._policy.is_idle
-        while left:  # other processes get the lock in between
+        while left:  # between two calls, other processes get the lock
             left = self._remove_some(again=True)
 
     def evict(self, episodes: Sequence[tuple[int, int]], find_hidden: Callable[[], int]) -> list[int]:
         """Hide episodes of sealed segments, and return the ids of their first steps.
 
         After an error, all episodes stay visible. Each of ``episodes`` is (id of the first step, number of steps).
-        Episodes that were evicted meanwhile are not returned. ``find_hidden`` returns the time before which the
-        capacity hides every step. ``find_hidden`` is called under the store lock.
+        Episodes that were evicted meanwhile are not returned. ``find_hidden`` is called under the store lock, and
+        returns the time before which the capacity hides every step.
         """
         with self._locked():
             entries = EvictionEntries(self._root).new(int(self._counters.read()[layout.EVICTION_ENTRIES]))
@@ -312,8 +311,8 @@ class Retention:
     def dead_segments(self, *, evicts: bool = True) -> list[tuple[SegmentInfo, Lock]]:
         """Lock and return at most `_AT_ONCE` unsealed segments whose writer is gone and that this machine may seal.
 
-        A segment of an earlier boot without a durable row is quarantined, because its files may be empty. If a
-        segment was moved back into the store, ``evicts`` removes the segments that are due.
+        A segment of an earlier boot without a durable row is quarantined, because its files may be empty. If a segment
+        was moved back into the store and ``evicts`` is True, the segments that are due are removed.
         """
         dead: list[tuple[SegmentInfo, Lock]] = []
         self._note_sealed()
@@ -328,7 +327,7 @@ class Retention:
                 with suppress(FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     if (taken := self._take_over(info, gone)) is not None:
                         dead.append(taken)
-        with suppress(StorageFull, StoreLocked):  # the next call tries again; until then, readers ignore the leftovers
+        with suppress(StorageFull, StoreLocked):  # the next call tries again; readers ignore merged segments
             self._remove_merged()
         return dead
 
@@ -338,7 +337,7 @@ class Retention:
             return None
         try:
             lock = try_lock(info.lock_path)
-        except FileNotFoundError:  # a power loss took the folder of its lock
+        except FileNotFoundError:  # a power loss took the folder of the lock
             self.has_to_be_sealed(info, gone)
             return None
         if lock is None:
@@ -355,7 +354,7 @@ class Retention:
     def has_to_be_sealed(self, info: SegmentInfo, gone: list[str]) -> bool:
         """Return whether a segment needs sealing; an empty segment is removed instead.
 
-        A segment that lacks files is quarantined. The caller holds the store lock, and the segment's lock. After
+        A segment that lacks files is quarantined. The caller holds the store lock and the segment's lock. After
         releasing the store lock, the caller deletes the folders that this call adds to ``gone``.
         """
         fate = fate_of(info)
@@ -378,8 +377,8 @@ class Retention:
             with storage_errors(info.path):
                 return rebuild_copy(info)
         except StorageFull:
-            return True  # sealing would drop the checksums: the segment stays as it is until there is room
-        except (FormatError, OSError):  # small files do not match, or cannot be read
+            return True  # Sealing would drop the checksums, so the segment stays as it is until there is room.
+        except (FormatError, OSError):  # Small files do not match, or cannot be read.
             return False
 
     def _copy_aside(self, info: SegmentInfo) -> bool:
@@ -413,12 +412,12 @@ class Retention:
         """Include all existing segments in the counters; return whether an older segment is back in the store.
 
         The counters may lack a segment for three reasons: a user moved it back by hand, its maker died before counting
-        it, or a power loss undid its removal. Segments that retention had removed are removed again: the same limits
-        still hold. The caller holds the store lock.
+        it, or a power loss undid its removal. Segments that retention had removed are removed again, because the same
+        limits still hold. The caller holds the store lock.
         """
         from_quarantine = remove_stale_records(self._root.folder)
         for number, steps in from_quarantine.items():
-            if not os.path.lexists(self._root.segment_path(number)):  # a user deleted it by hand
+            if not os.path.lexists(self._root.segment_path(number)):  # a user deleted the segment by hand
                 self._counters.set(layout.STEPS_EVICTED, self._counters.evicted_after(steps))
         returned = False
         for number in sorted(listed_numbers(self._root)):
@@ -444,7 +443,6 @@ class Retention:
         return returned
 
     def _is_in_place(self, number: int) -> bool:
-        """Return whether a segment folder of this number exists that no process is writing to."""
         path = self._root.segment_path(number)
         return is_folder(path) and not is_locked(path / layout.COMMITTED / layout.LOCK)
 
@@ -460,10 +458,10 @@ class Retention:
             move_aside(self._root.folder, layout.segment_folder(number), reason)
 
     def _note_sealed(self) -> None:
-        """Update `_sealed` and `_packs` without the store lock: reading files of thousands of segments takes long."""
+        """Update `_sealed` and `_packs` without the store lock, because reading thousands of segments takes long."""
         words = self._counters.read()
         self._sealed = {number for number in self._sealed if number >= words[layout.FIRST_LIVE]}
-        # Packs that no counter includes are read too: `_find_returned` will include them in the counters.
+        # Packs that no counter includes are read, too: `_find_returned` will include them in the counters.
         end = int(words[layout.NEXT_SEGMENT])
         uncounted = [number for number in listed_numbers(self._root) if end <= number < end + _UNCOUNTED]
         for number in [*live_numbers(self._root, words), *uncounted]:
@@ -488,7 +486,7 @@ class Retention:
                 if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
                     self._set_aside(number, "nothing of it was on the disk when the power failed")
             except (FormatError, FileNotFoundError, NotADirectoryError):
-                continue  # evicted, or damaged: readers warn of damage, and the user runs repair
+                continue  # it was evicted, or it is damaged: then readers warn of it, and the user runs repair
         return found
 
     def _remove_some(self, *, again: bool) -> bool:
@@ -504,7 +502,7 @@ class Retention:
         return self._policy.has_more
 
 
-# --- taken out of sight by one rename ---------------------------------------------------------------------------------
+# --- removal of folders by a rename -----------------------------------------------------------------------------------
 
 
 def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> str:
@@ -525,7 +523,7 @@ def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> s
 def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
     """Count the steps of segments that were moved next to the counters; return the folders to be deleted there.
 
-    The process that moved the segments died, or is deleting them now. A caller that needs the room deletes them too,
+    The process that moved these segments died, or is deleting them now. A caller that needs the room deletes them, too,
     without waiting for that process. The caller holds the store lock.
     """
     names = [name for name in os.listdir(root.counters_folder) if name.startswith(PREFIX)]
@@ -540,17 +538,17 @@ def _take_draft(path: str) -> list[str]:
     The caller holds the store lock. As soon as the lock is free, another process may make a folder at the old path.
     """
     if not is_folder(path):
-        return []  # a file: diskreplay does not make files with such names
+        return []  # a file at this path is not from diskreplay
     gone = discarded_path(path)
     try:
         os.rename(path, gone)
-    except OSError:  # no room for the name
+    except OSError:  # the disk has no room for the name
         shutil.rmtree(path, ignore_errors=True)
     return [gone]
 
 
 def _take_dead_draft(path: str, lock_path: str) -> list[str]:
-    """Rename an unfinished folder as `_take_draft` does, if its maker is gone: no process holds the lock inside.
+    """Rename an unfinished folder as `_take_draft` does, if no process holds the lock inside: its maker is gone.
 
     The caller holds the store lock.
     """
@@ -560,11 +558,11 @@ def _take_dead_draft(path: str, lock_path: str) -> list[str]:
     try:
         lock = try_lock(f"{path}/{lock_path}")
     except OSError:
-        # The draft has no folder for its lock yet: its maker died, or is about to make that folder. In that race,
-        # either this rmdir or the maker's mkdir fails.
+        # The draft has no folder for its lock yet. Its maker died, or is about to make that folder. If both processes
+        # act at once, either this rmdir or the maker's mkdir fails.
         with suppress(OSError):
             os.rmdir(path)
-        # Or a power loss took the lock's folder, which is made before anything else.
+        # The lock's folder is made before anything else. If there are only other files, a power loss took this folder.
         if os.path.isdir(path) and lock_path.split("/")[0] not in (names := os.listdir(path)) and names:
             return _take_draft(path)
         return []

@@ -41,17 +41,16 @@ Progress = Callable[[int, int], None]
 NEWEST = 100
 """The number of newest episodes over which the mean total reward is computed."""
 
-# If unsealed segments have this many lanes, compiled code finds their new rows, because plain Python takes 70 us per
-# lane. The first look always uses plain Python, because loading or compiling the code takes longer.
+# With this many lanes in unsealed segments, compiled code finds new rows, because plain Python takes 70 us per lane.
+# The first look always uses plain Python, because loading or compiling the code takes longer.
 _MANY_LANES = 256
 
-# In seconds: the period over which the growth in steps is measured, the period for the growth in bytes, and the minimum
-# period for bytes. A store grows by whole reserved blocks, so its growth in less than a minute does not predict its
-# growth in an hour.
+# In seconds: the periods for the growth in steps and for the growth in bytes, and the minimum period for bytes. A store
+# grows by whole reserved blocks, so its growth in less than a minute does not predict its growth in an hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
-# A store that takes at least this part of `capacity_bytes` counts as full. A store is rarely completely full, since
-# each deleted segment has up to a sixteenth of `capacity_bytes`.
+# A store that takes at least this part of `capacity_bytes` counts as full. Stores are rarely fuller, because each
+# deleted segment has up to a sixteenth of `capacity_bytes`.
 _FULL = 7 / 8
 
 
@@ -59,9 +58,8 @@ _FULL = 7 / 8
 class Disk:
     """The number of bytes of a store, and the number of free bytes of its file system.
 
-    `bytes_per_hour` is the growth of the store. The growth is None in the first minute, and for a store at its limit,
-    which no longer grows. `full_in_s` is the time in seconds until the disk is full at this rate. This time is None if
-    the disk will not fill.
+    `bytes_per_hour` is the growth of the store; None in the first minute, and for a store at its limit, which no longer
+    grows. `full_in_s` is the time in seconds until the disk is full at this rate; None if the disk will not fill.
     """
 
     bytes: int
@@ -76,8 +74,8 @@ class RetentionActivity:
 
     `share` is the used part of `capacity` or `capacity_bytes`: the larger part if both are set, and None without
     either. `reached_in_s` is the time in seconds until one of these two limits is reached at the present rate.
-    `steps_gone` is the number of inserted steps that are not visible, and `gone_per_second` is its growth.
-    `oldest_age_s` is the age of the oldest visible step.
+    `steps_gone` is the number of inserted steps that are not visible, and `gone_per_second` its growth. `oldest_age_s`
+    is the age of the oldest visible step.
     """
 
     capacity: int | None
@@ -123,21 +121,19 @@ class Look:
 
 
 class Activity:
-    """Looks at a store repeatedly, without writing to it and without taking a lock.
+    """Looks at a store repeatedly, without writing to it and without taking a lock; only for one thread.
 
     The time that a look takes depends on the changes since the last look, not on the size of the store.
-
-    Concurrency: one thread.
 
     Parameters
     ----------
     path : Path
         The folder of the store.
     limiters : iterable of RateLimiter
-        Limiters with the arguments that writers and samplers use, as the arguments are not on disk.
+        Limiters with the arguments that writers and samplers use, because these arguments are not on disk.
     progress : callable, optional
-        ``progress(done, total)`` is called with numbers of segments while their sizes are measured, before the first
-        look.
+        Before the first look, the sizes of segments are measured, and ``progress(done, total)`` is called with numbers
+        of segments.
 
     Raises
     ------
@@ -171,12 +167,8 @@ class Activity:
     def look(self) -> Look:
         """Return the present state of the store.
 
-        Raises
-        ------
-        StoreNotFound
-            The store was deleted or replaced since it was opened.
-        FormatError
-            The whole store was damaged since it was opened.
+        Raises StoreNotFound if the store was deleted or replaced since it was opened, and FormatError if the whole
+        store was damaged since then.
         """
         with self._root.still_there():
             look = self._look(self._root)
@@ -285,7 +277,7 @@ def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: fl
     free = shutil.disk_usage(folder).free
     full = free / bytes_per_s if bytes_per_s is not None and bytes_per_s > 0 else None
     if full is not None and reached_in_s is not None and reached_in_s <= full:
-        full = None  # the store reaches its limit first, and stops growing
+        full = None  # before the disk is full, the store reaches its limit, and stops growing
     return Disk(nbytes, free, None if bytes_per_s is None else bytes_per_s * 3600, full)
 
 
@@ -310,10 +302,10 @@ def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
 
 
 class DiskUse:
-    """The bytes that a store takes on disk. Not thread-safe.
+    """The bytes that a store takes on disk; not thread-safe.
 
     A segment is measured at each look while it may grow, and at the next two looks, because sealing releases its
-    reserved blocks. The size of a segment does not change later.
+    reserved blocks. After that, its size does not change.
     """
 
     def __init__(self, root: Root) -> None:
@@ -322,7 +314,6 @@ class DiskUse:
         self._growing_before: Collection[int] = ()
 
     def read(self, growing: Collection[int], progress: Progress | None = None) -> int:
-        """Return the number of bytes on disk; ``growing`` has the numbers of the segments that may grow."""
         there = listed_numbers(self._root)
         self._at_rest = {number: self._at_rest[number] for number in there if number in self._at_rest}
         measured = [number for number in there if number not in self._at_rest]
@@ -342,7 +333,7 @@ class DiskUse:
 
 # --- newest episodes -------------------------------------------------------------------------------------------------
 
-# At most this many episodes are candidates for the newest episodes: to read the times of millions would take long.
+# The maximum number of episodes whose times are read to find the newest: to read the times of millions would take long.
 _CANDIDATES = 8192
 
 
@@ -352,10 +343,9 @@ class Ended(NamedTuple):
 
 
 class NewestEpisodes:
-    """The newest ended episodes, at most ``most``. Not thread-safe.
+    """The newest ended episodes, at most ``most``, in the order of their ends; not thread-safe.
 
-    `newest` is the list of these episodes, sorted by the time of their end. `seen` is the number of episodes that ended
-    since the first look.
+    `seen` is the number of episodes that ended since the first look.
     """
 
     def __init__(self, most: int) -> None:
@@ -370,7 +360,7 @@ class NewestEpisodes:
             new = log.select(slice(self._read, None)).without_discarded()
             self.seen += len(new)
             self._take(snapshot, new)
-        else:  # the positions of episodes in the log have changed, so new episodes are found by their times
+        else:  # episodes in the log have other positions now, so new episodes are found by their times
             count = self._take(snapshot, log.without_discarded(), self.newest[-1].time if self.newest else 0)
             self.seen += 0 if is_first else count
         self._generation, self._read = snapshot.generation, len(log)
@@ -411,7 +401,7 @@ def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())
-    enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)  # 4 times: writers may fill segments side by side
+    enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)  # 4, because writers may fill segments side by side
     ended = ended.select(segment >= segment.max() - enough)
     if len(ended) > _CANDIDATES:
         row = (ended.first & POSITION_MASK) // ended.stride

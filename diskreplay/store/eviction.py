@@ -15,8 +15,8 @@ from diskreplay.retention.retention import Retention
 def evict(follower: Follower, retention: Retention, where: Callable[[Episode], bool]) -> int:
     """Evict the episodes of sealed segments for which ``where`` is true, and return the number of their steps.
 
-    The episodes disappear all at once. A segment is deleted when all its steps are evicted or hidden. Nothing changes
-    if ``where`` raises.
+    The episodes disappear all at once. A segment is deleted when all its steps are evicted or hidden. If ``where``
+    raises, nothing changes.
     """
     follower.refresh()
     chosen = chosen_episodes(follower.snapshot, where)
@@ -42,5 +42,5 @@ def chosen_episodes(snapshot: Snapshot, where: Callable[[Episode], bool]) -> dic
             if where(Episode(snapshot, position)):
                 chosen[int(episodes.first[position])] = int(episodes.steps[position])
         except SegmentGone:
-            continue  # the episode's segment was evicted during the call
+            continue  # the segment of the episode was evicted during the call
     return chosen

@@ -133,7 +133,7 @@ def _difference(found: Schema, wanted: Schema) -> str:
 def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
     """Open the store at ``target``.
 
-    Raise StoreExists if its schema differs, or a limit in ``limits`` that is not None.
+    Raises StoreExists if the store has another schema, or another value of a limit in ``limits`` that is not None.
     """
     try:
         root = read_root(target)

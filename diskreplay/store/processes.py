@@ -25,15 +25,10 @@ _STATES = ("dead", "foreign", "unknown", "writing", CLOSED)
 
 
 class Rate:
-    """The change per second of a number, over a window of time. Not thread-safe.
+    """The change per second of a number, over a window of ``window_s`` seconds; not thread-safe.
 
-    Parameters
-    ----------
-    window_s : float
-        The length of the window in seconds. If only one number was added in this window, the rate is the change
-        since the number before it.
-    least_s : float
-        The minimum time in seconds between the first and the last number of a rate.
+    If only one number was added in this window, the rate is the change since the number before it. ``least_s`` is the
+    minimum time in seconds between the first and the last number of a rate.
     """
 
     def __init__(self, window_s: float, least_s: float = 0.0) -> None:
@@ -53,9 +48,13 @@ class Rate:
 class WriterActivity:
     """The activity of a writer.
 
-    `state` is "writing", "dead", "foreign", "unknown" or "closed". The next process that opens the store with mode "a"
-    seals the segments of a dead writer. A foreign writer belongs to another machine, so this machine cannot find out
-    whether it is alive. A closed writer was closed after the first look.
+    `state` is one of these:
+
+    - "writing",
+    - "dead": the next process that opens the store with mode "a" seals the writer's segments,
+    - "foreign": another machine writes, so this machine cannot find out whether the writer is alive,
+    - "unknown": this process cannot test the locks of the segments,
+    - "closed": the writer was closed after the first look.
 
     `segments` has the numbers of the writer's unsealed segments. `lanes` is the number of the writer's environments.
     `steps` is the number of all the writer's steps on disk. A power loss now would lose the steps that the writer
@@ -73,7 +72,7 @@ class WriterActivity:
 
 
 class Writers:
-    """The writers that had unsealed segments or new steps at one of the looks so far. Not thread-safe."""
+    """The writers that had unsealed segments or new steps at one of the looks so far; not thread-safe."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -81,7 +80,7 @@ class Writers:
         self._new: dict[int, int] = {}
         self._steps: dict[int, int] = {}
         self._rates: dict[int, Rate] = {}
-        self._appended: dict[int, int] = {}  # {writer: time of its newest row, in nanoseconds since the epoch}
+        self._appended: dict[int, int] = {}  # by writer: time of its newest row, in nanoseconds since the epoch
 
     def read(self, now: float, snapshot: Snapshot, counter: StepCounter) -> list[WriterActivity]:
         own: dict[int, list[SegmentInfo]] = {}
@@ -115,7 +114,7 @@ class Writers:
         # A segment may have been sealed since the steps were counted.
         unsealed = {info.number: state for info in own if (state := _state(info)) != "sealed"}
         states = set(unsealed.values())
-        # If the segments of a writer have different states, the writer is "writing" if one of the segments is.
+        # Segments of a writer may have different states. The writer is "writing" if one of its segments is.
         state = "writing" if "writing" in states else min(states, key=_STATES.index, default=CLOSED)
         behind: list[int] = []
         for info in own:
@@ -177,10 +176,9 @@ def _times(
 
 @dataclass(frozen=True)
 class SavedSampler:
-    """The state of a sampler when it last saved.
+    """The state that a sampler saved last.
 
-    `batches_per_second` is the rate between the last two saves that looks have found. The rate is None if looks have
-    found fewer than two saves.
+    `batches_per_second` is the rate between the last two saves that looks found, or None before the second save.
     """
 
     name: str
@@ -193,8 +191,6 @@ class SavedSampler:
 
 
 class SavedSamplers:
-    """The states that samplers have saved in the store's folder `samplers/`. Not thread-safe."""
-
     def __init__(self, root: Root) -> None:
         self._root = root
         self._rates: dict[str, Rate] = {}
@@ -240,7 +236,7 @@ class LimiterCounts:
     `samples_until_held` is the number of steps that can be drawn before samplers have to wait. `inserts_until_held` is
     the number of steps that can be inserted before writers have to wait. `held` names who has to wait now: "samplers",
     "writers", "samplers and writers", or None. These three values are None if the limiter was not passed to `Activity`,
-    as the arguments of limiters are not on disk.
+    because the arguments of limiters are not on disk.
     """
 
     name: str

@@ -26,11 +26,11 @@ from diskreplay.store.tables import column_name, hidden_column, joined
 
 Where = Callable[[Episode], bool]
 
-# The bytes of a block of Ray: small enough for several blocks at once, and so large that Ray's cost per block is small.
+# The bytes of a block of Ray. With this size, several blocks are in memory at once, and Ray's cost per block is small.
 BLOCK_BYTES = 32 << 20
 NEXT_OBS = "next_obs"
 _EVERY = "..."
-# The columns that have properties of a step; all other columns have fields of the schema.
+# The columns that have properties of a step; other columns have fields of the schema.
 _PROPERTIES: dict[str, Any] = {
     "episode": np.dtype(np.int64),
     "step": np.dtype(np.int64),
@@ -71,7 +71,7 @@ def chosen_columns(schema: Schema, fields: Sequence[str] | None) -> tuple[Column
 
     Raises SchemaError if a named column does not exist.
     """
-    if isinstance(fields, str):  # each letter would be taken as a name
+    if isinstance(fields, str):  # a str is a sequence, too, and each letter would count as a name
         raise ValueError(f'fields must be a sequence of columns, such as ("obs",), not {fields!r}')
     properties = {**_PROPERTIES, hidden_column(schema): np.dtype(np.bool_)}
     columns = [Column(name, (), dtype) for name, dtype in properties.items()]
@@ -106,7 +106,7 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
 
     @property
     def supports_distributed_reads(self) -> bool:
-        """Whether tasks may run on other nodes: never, as a store belongs to one machine."""
+        """False, because a store belongs to one machine, so tasks cannot run on other nodes."""
         return False
 
     def estimate_inmemory_data_size(self) -> int:
@@ -119,12 +119,9 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[Any]:
-        """Return about ``parallelism`` tasks.
-
-        Each task reads the episodes of several segments, or of a part of one segment.
-        """
+        """Return about ``parallelism`` tasks, each for the episodes of several segments or of a part of one segment."""
         cuts = segment_cuts(self._episodes.first >> POSITION_BITS, self._steps, parallelism)
-        # The schema is taken from a block with one row, as Ray cannot make a tensor without rows.
+        # The schema comes from a block with one row, because Ray cannot make a tensor without rows.
         row = [np.zeros((1, *column.shape), column.dtype) for column in self._columns]
         schema = BlockAccessor.for_block(_block(self._columns, [row])).schema()
         tasks = []
@@ -171,8 +168,9 @@ def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
 class ReadSteps:
     """A task of Ray Data: a call reads the steps of some episodes.
 
-    ``number`` is the index of the first of these episodes among all episodes of the dataset. ``steps`` has, for each
-    episode, the number of steps to read, and ``hidden`` the number of steps that were hidden when the dataset was made.
+    ``number`` is the index of the first of these episodes among all episodes of the dataset. For each episode,
+    ``steps`` has the number of steps to read, and ``hidden`` the number of steps that were hidden when the dataset was
+    made.
     """
 
     path: str
@@ -241,7 +239,7 @@ def _block(columns: tuple[Column, ...], pieces: list[list[NDArray[Any]]]) -> Any
 
 @lru_cache(maxsize=1)
 def _follower(path: str, uuid: str) -> Follower:
-    """Return a `Follower` of the store, cached because a worker process of Ray runs many tasks for one store."""
+    """Return a follower of the store, cached because a worker process of Ray runs many tasks for one store."""
     root = read_root(Path(path))
     if root.uuid != uuid:
         raise StoreNotFound(f"the store at {path} was replaced since the dataset was made: make the dataset again")

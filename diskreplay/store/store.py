@@ -186,7 +186,7 @@ class Store:
     @property
     def snapshot(self) -> Snapshot:
         """The store's state at the last refresh: every method that reads steps reads them from this snapshot."""
-        # The attribute is read first, as this is called often and a call of `_open_follower` takes time.
+        # This is called often, so a call of `_open_follower`, which takes time, is avoided.
         return (self._follower or self._open_follower()).snapshot
 
     def __len__(self) -> int:
@@ -212,7 +212,7 @@ class Store:
 
     def newest_snapshot(self) -> Snapshot:
         """Take a new snapshot and return it."""
-        # The attribute is read first, as in `snapshot`, because samplers call this for every batch.
+        # Samplers call this for every batch, so a call of `_open_follower` is avoided.
         return (self._follower or self._open_follower()).refresh()[0]
 
     def follow_compiled(self, also: Sequence[str] = ()) -> None:
@@ -295,7 +295,7 @@ class Store:
         if not dry_run:
             self._check_writable("repair")
             self._root.check_still_there()
-        from diskreplay.integrity.repair.repair import repair as repair_store  # few processes need this module
+        from diskreplay.integrity.repair.repair import repair as repair_store  # here, because few processes need it
 
         repaired = repair_store(
             self._root.home,
@@ -314,7 +314,7 @@ class Store:
         counters. With ``deep``, the call also compares every sealed chunk with its checksum. Writers may append
         meanwhile. See docs/repair.md.
         """
-        from diskreplay.integrity.verify.verify import verify  # few processes need this module
+        from diskreplay.integrity.verify.verify import verify  # here, because few processes need it
 
         return verify(self._root.home, deep=deep, progress=progress)
 
@@ -359,7 +359,7 @@ class Store:
             The store was deleted or replaced since it was opened.
         """
         self._open_follower()
-        from diskreplay.integrity.backup.backup import back_up  # few processes need this module
+        from diskreplay.integrity.backup.backup import back_up  # here, because few processes need it
 
         return back_up(self._root, path, link=link, progress=progress)
 
@@ -417,7 +417,7 @@ class Store:
         follower = self._open_follower()
         if not dry_run:
             self._check_writable("compact")
-        from diskreplay.writing.merging.compaction import Compaction  # few processes need this module
+        from diskreplay.writing.merging.compaction import Compaction  # here, because few processes need it
 
         level = self._root.compression if compression is None else compression_level(compression)
         retention = Retention(self._root, self._counters) if dry_run else self._retention
@@ -764,12 +764,12 @@ class Store:
             self._compaction.stop_soon()
             background = [self._sealer.drain, self._compaction.stop]
         errors = self._finish([writer.close for writer in list(self._writers)])
-        # A signal handler may call this method during a call of a writer that holds locks. This writer then closes when
-        # its call ends (``closes_later``), and the next `close` of the store completes the closing.
+        # A signal handler may call this method during a call of a writer that holds locks. Such a writer closes when
+        # its call ends (``closes_later``). The next `close` of the store then completes the closing.
         if not any(writer.closes_later for writer in self._writers):
             errors += self._finish([seal_dropped, *background])
             self._counters.close()
-            # The folder stays open for snapshots and their episodes, which still read from it.
+            # The folder stays open, because snapshots and their episodes still read from it.
             self._root = dataclasses.replace(self._root, home=self._root.home.closed())
             self._begin_maintenance()
             self._is_closed = True

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Column = NDArray[Any]
 
-# A vector of at most this many elements has a column for each element; a larger field is one column of arrays.
+# A vector of at most this many elements has a column for each element. A larger field is one column of arrays.
 WIDEST = 64
 
 HIDDEN = "hidden"
-"""The name of a bool column: whether the capacity or the age limit hides the step."""
+"""The name of a bool column, which says whether the capacity or the age limit hides the step."""
 
 
 def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def to_xarray(snapshot: Snapshot) -> "xarray.Dataset":
     variables |= {f"episode_{name}": _variable("episode", name, column) for name, column in known.items()}
     for path, column in values.items():
         name = f"final_{column_name(path)}" if path in leaves else f"episode_{column_name(path)}"
-        if name in variables:  # a property of episodes has this name
+        if name in variables:  # a property of episodes has this name already
             name = path.replace("/", ".")
         variables[name] = _variable("episode", path, np.ma.getdata(column))
         variables[f"has_{name}"] = _variable("episode", name, ~_missing(column))
@@ -105,7 +105,6 @@ def step_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Colum
 
 
 def hidden_column(schema: Schema) -> str:
-    """Return the name of the column `HIDDEN`: ``is_hidden`` if an extra field is called ``hidden``."""
     return f"is_{HIDDEN}" if HIDDEN in schema.extra else HIDDEN
 
 
@@ -126,8 +125,8 @@ def joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]
 def episode_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Column]]:
     """Return two dicts: {name: property of all episodes, (episodes,)}, and {path: values, (episodes, *shape)}.
 
-    The values are the leaves of final observations, and the episode fields. The values are masked arrays: a value that
-    an episode lacks is masked.
+    The values are the leaves of final observations, and the episode fields. They are masked arrays: a value that an
+    episode lacks is masked.
     """
     episodes, every = snapshot.episodes, list(EpisodeList(snapshot))
     properties = {
@@ -184,7 +183,7 @@ def column_name(path: str, taken: Container[str] = ()) -> str:
 
 
 def _variable(dimension: str, path: str, column: Column) -> tuple[list[str], Column]:
-    # Dimensions have the names that arrays on disk have.
+    # Dimensions have the same names as in the arrays on disk.
     return [dimension, *(f"{path.replace('/', '_')}_{i}" for i in range(column.ndim - 1))], column
 
 

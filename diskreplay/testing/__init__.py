@@ -1,7 +1,7 @@
 """The test kit: a model of a store, a reference for transitions, functions that compare, and hypothesis strategies.
 
-`diskreplay.testing.strategies` needs hypothesis (the extra "test"). Import from that module: its names
-are not in this package.
+`diskreplay.testing.strategies` needs hypothesis (the extra "test"), so its names are not in this package. Import them
+from that module.
 """
 
 from diskreplay.testing.checks import check_account, check_episode, check_store, check_transitions

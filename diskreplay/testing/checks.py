@@ -24,7 +24,7 @@ In such a field, the float32 values of the store and of the reference may differ
 
 
 def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cuts: bool = False) -> dict[int, int]:
-    """Compare every episode of a store's snapshot, hidden steps included, with the model; return the visible ids.
+    """Compare every episode of a store's snapshot, hidden steps included, with the model.
 
     `key` names the integer extra field whose value is different in every step. A writer may cut an open episode when it
     begins a new segment, and the model cannot predict this. With `length_cuts`, the model's episodes are cut where the
@@ -49,7 +49,8 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
         if last not in real:
             raise AssertionError(f"the episode whose last step is {last} is not in the store")
         if length_cuts:
-            # If no row marks the end of an episode, the end becomes visible when a background thread seals the segment.
+            # If no row marks the end of an episode, a background thread makes the end visible when it seals the
+            # segment.
             episode.show_end(real[last].cut)
         check_episode(real[last], episode)
         serials = [int(step.extra[key]) for step in episode.steps[episode.hidden :]]
@@ -209,7 +210,7 @@ def _equal(what: str, got: Any, expected: Any) -> None:
 
 
 def _same(what: str, got: Flat, expected: Flat) -> None:
-    """Raise AssertionError unless all leaves have the same bytes, so NaN equals NaN."""
+    """Raise AssertionError unless all leaves have the same bytes. So NaN equals NaN."""
     _equal(f"{what}: leaves", list(got), list(expected))
     for leaf, x in expected.items():
         _equal(f"{leaf}: dtype and shape", (got[leaf].dtype, got[leaf].shape), (x.dtype, x.shape))
@@ -220,7 +221,7 @@ def _same(what: str, got: Flat, expected: Flat) -> None:
 
 def _close(leaf: str, got: np.ndarray, expected: np.ndarray) -> None:
     _equal(f"{leaf}: dtype and shape", (got.dtype, got.shape), (np.dtype(np.float32), expected.shape))
-    # float64 terms added in another order may give the neighbouring float32, or a tiny number instead of 0.
+    # If float64 terms are added in another order, the float32 may be its neighbour, or a tiny number instead of 0.
     wrong = ~np.isclose(got, expected, rtol=1.3e-7, atol=1e-11)
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])

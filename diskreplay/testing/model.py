@@ -1,8 +1,8 @@
 """A model of a store in plain lists. After the same calls, the model has the episodes that the store must have.
 
 The model is slow, and shares no code with the store that it is compared with. Lanes hold episodes, episodes hold steps,
-steps hold arrays. Make the same calls on a `ModelWriter` and on a writer of a store, then compare the two with the
-functions of `checks`.
+and steps hold arrays. Make the same calls on a `ModelWriter` and on a writer of a store. Then compare the model and the
+store with the functions of `checks`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class ModelStep:
 class ModelEpisode:
     """Consecutive steps of a lane.
 
-    `final` is the observation after the last step, if it is known; an open episode may have it, too. `derived` is true
-    if no row marks the end: readers see the end when another episode follows in the lane, or when the segment is
-    sealed. `hidden` is the number of the episode's oldest steps that the store's capacity hides. An `evicted` or
-    `discarded` episode has no visible step. If the episode continues another one that was cut because its segment was
-    full, `before` is that earlier episode. `shows_before` is true while the rows of `before` can be read. `left_behind`
-    is true if the episode was cut because its segment was full, and no step continues it yet.
+    - `final`: the observation after the last step, if it is known; an open episode may have it, too.
+    - `derived`: whether no row marks the end. Then readers see the end when another episode follows in the lane, or
+      when the segment is sealed.
+    - `hidden`: the number of the episode's oldest steps that the store's capacity hides.
+    - `evicted`, `discarded`: whether the episode was evicted or discarded, and so has no visible step.
+    - `before`: the episode that this one continues; it was cut because its segment was full.
+    - `shows_before`: whether the rows of `before` can be read.
+    - `left_behind`: whether the episode was cut because its segment was full, and no step continues it yet.
     """
 
     writer: int = 0
@@ -75,10 +77,7 @@ class ModelEpisode:
 
     @property
     def window_end(self) -> int:
-        """The number of steps that windows may contain.
-
-        The last step is excluded if there is no observation to bootstrap from.
-        """
+        """The number of steps that windows may contain: not the last step without an observation to bootstrap from."""
         return len(self.steps) if self.terminated or self.final is not None else len(self.steps) - 1
 
     def sampleable(self, n_step: int | None) -> list[int]:
@@ -93,7 +92,7 @@ class ModelEpisode:
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:
         """Cut the episode before step `at`, as a writer does if its segment is full. Return the rest as a new episode.
 
-        `final`: the observation of step `at` becomes the final observation of the cut episode.
+        With `final`, the observation of step `at` becomes the final observation of the cut episode.
         """
         rest = ModelEpisode(**{**self.__dict__, "steps": self.steps[at:], "before": self})
         self.final = self.steps[at].obs if final else None
@@ -102,7 +101,7 @@ class ModelEpisode:
         return rest
 
     def show_end(self, seen: bool) -> None:
-        """Make a derived end visible to readers if `seen` is true, or hide it. If a row marks the end, do nothing."""
+        """If no row marks the end, make it visible to readers if `seen` is true, or hide it."""
         if self.derived:
             self.ended = self.cut = self.truncated = seen
 
@@ -143,7 +142,7 @@ class ModelLane:
         current = self.open
         if current is not None and current.final is not None:
             if same_values(current.final, seen):
-                seen = current.final  # equal values may have different bytes: the bytes of `next_obs` are kept
+                seen = current.final  # equal values may have different bytes, and a store keeps the bytes of `next_obs`
             else:
                 self.discontinuities += 1
                 current.end(cut=True)
@@ -196,7 +195,7 @@ class ModelLane:
         self.end_episode(episode=episode)
 
     def end_episode(self, final_obs: Any = None, episode: Mapping[str, Any] | None = None) -> None:
-        """Cut the open episode, if there is one. If the episode already has a final observation, ignore `final_obs`."""
+        """Cut the open episode, if there is one. If it has a final observation already, `final_obs` is ignored."""
         current = self.open
         if current is not None:
             if current.final is None and final_obs is not None:
@@ -207,7 +206,6 @@ class ModelLane:
         self._forget_left_behind()
 
     def discard_episode(self) -> None:
-        """Discard the open episode, and the earlier episodes that it continues."""
         current = self.open
         if current is None and self.episodes and self.episodes[-1].left_behind:
             current = self.episodes[-1]
@@ -284,7 +282,7 @@ class ModelWriter:
                 lane.discard_episode()
 
     def flush(self) -> None:
-        """Do nothing: the model has no disk, so every step counts as durable."""
+        """Do nothing, because the model has no disk, so every step counts as durable."""
 
     def close(self) -> None:
         for lane in self.lanes:
@@ -306,7 +304,6 @@ class ModelStore:
 
     @property
     def episodes(self) -> list[ModelEpisode]:
-        """The episodes that have a visible step, writer by writer and lane by lane."""
         return [episode for writer in self.writers for episode in writer.episodes if len(episode)]
 
     def __len__(self) -> int:
@@ -319,8 +316,8 @@ class ModelStore:
     def trim(self, capacity: int, order: Mapping[int, int], key: str = "serial") -> None:
         """Hide the oldest steps of the episodes that were not evicted, so that at most `capacity` steps are visible.
 
-        `order` maps a step's value of the extra field `key` to the step's id: the oldest step has the lowest id. A
-        hidden step stays hidden when other episodes are evicted by hand.
+        `order` maps a step's value of the extra field `key` to the step's id: the oldest step has the lowest id. If
+        other episodes are evicted by hand, a hidden step stays hidden.
         """
         left = [episode for writer in self.writers for episode in writer.episodes if not episode.evicted]
         ranked = sorted(order[int(step.extra[key])] for episode in left for step in episode.steps)

@@ -21,7 +21,6 @@ def flat(value: Any, path: str) -> Flat:
 
 
 def pick(value: Any, index: Any) -> Any:
-    """Return a nested value with `leaf[index]` in place of every leaf."""
     if isinstance(value, tuple):
         return tuple(pick(child, index) for child in value)
     if isinstance(value, Mapping):

@@ -22,14 +22,14 @@ def transition(
     """Compute the transition that starts at step `t`; leaves are keyed by path ("obs/image", "next_obs/image").
 
     `t` must be one of `episode.sampleable(n_step)`. `discount` is the name of the extra field with the environment's
-    discounts. Sums are float64; a batch has them rounded to float32.
+    discounts. Sums are float64, but a batch has them rounded to float32.
     """
     steps = episode.steps
     k = episode.window_end - t if n_step is None else min(n_step, episode.window_end - t)
     at_end = episode.ended and t + k == len(steps)
     terminated = at_end and episode.terminated
     known = t + k < episode.num_frames
-    scale = [1.0]  # scale[i]: the product of the first i discounts
+    scale = [1.0]  # scale[i] is the product of the first i discounts
     for step in steps[t : t + k]:
         scale.append(scale[-1] * gamma * (1.0 if discount is None else float(step.extra[discount])))
     following = _stack(episode, t + k if known else t, frame_stack)
@@ -92,8 +92,8 @@ def window(
 ) -> dict[str, Any]:
     """Compute the window of `length` steps that starts at one of `window_starts`; leaves are keyed by path.
 
-    `continues`: the episode continues an earlier one that was cut because its segment was full. If `length` is the
-    length of the whole episode and `burn_in` is 0, the result is an item of `Episodes`.
+    `continues` says whether the episode continues an earlier one, which was cut because its segment was full. If
+    `length` is the length of the whole episode and `burn_in` is 0, the result is an item of `Episodes`.
     """
     total = episode.window_end if episode.ended else episode.num_frames - 1
     real = min(length, total - start)
@@ -121,9 +121,9 @@ def window(
 
 
 def crossing_starts(lane: Sequence[ModelEpisode], length: int, stride: int) -> list[tuple[int, int]]:
-    """Return the starts of the windows of `Sequences` with `cross_episodes`, as pairs (episode, step).
+    """Return the starts of the windows of `Sequences` with `cross_episodes`, as pairs (index of the episode, step).
 
-    `lane` lists consecutive episodes of one lane. The episode is given by its index in `lane`.
+    `lane` has consecutive episodes of one lane.
     """
     steps = []
     for i, episode in enumerate(lane):
@@ -144,8 +144,8 @@ def crossing_window(
 ) -> dict[str, Any]:
     """Compute the window that starts at one of `crossing_starts`; leaves are keyed by path.
 
-    `continuing` has the index in `lane` of each episode that continues an earlier one, cut because its segment was
-    full.
+    `continuing` has the index in `lane` of each episode that continues an earlier one, which was cut because its
+    segment was full.
     """
     found: dict[str, list[Any]] = {}
 
@@ -178,7 +178,7 @@ def _without(extra: Flat, names: tuple[str, ...]) -> Flat:
 
 
 def _padded_stack(episode: ModelEpisode, t: int, depth: int, frames: int) -> Flat:
-    """Stack the `depth` frames that end with frame `t`; the frames from index `frames` on are zeros."""
+    """Stack the `depth` frames that end with frame `t`, with zeros for the frames from index `frames` on."""
     rows = []
     for back in reversed(range(depth)):
         at = t - back

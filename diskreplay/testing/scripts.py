@@ -18,9 +18,11 @@ When = Literal["never", "always", "sometimes"]
 class EpisodePlan:
     """The plan of one episode: its length, its end, and how it is appended.
 
-    `end` is "terminated", "truncated", "both", "cut" or "open". `final`: the final observation is given. `breaks`: one
-    `next_obs` in the middle differs from the next observation. `whole`: one call of `append_episode` appends all steps.
-    `values`: the episode fields have values.
+    - `end`: "terminated", "truncated", "both", "cut" or "open".
+    - `final`: whether the final observation is given.
+    - `breaks`: whether one `next_obs` in the middle differs from the next observation.
+    - `whole`: whether one call of `append_episode` appends all steps.
+    - `values`: whether the episode fields have values.
     """
 
     steps: int
@@ -35,8 +37,9 @@ class EpisodePlan:
 class WriterPlan:
     """The plan of one writer: the episodes of each lane, and options of the calls.
 
-    `next_obs` and `priority`: how often `append` receives these arguments. `masked`: some calls skip random lanes.
-    `close`: the writer is closed at the end.
+    - `next_obs`, `priority`: how often `append` receives these arguments.
+    - `masked`: whether some calls skip random lanes.
+    - `close`: whether the writer is closed at the end.
     """
 
     num_envs: int | None

@@ -1,7 +1,7 @@
 """Hypothesis strategies for schemas, and for plans of episodes and writers.
 
 Hypothesis draws the structure (shapes, lengths, ends, whether lanes are skipped) and shrinks it. The numbers in the
-arrays come from a seeded generator (see `scripts`): a smaller number would not make a failure easier to understand.
+arrays come from a seeded generator (see `scripts`), because smaller numbers would not make a failure clearer.
 """
 
 from __future__ import annotations
