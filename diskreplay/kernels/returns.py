@@ -18,7 +18,10 @@ from . import jit
 
 @jit.kernel("none", "floats", "ints", "floats", "float", "out_floats")
 def discounted(r: Floats, count: Ints, before: Floats, gamma: float, out: Floats) -> None:
-    """Write R_t of each step of successive runs: run i has count[i] steps, and before[i] is R before its first step."""
+    """Write R_t = r_t + gamma · R_{t-1} for each step of several runs of steps, one run after the other.
+
+    Run i has count[i] steps, and before[i] is the R of the step before its first step.
+    """
     t = 0
     for run in range(count.size):
         total = before[run]

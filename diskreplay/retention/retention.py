@@ -466,7 +466,7 @@ class Retention:
         uncounted = [number for number in listed_numbers(self._root) if end <= number < end + _UNCOUNTED]
         for number in [*live_numbers(self._root, words), *uncounted]:
             if number not in self._sealed:
-                with suppress(OSError, FormatError):  # the segment is read again under the lock
+                with suppress(OSError, FormatError):  # raised later, when the segment is read again under the lock
                     info = read_segment(self._root, number)
                     self._packs.note(info)
                     if info.sealed:

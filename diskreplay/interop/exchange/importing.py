@@ -330,8 +330,8 @@ def _append(
     StoreExists is raised if an episode that is read again differs from the episode in the store.
     """
     existing, steps = store.episodes[:begun], 0
-    # If no episode can be left out, episode n of the store is episode n of the data set. In other imports, the data set
-    # is read from the beginning, to find out which episodes the store has.
+    # If the options leave out no episode, episode n of the store is episode n of the data set. In other imports, the
+    # data set is read from the beginning, to find out which episodes the store has.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     source = selection.source
     done = first, sum(map(len, existing[:first]))

@@ -22,8 +22,9 @@ class SharedSampler:
     priorities and gathers nothing, since trainers on the same node need only ids. `prioritized` is None until a target
     has a distribution by priorities. From then on it keeps the priorities, even if a later target draws uniformly.
 
-    `run` is a random text from the first trainer of a run. By this text, a later run knows that saved priorities are
-    from an earlier run. `version` counts changes of view and distribution, and `updates` counts updates of priorities.
+    `run` is a random text from the first trainer of a run. A later run has another text, so it knows that saved
+    priorities are from an earlier run. `version` counts changes of view and distribution, and `updates` counts updates
+    of priorities.
     """
 
     def __init__(self, store: dr.Store, target: Target, run: str, seed: int) -> None:
