@@ -69,7 +69,7 @@ def test_each_public_object_prints_as_what_it_is(store: dr.Store, tmp_path: Path
     }
     with ExitStack() as stack:
         every = objects(store, tmp_path, stack)
-        assert {type(each).__name__ for each in every} == classes
+        assert {type(each).__name__ for each in every} == classes, "add the new classes to `objects` above"
         for each in [*every, *(getattr(dr, name) for name in dir(dr)), store.episodes]:
             shown = repr(each)
             assert " object at 0x" not in shown

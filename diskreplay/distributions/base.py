@@ -23,8 +23,8 @@ class Draw(NamedTuple):
     """Drawn ids, and the numbers from which their weights are computed.
 
     `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` is the
-    number of ids that could be drawn, and `least` the smallest probability of these ids. `size` and `least` may be 0 if
-    the weights do not depend on them. A draw of a `sized` distribution has fewer ids than requested only if the
+    number of ids that could be drawn, and `least` the smallest probability of these ids. Only a `weighted` distribution
+    has to set them. A draw of a `sized` distribution has fewer ids than requested only if the
     distribution has ended; see `Distribution.ends`. After the end of a distribution, all draws are empty.
     """
 

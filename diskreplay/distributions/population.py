@@ -760,6 +760,10 @@ class Cursor:
     between hidden and visible steps at the last `reach`. A follower that keeps ids in their order of arrival uses
     `new_of` and `take`, and saves `taken`, the last taken id of each lane. A cursor made with `taken` continues after
     these ids.
+
+    A follower calls `kept` first, which needs the state of the last `reach`, then `changes`, and `reach` after it has
+    processed all changes. If `may_miss` is True, ids that left may have come back. `new_of` does not return them, so a
+    follower that does not find them itself begins again with a new cursor.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:

@@ -190,7 +190,8 @@ class Starts(NamedTuple):
     sample that would start before step 0 starts at step 0 (MOVED_BACK), or is left out (DROPPED).
 
     In an open episode, a sample needs `open_rows` rows from its start on: rows with an observation if `observed`, else
-    complete steps. With `open_rows` 0, open episodes have no samples. Ids below `since` are left out.
+    complete steps. For example, `length + 1` rows with an observation: the observation after the sample is known. With
+    `open_rows` 0, open episodes have no samples. Ids below `since` are left out.
     """
 
     length: int = 1
