@@ -204,6 +204,7 @@ def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any],
     A damaged segment is described as far as possible. Raises FileNotFoundError if the segment is gone.
     """
     path = root.segment_path(number)
+    found: dict[str, Any] = {"number": number, "writer": None, "lanes": None, "rows": None, "steps_unproven": 0}
     try:
         info = read_shown(root, number)
         rows = map_lane_counter(str(info.path / layout.COMMITTED), len(info.lanes)).copy()
@@ -214,20 +215,13 @@ def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any],
     except DAMAGE:
         if not os.path.lexists(path):
             raise FileNotFoundError(path) from None
-        unknown = {"number": number, "writer": None, "lanes": None, "rows": None, "steps_unproven": 0}
-        return {**unknown, "state": "damaged", "bytes": disk_usage(path)[0]}, []
+        return {**found, "state": "damaged", "bytes": disk_usage(path)[0]}, []
     members = list[list[int]]()
     with suppress(*DAMAGE):
         members = read_members(info).tolist()
-    return {
-        "number": info.number,
-        "writer": info.writer,
-        "lanes": len(info.lanes),
-        "rows": int(rows.sum()),
-        "steps_unproven": unproven,
-        "state": state,
-        "bytes": disk_usage(info.path)[0],
-    }, [member for member in members if member[0] != number]
+    found |= {"writer": info.writer, "lanes": len(info.lanes), "rows": int(rows.sum()), "steps_unproven": unproven}
+    found |= {"state": state, "bytes": disk_usage(info.path)[0]}
+    return found, [member for member in members if member[0] != number]
 
 
 def _unproven(info: SegmentInfo, state: str) -> int:

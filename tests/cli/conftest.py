@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
+from diskreplay.cli import main as commands
 from tests.testing.commands import main
 
 # Of the store of the fixture `small`.
@@ -164,10 +165,7 @@ def info() -> dict[str, Any]:
     }
 
 
-COMMANDS = (
-    *("demo", "doctor", "inspect", "episodes", "show", "plot", "frames", "watch", "report", "du", "diff", "verify"),
-    *("repair", "evict", "compact", "backup", "copy", "merge", "import", "export"),
-)
+COMMANDS = tuple(command.__name__.removesuffix("_store") for command in commands.COMMANDS)
 
 
 def on_a_terminal(question: bytes, answer: bytes, *arguments: object) -> tuple[int, bytes, bytes]:

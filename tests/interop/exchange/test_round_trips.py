@@ -57,7 +57,8 @@ ELSEWHERE = {"minari", "sb3_pickle"}  # their round trips are in their own test 
 
 TABLES = {
     "SCHEMES of tests/interop/round_trips.py": {*SCHEMES},
-    "FORMATS of tests/interop/exchange/test_round_trips.py": {scheme.split()[0] for scheme in FORMATS} | ELSEWHERE,
+    "FORMATS or ELSEWHERE of tests/interop/exchange/test_round_trips.py": {scheme.split()[0] for scheme in FORMATS}
+    | ELSEWHERE,
     "NAMES of tests/interop/exchange/test_names_and_skips.py": {*NAMES},
     "READERS of tests/interop/exchange/test_hidden_steps.py": {*READERS},
     "ORIGINALS of tests/interop/test_hostile_imports.py": {scheme for scheme, _ in ORIGINALS.values()},
