@@ -81,7 +81,8 @@ class _Block:
         self._start = self.memory.ctypes.data
         self.piece_bytes = piece_bytes
         self.count = BLOCK_BYTES // piece_bytes
-        # The numbers of the unused pieces. `pop` takes the last number, so the pages of a new block are used in order.
+        # The numbers of the unused pieces, at first in descending order: `pop` takes the last number, so the pieces of
+        # a new block are used in ascending order.
         self.free = list(range(self.count - 1, -1, -1))
 
     def address(self, number: int) -> int:
@@ -166,7 +167,7 @@ class Arena:
         self._try_reclaim()
 
     def _try_reclaim(self) -> None:
-        """Call `_reclaim` unless the lock is taken: the lock's holder, which may be this thread, will then call it."""
+        """Call `_reclaim`, or leave that to the thread that holds the lock now (perhaps this thread)."""
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 self._reclaim()
@@ -276,7 +277,7 @@ def _reset_after_fork() -> None:
 
 
 def share(tables: StoreChunks) -> None:
-    """Register a store's chunks, so that other stores can release some of them, and a forked child releases all."""
+    """Register a store's chunks, so that other stores can release some of them, and a forked child all of them."""
     _alive.add(tables)
     weakref.finalize(tables, _keep_no_spare).atexit = False
 
@@ -293,7 +294,7 @@ def now() -> int:
 
 
 def make_room(before: int) -> None:
-    """Release mapped chunks last used before ``before``, until one more mapping fits or no such chunk is left."""
+    """Release mapped chunks last used before ``before``, until there is room for a mapping or no such chunk is left."""
     while count_mappings() >= MOST_MAPPINGS:
         if not _release(MAPPED, before):
             return
@@ -302,8 +303,8 @@ def make_room(before: int) -> None:
 def allocate(nbytes: int, before: int) -> Piece | None:
     """Return memory to read a chunk of ``nbytes`` bytes into, or None if the chunk must be mapped instead.
 
-    If the budget is used up, read chunks are released first: the least recently used eighth of the read chunks that
-    were last used before ``before`` (see `now`).
+    If the budget is used up, chunks that were read earlier are released: of those last used before ``before`` (see
+    `now`), the least recently used eighth.
     """
     piece = _arena.allocate(nbytes, MOST_READ)
     if piece is None and _release(READ, before):
@@ -392,7 +393,8 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
             nbytes -= kept.nbytes
     for table, some in leaving.items():
         _release_kept(table, some)
-    return bool(leaving) or _release(DECOMPRESSED, before)  # chunks of copied tables are not in `_kept`
+    # `_kept` does not have the chunks that a table has copied from another table, but `_release` finds them.
+    return bool(leaving) or _release(DECOMPRESSED, before)
 
 
 def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *, is_lone: bool) -> None:
@@ -460,7 +462,7 @@ def _release(how: int, before: int = sys.maxsize) -> bool:
 
 
 def _not_busy(held: ExitStack) -> list[StoreChunks]:
-    """Lock and return the chunks of each store that no other thread has locked; the exit of ``held`` unlocks them."""
+    """Lock and return the chunks of each store that no other thread has locked; closing ``held`` unlocks them."""
     found = []
     for tables in each_of(_alive):
         if tables.lock.acquire(blocking=False):

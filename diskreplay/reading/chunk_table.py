@@ -69,7 +69,7 @@ class ChunkTable:
 
     A folder has one segment or one pack. Chunks of a segment have a line of rows for each lane. Chunks of a pack have a
     single line: the rows of all lanes follow one another. One mapping serves all chunks of a pack, unless the
-    array is compressed, or the pack was merged into another one. The place of a chunk is its index in ``bases``,
+    array is compressed, or the pack was merged into another pack. The place of a chunk is its index in ``bases``,
     ``used`` and ``how``.
 
     Concurrency: any thread. The arrays and ``holder`` are replaced by other objects under the lock of all tables. The
@@ -113,7 +113,7 @@ class ChunkTable:
         return self.first_chunk, self.chunks, self.shift, self.bases
 
     def line(self) -> TableLine:
-        """Return the four arrays in the form that the kernel `gather` reads; the caller holds the lock."""
+        """Return the result of `arrays` in the form that the kernel `gather` reads; the caller holds the lock."""
         arrays, found = self.arrays(), self._line
         if found is None or not all(map(is_, found[1], arrays)):
             found = self._line = table_line(*arrays, self.row_bytes), arrays
@@ -177,7 +177,7 @@ class ChunkTable:
                 self._map(folder, first, last, since)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunk with ``row`` of a growing segment if the chunk before it is mapped: readers soon need it."""
+        """Map a growing segment's chunk with ``row``, which readers soon need, if the previous chunk is mapped."""
         folder = int(self._tables.folders[slot])
         if self.shift[folder] == LACKING:
             return
@@ -189,9 +189,9 @@ class ChunkTable:
                     self.ensure(*np.array([[slot], [0], [row], [row]]))
 
     def _has(self, folder: Ints, first: Ints, last: Ints) -> bool:
-        """Record a use of these chunks, and return whether all are in memory.
+        """Record a use of chunks ``first[i]`` to ``last[i]`` of each ``folder[i]``; return whether all are in memory.
 
-        Returns False without a record if a range has more than two chunks, or a chunk that `bases` has no room for.
+        Returns False and records nothing if a range has more than two chunks, or a chunk that `bases` has no room for.
         """
         if (last >= self.chunks[folder]).any() or int((last - first).max(initial=0)) > 1:
             return False
@@ -479,7 +479,7 @@ class ChunkTable:
 
 
 class MappingGuard:
-    """Keeps chunks in memory while the guard exists: all chunks that the tables held when it was made."""
+    """Keeps in memory all chunks that the tables held when this guard was made, as long as the guard exists."""
 
     __slots__ = ("__weakref__", "_holders")
 
@@ -517,8 +517,8 @@ class ChunkTables:
     first_rows : (lanes,) int64
         The row of the pack at which each lane begins, or `frozen.OWN_FOLDER` if the lane's segment is not in a pack.
     held : MappingGuard
-        Keeps all chunks that are in memory now. A new guard replaces it after an array or the ``holder`` of a table was
-        replaced: see `addresses`.
+        A guard that keeps all chunks that are in memory now. After an array or the ``holder`` of a table was replaced,
+        a new guard replaces ``held``: see `addresses`.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -600,7 +600,7 @@ class ChunkTables:
             self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return each lane's folder number, its line in the folder's chunks, and the number of rows before the lane.
+        """Return each lane's folder number, its line in the folder's chunks, and the row of the line where it begins.
 
         Raises
         ------
@@ -680,9 +680,10 @@ class ChunkTables:
     def value_rows(self, slot: Ints, lane: Ints, row: Ints, committed: Ints) -> Ints:
         """Return where the arrays of episode fields have the values of rows with the flag `EPISODE_VALUES`.
 
-        The values of row ``row[i]`` of ``lane[i]`` are at row ``result[i]`` of these arrays. The result is below 0 for
-        most lanes of a pack: a lane's values are closer to the start of the pack than its rows. ``committed`` is the
-        number of complete rows of each lane; the flags of all these rows may be read.
+        ``result[i]`` is the row of these arrays with the values of row ``row[i]`` of ``lane[i]``, minus the row of the
+        folder at which the lane begins. In a pack, most results are below 0, because there are fewer values than rows
+        before the lane. ``committed`` is the number of complete rows of each lane; the flags of all these rows may be
+        read.
         """
         folder, line, before = self.find(slot, lane)
         found = np.empty(len(row), np.int64)
@@ -719,7 +720,7 @@ class ChunkTables:
         new = ChunkTables(self.root, self._counters)
         with self.lock, new.lock:  # `chunk_budget.share` has shown the new tables to other threads already
             is_there = np.zeros(len(self.known) + 1, np.bool_)
-            is_there[folders] = True  # slots without a folder have -1, and set the extra last element
+            is_there[folders] = True  # the -1 of slots without a folder sets the extra last element
             gone = [at for at, folder in enumerate(self.known) if folder is not None and not is_there[at]]
             new.known = [folder if is_there[at] else None for at, folder in enumerate(self.known)]
             new.folders, new.lane_base, new.first_rows = folders, self.lane_base, self.first_rows

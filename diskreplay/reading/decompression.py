@@ -93,7 +93,7 @@ class _Cold:
 
 
 def _blocks(shard: Shard, numbers: Ints, block: int) -> tuple[Ints, Ints]:
-    """Return the addresses and sizes of the blocks that have each inner chunk, rounded to whole pages."""
+    """Return, for each inner chunk, the address and size of its range of blocks, rounded to whole pages."""
     first, stop = shard.offsets[numbers], shard.offsets[numbers] + shard.sizes[numbers]
     first, stop = first // block * block, -(-stop // block) * block
     return whole_pages(shard.mapping.address + first, np.minimum(stop, shard.mapping.nbytes) - first)

@@ -170,7 +170,7 @@ class FollowedLanes(Protocol):
     def origin(self) -> int: ...
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
-        """Return the number of a segment's writer, and its number of each lane; None if the segment is gone."""
+        """Return the number of a segment's writer, and the writer's number of each lane; None: the segment is gone."""
 
     def published_rows(self, slot: int, lane: int) -> int: ...
 
@@ -179,7 +179,7 @@ class FollowedLanes(Protocol):
 
 
 class Discards:
-    """Finds the discarded episodes in an `EpisodeLog`, which also keeps them. Not thread-safe.
+    """Finds the discarded episodes in an `EpisodeLog`, and leaves them in the log. Not thread-safe.
 
     ``episodes`` has the discarded episodes found so far, except those of segments that are gone. An episode that
     continues across segments has a part in each segment. On disk, only the last part has the flag DISCARDED, so this
@@ -274,7 +274,7 @@ class Discards:
     def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> tuple[EpisodeTable, bool]:
         """Set the flag DISCARDED of the earlier parts in lanes whose published rows were all read; return these parts.
 
-        The second value is True if no such lane was found, so the search is over for now.
+        The second value is True if no lane could be searched: the search has to wait for more rows.
         """
         table, found, tails = EpisodeTable.concatenate([log.table, evictions.found.episodes]), [], sorted(self._tails)
         slots, position = _slots(table, follower), (table.first & POSITION_MASK) % table.stride

@@ -154,7 +154,7 @@ class Episode:
     def action(self) -> Any:
         """Actions, ``(T, ...)``; nested like the space.
 
-        A Tuple space gives tuples. The items of a tuple also have the keys "0", "1", ...
+        A Tuple space gives tuples, whose items can also be read by the keys "0", "1", ...
         """
         return self._read("action", self._steps)
 

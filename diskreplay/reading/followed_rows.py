@@ -232,7 +232,8 @@ class FollowedRows:
         if is_damaged or int(new.max()) >= MANY_ROWS:
             self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if rows are damaged
             self.slots.set_rows(span, committed, observed)
-        elif live.checked_rows == before:  # else only the check was needed: the kernel stops again at an unmapped chunk
+        elif live.checked_rows == before:
+            # After a check of new rows, nothing is mapped here: the kernel stops again if it needs an unmapped chunk.
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self.tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
@@ -329,7 +330,7 @@ class FollowedRows:
     # --- snapshots ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, record: Ints, total: int) -> Snapshot:
-        """Return a snapshot with a record of `kernels.frozen`; ``total`` is the number of visible and hidden steps."""
+        """Return a snapshot with this record (see `kernels.frozen`); ``total`` counts visible and hidden steps."""
         frontier, segments = self._frontier, self._segments
         assert segments is not None
         found = frontier.found

@@ -1,4 +1,4 @@
-"""The class `Follower` makes snapshots of a store: it reads the complete store once, and then only changes."""
+"""The class `Follower` makes snapshots of a store: it reads the complete store once, and later only what is new."""
 
 import threading
 import time
@@ -100,7 +100,7 @@ class Follower:
         with self._lock:
             try:
                 if not self._broken:
-                    try:  # not suppress(), which takes as long as this call when nothing has changed
+                    try:  # not suppress(): it would take as long as `update` does when nothing has changed
                         arrived = self._now.update()
                         self.snapshot = self._now.snapshot
                         return self.snapshot, arrived
@@ -118,7 +118,9 @@ class Follower:
 
 
 class _Generation:
-    """A follower's knowledge of a store, replaced when it reads the complete store again. Used by one thread.
+    """A follower's knowledge of a store, replaced when the follower reads the complete store again.
+
+    Used by one thread.
 
     ``known`` has the segments, ``rows`` has their rows, and ``snapshot`` is the latest snapshot. The constructor and
     `update` raise `Merged` if the complete store has to be read again.
@@ -196,7 +198,7 @@ class _Generation:
             self._drop_gone(everywhere=is_rearranged)
         if rows.evictions.read(int(words[layout.EVICTION_ENTRIES])):
             rows.remove_evicted()
-            rows.list_growing()  # `keeps_all_ended` may be False now, and is read again
+            rows.list_growing()  # so that `LiveLanes` reads `keeps_all_ended` again: it may be False now
         self._words = words
         if self._is_timed:
             self._until = int(max(words[layout.FRONTIER], words[layout.HORIZON]))

@@ -123,7 +123,7 @@ class CapacityFrontier:
             self._by_place[hiding.LINE, gone] = -1
 
     def _take_over(self) -> None:
-        """Set ``oldest`` to the kernel's present rows if the kernel has stopped before all steps were hidden."""
+        """If the kernel has stopped before all steps were hidden, set ``oldest`` to the rows that it has reached."""
         if self.found[hiding.LAST] >= 0 and self._by_place is not None:
             self._set_oldest(self._by_place[hiding.OLDEST].copy())
             hiding.note_last(self._numbers)
@@ -143,8 +143,8 @@ class CapacityFrontier:
         self._forget(log.generation)
         hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
-        # A reader that opens the store now must not have an earlier REACHED: samplers order ids by this number, and
-        # must all agree.
+        # A reader that opens the store now must not get a lower REACHED than this reader: samplers order ids by this
+        # number, and must all agree.
         gone = log.table.time[self.oldest[place] == hiding.NEVER].max(initial=-1) + 1
         self.found[hiding.REACHED] = max(self.hidden_before, int(gone)) if hidden else 0
 
@@ -190,7 +190,7 @@ class LiveLanesOwner(Protocol):
         """
 
     def add_ended(self, end: int, steps: int) -> None:
-        """Add to the log the episodes that the kernel has written to its free lines, up to line ``end``.
+        """Add to the log the episodes that the kernel has written to the log's free lines, up to line ``end``.
 
         ``steps`` is the number of all steps of the log with these episodes. Evicted and lost episodes are not added.
         """
@@ -343,7 +343,7 @@ class LiveLanes:
             found[following.CHANGED] |= True
 
     def _prepare(self, owner: LiveLanesOwner) -> MappingGuard:
-        """Collect the arrays that the kernel uses until one of them is replaced.
+        """Collect the arguments for the kernel, which stay valid until one of these arrays is replaced.
 
         Returns a guard: the chunks stay at the addresses in these arrays while the guard exists.
         """

@@ -399,7 +399,7 @@ class Snapshot:
         return EpisodeTable(found)
 
     def value_places(self, episodes: EpisodeTable) -> tuple[Ints, Ints, Ints]:
-        """Return the slots, lanes and rows of the values of ended episodes in the arrays of episode fields.
+        """Return where the arrays of episode fields have the values of these ended episodes: slots, lanes and rows.
 
         All ``episodes`` must have values. For the rows see `ChunkTables.value_rows`.
         """
@@ -431,7 +431,7 @@ class Snapshot:
         return hidden
 
     def count_by_segment(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the numbers of steps of each slot, as four arrays.
+        """Return four arrays of numbers of steps, each with a number for every slot.
 
         The arrays count visible steps, hidden steps, discarded steps, and steps both discarded and evicted. The third
         array includes the steps of the fourth.
@@ -503,7 +503,7 @@ class Snapshot:
     def rows(self, leaf: str, step_id: int, count: int) -> NDArray[Any]:
         """Return ``count`` rows of a leaf from the row of ``step_id`` on.
 
-        The result is a view if one uncompressed chunk has these rows.
+        The result is a view if one uncompressed chunk has these rows, else a copy.
         """
         slot, position = (step_id >> POSITION_BITS) - self.origin, step_id & POSITION_MASK
         if not 0 <= slot < len(self.lanes) or self.lanes[slot] == 0:

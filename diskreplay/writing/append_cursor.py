@@ -30,8 +30,10 @@ class Lane:
         self.cursor: AppendCursor | None = None
         self.open = False
         self.continues = False  # the last episode was cut because its segment had to end, and the next one continues it
-        self.resumes_at: list[bytes] | None = None  # if `continues`: the next episode's first observation, or None
-        self.pending: list[bytes] | None = None  # the observation already written to the next row, or None
+        # The observation with which the next episode continues the last one; None if it is unknown or none continues.
+        self.resumes_at: list[bytes] | None = None
+        # The observation that is already written to the next row; None if there is none.
+        self.pending: list[bytes] | None = None
 
     @property
     def home(self) -> SegmentWriter:

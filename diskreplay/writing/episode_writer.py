@@ -169,8 +169,8 @@ class EpisodeWriter:
         flags = np.zeros(steps, np.uint8)
         flags[0] = step_flags(True, False, False, False)
         flags[-1] |= step_flags(False, False, terminated, truncated)
-        # The time of each row is 1 ns after the row before, so that the store's limits can hide rows one by one.
-        # Writing a row takes longer than 1 ns, so no time is in the future.
+        # Each row's time is 1 ns later than the time of the row before, so that the store's limits can hide rows one by
+        # one. Writing a row takes longer than 1 ns, so no time is in the future.
         times = np.arange(self.now, self.now + steps)
         self.now += steps
         fields = dict(zip(self.columns, values, strict=True))
@@ -330,7 +330,7 @@ class EpisodeWriter:
         self.cut(lane, final, episode, marked=True)
 
     def discard(self, lane: Lane) -> None:
-        """End a lane's open episode, or the cut episode to be continued, with a flag that makes readers leave it out.
+        """Mark a lane's open episode, or the cut one that its next step may continue, so that readers leave it out.
 
         Readers also leave out parts of the episode in older segments. Raises StorageFull if the disk has no room; the
         call may be repeated.
@@ -341,7 +341,7 @@ class EpisodeWriter:
             segment, flags = lane.home, DISCARD
             segment.reserve(lane.at, segment.rows[lane.at])
         else:
-            lane.resumes_at = None  # so that `make_room` compares no observation, as there is no step
+            lane.resumes_at = None  # `make_room` must not compare observations, because there is no step
             segment, flags = self.make_room(lane, [], 1), DISCARD_BEFORE
         row = segment.rows[lane.at]
         self.write_final(segment, lane.at, row, flags, {})
@@ -386,7 +386,7 @@ class EpisodeWriter:
                     continue
                 try:
                     self.cut(lane, None, None)
-                except StorageFull as error:  # the sealer ends the episode when there is room
+                except StorageFull as error:  # the sealer ends the episode when the disk has room
                     full = error
         finally:
             self.rotation.abandon()

@@ -182,10 +182,11 @@ class AttachedLimiter:
 
     @contextmanager
     def inserting(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Return a context manager that waits until a step may be inserted, and holds the limiter's lock in its block.
+        """Return a context manager that waits until a step may be inserted, and locks the limiter for the `with` block.
 
         The block has to commit the step. During the wait, ``check`` is called repeatedly; if it raises an error, the
-        wait ends with this error. Raises RateLimited at the timeout. If the call raises, no step is counted.
+        wait ends with this error. Raises RateLimited after the limiter's `timeout`. If the call raises, no step is
+        counted.
         """
         lock = self._wait(self.limiter.may_insert, "insert a step", check)
         try:
@@ -196,9 +197,9 @@ class AttachedLimiter:
     def draw(self, steps: int) -> None:
         """Wait until ``steps`` steps may be drawn, and count them as drawn.
 
-        Raises RateLimited at the timeout, and ValueError if both sides could wait for each other forever. Raises
-        StorageFull if the file system copies on write and has no room for the changed count. After each of these
-        errors, the counts are unchanged.
+        Raises RateLimited after the limiter's `timeout`. Raises ValueError if both sides could wait for each other
+        forever, and StorageFull if the file system copies on write and has no room for the changed count. After each of
+        these errors, the counts are unchanged.
         """
         self.limiter.check_batch(steps)
         lock = self._wait(lambda inserted, drawn: self.limiter.may_draw(inserted, drawn, steps), f"draw {steps} steps")

@@ -176,11 +176,10 @@ class Marker:
                 with self._condition:
                     left = [left for left in self._left.values() if left.segment.has_unmarked]
                     for one in left:
-                        one.due = (
-                            time.monotonic() + one.every_s
-                        )  # the time of the next attempt if the disk has no room now
-                        # If a writer leaves a segment after this point, the segment is sealed only after these marks:
-                        # see `wait`.
+                        # If the disk has no room now, the next attempt is made at this time.
+                        one.due = time.monotonic() + one.every_s
+                    # If a writer leaves a segment after this point, the segment is sealed only after these marks: see
+                    # `wait`.
                 writers |= {segment: writer for writer in due for segment in writer.open if segment.has_unmarked}
                 writers |= {one.segment: one.writer for one in left}
                 if writers:

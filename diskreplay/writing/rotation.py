@@ -143,7 +143,7 @@ class Preallocator:
 # _MOST_TARGETS times the rows of a full segment.
 _MOST_TARGETS = 16
 
-# The size of a segment for one episode whose length is not known yet.
+# The size of a segment for one episode whose length is not known yet: its chunks have 256 rows.
 _UNKNOWN = Size(256)
 # The minimum number of bytes of a chunk, by the number of rows of a chunk: {at least this many rows: bytes}. To create,
 # seal and delete a file takes as long as thousands of steps. A segment of few rows has no minimum. With a minimum, all

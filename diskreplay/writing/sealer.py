@@ -109,11 +109,11 @@ class Sealer:
         with self._condition:
             postponed = self._postponed
             self._postponed = {number: (info, None, full) for number, (info, _, full) in postponed.items()}
-        # Other processes may seal postponed segments when there is room.
+        # The locks are released, so that any process can seal the postponed segments when the disk has room.
         self._release([(info, lock) for info, lock, _ in postponed.values() if lock is not None])
         error, self._error = self._error, None
         if error is not None:
-            # `reason` is called again: the store may have been deleted only in part when the error was recorded.
+            # `reason` checks again whether the store was deleted: perhaps the error came while it was being deleted.
             raise self._root.reason(error)
         for _, _, full in postponed.values():
             raise full

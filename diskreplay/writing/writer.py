@@ -133,8 +133,8 @@ class BaseWriter:
     ) -> list[NDArray[Any]]:
         """Cast ``value``, the values of ``part`` ("obs", "action", ...) for several steps, to one array per leaf.
 
-        ``leading`` is the shape of the first axes, which count the steps. The checks of the store's ``validate`` are
-        made for all steps, or only for the steps ``rows`` if these indices are given.
+        Each array has the shape ``(*leading, *leaf.shape)``. The checks of the store's ``validate`` are made for all
+        steps, or only for the steps ``rows`` if these indices are given.
         """
         leaves = self._schema.cast(part, value, leading)
         if self._checks:

@@ -133,7 +133,7 @@ class DeadWriters:
                         self._remedies.set_aside(where, f"cannot be sealed: {error}")
 
     def _note_fate(self, info: SegmentInfo, fate: Fate, proof: Proof | None) -> None:
-        """Note what became of a dead writer's segment.
+        """Add an action that tells what became of a dead writer's segment.
 
         ``proof`` is not None if the segment is a copy, and the checksums in ``durable/blocks`` prove more of its steps
         than its marks do.
@@ -193,7 +193,7 @@ def _count_sealed(retention: Retention) -> None:
 def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
     """Make the unproven steps of each segment count, up to the first incomplete row of each lane; yield the actions.
 
-    A row is incomplete if its flags do not continue a sequence of episodes, or if its time is earlier than the time of
+    A row is incomplete if its flags cannot follow those of the previous row, or if its time is earlier than the time of
     the previous row. Nothing shows whether the bytes of the other unproven rows are complete, so these rows only count
     after this call. Segments of living writers are left alone.
     """

@@ -76,7 +76,7 @@ class Losses:
 def is_of_rows(info: SegmentInfo, where: str, problem: Problem) -> bool:
     """Whether a problem of the segment in the folder ``where`` may come from damaged rows.
 
-    A segment that is rebuilt from its undamaged episodes does not have such a problem.
+    Such a problem is gone when the segment has been rebuilt from its undamaged episodes.
     """
     if not info.sealed:
         return False
@@ -107,7 +107,7 @@ def is_of_table(problem: Problem, where: str) -> bool:
 def find_losses(
     info: SegmentInfo, evicted: Mapping[int, Sequence[tuple[int, int]]], *, is_table_damaged: bool
 ) -> Losses | None:
-    """Return the losses of a segment that is rebuilt; None: it cannot be rebuilt, or no damage was found.
+    """Return what a segment loses if it is rebuilt; None: it cannot be rebuilt, or no damage was found.
 
     A segment cannot be rebuilt if no step would remain, if its row counters are damaged, or if a table of a pack is
     damaged. ``evicted`` has the episodes evicted by hand: {segment number: [(position of the first step, number of
@@ -159,7 +159,7 @@ def _rows_committed(segment: Path, most: int) -> int:
 
 
 def _rows_with_flags(segment: Path) -> int:
-    """Return the size of a segment's flags, which have one byte for each row."""
+    """Return for how many rows the files of a segment have flags: each row has one byte of flags."""
     with suppress(OSError):
         return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
     return 0

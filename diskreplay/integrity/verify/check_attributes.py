@@ -59,9 +59,9 @@ class Attributes:
 class Segment:
     """A segment on disk: its folder, its attributes, and the number of rows of each lane that count as data.
 
-    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the same number for
-    the longest lane, unproven rows included; it is 0 without unproven rows. ``tables`` has the two tables of a pack, if
-    they are undamaged.
+    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the largest such
+    number of a lane with the unproven rows included, or 0 if all rows are proven. ``tables`` has the two tables of a
+    pack, if they are undamaged.
     """
 
     files: Files
@@ -145,7 +145,7 @@ class Segment:
         return found + self.lost_values(before, upto)
 
     def lost_values(self, before: Ints, upto: Ints) -> Ints:
-        """Return, for each lane, how many values of episode fields were lost with rows from ``before`` to ``upto``."""
+        """Return, for each lane, how many values of episode fields the lost rows in ``before`` to ``upto`` had."""
         found = np.zeros(self.lanes, np.int64)
         for (position, _), count in zip(self.attributes.lost, self.attributes.lost_values, strict=True):
             row, lane = divmod(position, self.lanes)
@@ -220,7 +220,7 @@ def _need(given: Any, good: Mapping[str, bool]) -> None:
 
 
 def _are_common(given: Any, lanes: int, most_rows: int) -> dict[str, bool]:
-    """Return {attribute of every segment: whether its value is possible}."""
+    """Return {name of an attribute that every segment has: whether its value is possible}."""
     claimed = given.get("claimed", [])
     wall = given["clock"]["wall"]  # the time when the rows' clock was 0, in ns since 1970
     return {
@@ -258,13 +258,15 @@ def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mappi
             raise ValueError(f"chunks of {path} have {rows!r:.40} rows, not a power of two")
         if path in compressed:
             if rows % compressed[path].rows or compressed[path].nbytes < 16 * (rows // compressed[path].rows) + 4:
-                raise ValueError(f"compressed says {compressed[path]} of {path}, whose chunk has {rows} rows")
+                raise ValueError(
+                    f"the attribute compressed has {compressed[path]} for {path}, whose chunk has {rows} rows"
+                )
         elif rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES:
             raise ValueError(f"chunks of {path} are too large")
 
 
 def _parse_packed(given: Any) -> tuple[int, int] | None:
-    """Return the numbers of segments and of lanes that were merged into a pack; None: it is not a pack."""
+    """Return how many segments and how many lanes were merged into a pack; None: it is not a pack."""
     packed = given.get("packed")
     if packed is None:
         return None
@@ -277,11 +279,11 @@ def _parse_packed(given: Any) -> tuple[int, int] | None:
 def _parse_compressed(given: Any, plan: Plan) -> dict[str, Compressed]:
     found = {path: Compressed(**how) for path, how in given.get("compressed", {}).items()}
     if found.keys() - plan.arrays.keys() or found.keys() & {layout.DONE, layout.TIME, layout.PRIORITY}:
-        raise ValueError(f"compressed names {sorted(found)!r:.80}; not all of these can be compressed")
+        raise ValueError(f"the attribute compressed lists {sorted(found)!r:.60}, which cannot all be compressed")
     for path, how in found.items():
         good = is_whole(how.rows, 1) and not how.rows & (how.rows - 1) and is_whole(how.nbytes)
         if not good or not is_whole(how.level, *layout.ZSTD_LEVELS):
-            raise ValueError(f"compressed says {how!r:.60} of {path}, which is not possible")
+            raise ValueError(f"the attribute compressed has {how!r:.60} for {path}, which is not possible")
     return found
 
 
@@ -293,16 +295,16 @@ def _parse_lost(given: Any, lanes: int) -> tuple[tuple[int, int], ...]:
     """Return (position of the first row, number of rows) of each range of lost rows."""
     ranges, steps = given.get("lost", []), given.get("steps_lost", 0)
     if not isinstance(ranges, list) or not all(_are_whole(entry, 2) and entry[1] for entry in ranges):
-        raise ValueError("lost is not a list of positions and rows")
+        raise ValueError("the attribute lost is not a list of positions and numbers of rows")
     if any(before[0] >= after[0] for before, after in pairwise(ranges)):
-        raise ValueError("lost is not in order")
+        raise ValueError("the attribute lost is not in order")
     free: dict[int, int] = {}  # {lane: the row after its last range so far}
     for position, rows in ranges:
         row, lane = divmod(position, lanes)
         if (row + rows) * lanes > layout.POSITION_MASK:
-            raise ValueError(f"lost names {rows} rows from position {position} on, more than a lane can have")
+            raise ValueError(f"the attribute lost has {rows} rows from position {position} on, too many for a lane")
         if row < free.get(lane, 0):
-            raise ValueError(f"lost names row {row} of lane {lane} twice")
+            raise ValueError(f"the attribute lost has row {row} of lane {lane} in two ranges")
         free[lane] = row + rows
     if not is_whole(steps) or steps > sum(rows for _, rows in ranges) or (given["sealed"] and steps > given["steps"]):
         raise ValueError(f"steps_lost is {steps!r:.40}, which does not fit the lost rows")
@@ -336,7 +338,7 @@ def has_marks(files: Files, folder: str) -> bool:
 
 
 def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, inode: int) -> bool:
-    """Return False for a copy of a sealed segment that has files from before the sealing."""
+    """Return False if a sealed segment is a copy with some files that were copied before the segment was sealed."""
     if not found.sealed or inode == _inode(files, folder):
         return True
     writable, missing = False, False

@@ -31,7 +31,7 @@ def proven_rows(segment: Segment) -> Ints:
 
 
 def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
-    """Return (checksums, rows of each lane) of each mark before the first invalid mark; see `_new_bytes`."""
+    """Return, of each mark before the first invalid one, its two checksums (see `_new_bytes`) and its rows per lane."""
     where = segment.inside(layout.MARKS)
     if not os.path.lexists(segment.files.path(where)):
         return []
@@ -53,11 +53,11 @@ def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
 
 
 def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, Ints]) -> list[int] | None:
-    """Return the two checksums of the rows and values from ``proven`` up to ``marked``; None: a file is not complete.
+    """Return the two checksums of the rows from ``proven`` up to ``marked``; None: a file is not complete.
 
-    ``proven`` and ``marked`` are (rows, values of episodes), as numbers per lane. The first checksum is the CRC-32C of
-    all arrays except priorities. The second is the CRC-32C of priorities, without the inversions of the register at the
-    beginning and the end, so that zeros give 0.
+    ``proven`` and ``marked`` are pairs of arrays: each lane's number of rows, and its number of rows in arrays of
+    episode fields. The first checksum is the CRC-32C of all arrays except priorities. The second is the CRC-32C of
+    priorities, without the inversions of the register at the beginning and the end, so that zeros give 0.
     """
     sums = [0, _INVERTED]
     for path in sorted(segment.plan.arrays):
@@ -81,7 +81,7 @@ def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, 
 
 
 def count_unproven(segment: Segment, proven: Ints) -> int:
-    """Return the largest possible number of steps after the proven rows, by ``committed`` and the flags."""
+    """Return how many steps may follow the proven rows, according to the counter ``committed`` and the rows' flags."""
     lanes = segment.lanes
     data = segment.files.quiet().read(segment.inside(f"{layout.COMMITTED}/c.0"), 8 * lanes, 8 * lanes)
     claimed = proven if data is None else np.maximum(np.frombuffer(data, "<i8"), proven)
@@ -89,7 +89,10 @@ def count_unproven(segment: Segment, proven: Ints) -> int:
 
 
 def _count_behind(segment: Segment, lane: int, first: int, claimed: int) -> int:
-    """Count a lane's steps from row ``first`` to row ``claimed`` or to the last flag, whichever is later."""
+    """Count a lane's steps from row ``first`` on.
+
+    All steps before row ``claimed`` count, and also later steps before the last row whose flags are not 0.
+    """
     per_chunk, at, steps, pending = segment.chunk_rows[layout.DONE], first, 0, 0
     while True:
         stop = min((at // per_chunk + 1) * per_chunk, at + BLOCK_BYTES)

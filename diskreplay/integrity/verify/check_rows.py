@@ -14,13 +14,13 @@ from diskreplay.segments.documents import layout
 
 
 def check_flags(segment: Segment) -> bool:
-    """Return whether the flags of each lane are a sequence of episodes; also check the counts of a sealed segment."""
+    """Return whether each lane's flags describe successive episodes; also check the counts of a sealed segment."""
     files, steps, values = segment.files, 0, np.zeros(segment.lanes, np.int64)
     for lane, first, before, flags, counted in blocks(segment, layout.DONE, START):
         if wrong := first_wrong(flags, before, counted):
             at = f"lane {lane + wrong[0]}, row {first + wrong[1]}"
             value = int(flags[wrong])
-            files.report("flags", segment.inside(layout.DONE), f"{at}: {value} is not part of a sequence of episodes")
+            files.report("flags", segment.inside(layout.DONE), f"{at}: no sequence of episodes has flags {value} here")
             return False
         steps += count_steps(flags, counted)
         counts = np.arange(flags.shape[1]) < counted[:, None]

@@ -168,7 +168,7 @@ def _report_unproven(segment: Segment, steps: int) -> None:
 
 
 def check_folders(segment: Segment) -> dict[str, set[int]]:
-    """Check every folder and its zarr.json; return the numbers of the existing chunks of each array with rows."""
+    """Check every folder and its zarr.json; return {array with rows: indices of its existing chunks}."""
     present: dict[str, set[int]] = {}
     bad: set[str] = set()
     for path in ("", *segment.plan.folders):

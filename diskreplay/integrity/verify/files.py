@@ -39,7 +39,7 @@ class Problem:
         - ``"metadata"``: a metadata file has impossible content
         - ``"checksum"``: bytes do not match their checksum
         - ``"counters"``: counters are impossible or disagree
-        - ``"flags"``: flags are not a sequence of episodes
+        - ``"flags"``: the flags of rows do not describe successive episodes
         - ``"times"``: a row was published before the previous one
         - ``"priority"``: a priority is negative or not finite
         - ``"episodes"``: a table of episodes disagrees with the rows

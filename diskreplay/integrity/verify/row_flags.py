@@ -1,4 +1,4 @@
-"""Checks that the flags of a lane's rows are a sequence of episodes, by each pair of successive rows."""
+"""Checks that the flags of a lane's rows describe successive episodes, by checking each pair of successive rows."""
 
 from functools import lru_cache
 

@@ -41,11 +41,11 @@ def verify(
 ) -> list[Problem]:
     """Verify a store; other processes may write to the store and evict segments meanwhile.
 
-    Checks that every file of the format is there, has its size and agrees with the schema. Also checks that counters
-    have possible values, that the flags of rows are sequences of episodes, and that the metadata of sealed segments
-    match their checksums. Steps in quarantine are problems of the kind ``"quarantine"``. Rows that are not committed
-    are not checked. An unsealed segment of a dead writer is not a problem: the next process that opens the store with
-    mode "a" seals it.
+    Checks that every file of the format is there, has the right size and agrees with the schema. Also checks that
+    counters have possible values, that the flags of rows describe successive episodes, and that the metadata of sealed
+    segments match their checksums. Steps in quarantine are problems of the kind ``"quarantine"``. Rows that are not
+    committed are not checked. An unsealed segment of a dead writer is not a problem: the next process that opens the
+    store with mode "a" seals it.
 
     The folder of the store may be moved within its file system meanwhile. ``deep``: also read every sealed chunk and
     every saved state of a sampler, and check their checksums. ``progress`` is called with the verified amount and the

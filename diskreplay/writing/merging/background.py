@@ -93,7 +93,7 @@ class BackgroundCompaction:
         thread = self._thread
         while thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(_ASK_AGAIN_S)
-            self.stop_soon()  # a child without a handler yet may have ignored SIGTERM, like its parent
+            self.stop_soon()  # a child that has no signal handler yet ignores SIGTERM if its parent does
 
     def _run(self) -> None:
         with suppress(_Stopped):
@@ -181,7 +181,7 @@ def _begin(root: Root, since: int, turn: Lock | None) -> "subprocess.Popen[bytes
     until the child ends, even if this process dies. The working directory of the child is the store's folder, even if
     the folder is moved later.
     """
-    from multiprocessing.spawn import get_executable  # programs that embed Python may set it
+    from multiprocessing.spawn import get_executable  # programs that embed Python may set the executable
 
     interpreter = get_executable()
     if not interpreter or getattr(sys, "frozen", False):
