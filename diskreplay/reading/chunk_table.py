@@ -349,8 +349,8 @@ class ChunkTable:
     def release(self, places: Ints) -> None:
         """Release the chunks at these places; the caller holds the lock.
 
-        A chunk stays in memory while a reader has an array of its rows, or a `MappingGuard` made while the table held
-        the chunk.
+        A released chunk stays in memory while a reader has an array of the chunk's rows, or a `MappingGuard` that was
+        made before the release.
         """
         bases, holder = self.bases.copy(), self.holder.copy()
         bases[places] = 0
@@ -487,7 +487,7 @@ class MappingGuard:
         self._holders = [table.holder for table in tables]
 
     def is_of(self, tables: Collection[ChunkTable]) -> bool:
-        """Return whether the tables have replaced no ``holder`` since this guard was made for them."""
+        """Return whether this guard was made for these tables, and none has replaced its ``holder`` since then."""
         return len(tables) == len(self._holders) and all(map(is_, (table.holder for table in tables), self._holders))
 
 
@@ -534,7 +534,7 @@ class ChunkTables:
         chunk_budget.share(self)
 
     def note_change(self) -> None:
-        """Replace ``held``, so that readers see that an array of a table was replaced; the caller holds the lock."""
+        """Make a new guard ``held``, which shows readers that a table has new arrays; the caller holds the lock."""
         self.held = MappingGuard(self.leaves.values())
 
     def addresses(self, leaves: Iterable[str]) -> tuple[MappingGuard, list[Addresses]]:

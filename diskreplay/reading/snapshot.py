@@ -111,7 +111,7 @@ class LaneMap:
         return places
 
     def next_rows(self, snapshot: Any, places: Ints) -> Ints:
-        """Return, for each place, the place of the same lane in the next segment that has rows of this lane, or -1."""
+        """Return, for each place, the place of the same lane in the next segment with rows of the lane; -1: none."""
         found = self.following[places]
         while True:
             found[found >= len(snapshot.committed)] = -1  # these segments are newer than the snapshot

@@ -122,7 +122,8 @@ class DeadWriters:
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
         """Move the segments that could not be sealed to quarantine.
 
-        These segments have no durable row: damage of durable rows is found by `verify`, and repaired before this call.
+        These segments have no durable row: a segment with damaged durable rows was repaired before this call, because
+        `verify` has reported it.
         """
         with held_lock(self._remedies.store.lock_path):
             for info in unsealed:
