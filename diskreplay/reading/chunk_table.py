@@ -183,7 +183,7 @@ class ChunkTable:
             return
         chunk = row >> int(self.shift[folder])
         if 0 < chunk <= int(self.chunks[folder]):
-            before = self._place(folder, chunk - 1)  # this is read before `bases`: see `_extend`
+            before = self._place(folder, chunk - 1)  # the place is read before `bases`: see `_extend`
             if self.bases[before]:
                 with suppress(ReplayError, OSError):  # the error is raised again if a caller needs the chunk
                     self.ensure(*np.array([[slot], [0], [row], [row]]))

@@ -28,7 +28,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents.layout import LEAST_PRIORITY, PRIORITY, TIME
 from diskreplay.segments.episode_table import add_rewards
 
-ENDS_SHOWN = 5  # a notebook shows this many episodes from the start of a long list, and from its end
+ENDS_SHOWN = 5  # a notebook shows the first 5 and the last 5 episodes of a long list
 
 
 def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -210,8 +210,9 @@ class Episode:
     def __getitem__(self, name: str) -> Any:
         """Return a field by name.
 
-        A field of the steps is ``(T, ...)``. An episode field is ``(...)``, or None if the episode was given no values.
-        A store does not record which episode fields were given. If some fields were given, the other fields are zeros.
+        A field of the steps has the shape ``(T, ...)``. An episode field has one value, or is None if the episode was
+        given no values. A store does not record which episode fields were given. If some episode fields were given, the
+        other episode fields are zeros.
 
         "priority" is the priority that each step was appended with, ``(T,)`` float64. It is NaN for a step without a
         priority.

@@ -149,8 +149,8 @@ class FollowedRows:
 
         If a limit hides the episodes of these segments, the episodes stay in the log until half of the log belongs to
         segments that are gone: every sampler starts over whenever the log is shortened. If no limit hides the episodes,
-        they are removed at once. A reader that opens the store now does not find these episodes, and all readers must
-        agree.
+        they are removed at once, because a reader that opens the store now does not find these episodes, and all
+        readers must have the same episodes.
         """
         if not slots:
             return

@@ -95,7 +95,7 @@ class Follower:
     def refresh(self) -> tuple[Snapshot, int]:
         """Take a new snapshot; return it, and the number of steps that were added since the last snapshot.
 
-        Steps that were evicted or hidden since then are not subtracted from this number.
+        Steps that were evicted or hidden since the last snapshot are not subtracted from this number.
         """
         with self._lock:
             try:
@@ -138,13 +138,13 @@ class _Generation:
     ) -> None:
         self._root, self._counters, self.known = root, counters, known
         self._words = counters.read()
-        # Limits hide single steps, in the order of their publication. A store without a limit may have hidden steps of
-        # an earlier limit, which stay hidden. In other stores without a limit, the follower reads no times.
+        # A limit hides single steps, in the order of their publication, so the follower reads the times of rows. It
+        # also reads times if an earlier limit has hidden steps, which stay hidden. In all other stores, it reads none.
         self._limits = replace(root.limits)
         self._is_timed = self._limits.are_set or bool(self._words[[layout.FRONTIER, layout.HORIZON]].any())
         self._raw = b""
-        self._until = 0  # all steps published before this time are hidden, as the counters of the store say
-        self._clock = this_clock()  # later, the clock of the newest segment written since the machine's boot
+        self._until = 0  # the counters of the store say that all steps published before this time are hidden
+        self._clock = this_clock()  # `_add_segments` sets the clock of the newest segment written since the boot
         self._next_check_at = 0.0
         self.rows = FollowedRows(root, counters, known, kernel(self.kernel_name), number, self._is_timed)
         self.update(force=True)

@@ -255,8 +255,8 @@ class KnownSegments:
     def find_packs(self, infos: list[SegmentInfo | None]) -> list[Pack]:
         """Return the packs among new segments, lowest number first.
 
-        ``infos`` has the attributes of the segments after the last known one. In ``infos``, the call replaces packs and
-        their segments by None.
+        ``infos`` has the attributes of the segments after the last known segment. In ``infos``, the call replaces packs
+        and their segments by None.
 
         Raises
         ------

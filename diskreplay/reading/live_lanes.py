@@ -226,7 +226,7 @@ class LiveSegment:
     def read(self, before: Ints) -> tuple[Ints, Ints]:
         """Return the numbers of complete rows, and of rows with an observation, of each lane.
 
-        ``before`` has the numbers of complete rows from the last call: they never decrease.
+        ``before`` has the numbers of complete rows from the last call: a lower number now is an error.
         """
         # `observed` must be read first. If `observed` is one more than `committed`, the extra row is the row after the
         # complete rows.

@@ -1,4 +1,4 @@
-"""Snapshots, the rows and episodes of all lanes at one moment, and maps of a writer's lanes across segments."""
+"""Snapshots (the rows and episodes of all lanes at one moment), and maps of a writer's lanes across segments."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

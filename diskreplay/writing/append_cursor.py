@@ -11,8 +11,8 @@ from diskreplay.segments.documents import layout
 from diskreplay.segments.files.machine import CLOCK
 from diskreplay.segments.segment_writer import SegmentWriter
 
-# The values of a step, one per leaf of the schema (a field, or a part of a nested field): bytes for an observation or
-# an array, a number for any other scalar.
+# The values of a step, one per leaf of the schema (a field, or a part of a nested field): bytes for an array or any
+# part of the observation, a number for a scalar of the other fields.
 Items = list[Any]
 # The values of the schema's episode fields for one episode, by the path of the leaf.
 EpisodeItems = Mapping[str, Any]

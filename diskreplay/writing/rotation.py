@@ -151,7 +151,7 @@ _UNKNOWN = Size(256)
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
 # If a quarter of the newest segment was filled in less than this many seconds, the next segment is not made in the
-# background. The next segment would be ready only after the newest segment is full.
+# background: it would not be ready before the newest segment is full.
 LEAST_QUARTER_S = 0.05
 
 

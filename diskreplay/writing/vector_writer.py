@@ -156,7 +156,7 @@ class _ArrayLane(Lane):
 
     @pending.setter
     def pending(self, value: list[bytes] | None) -> None:
-        # `pending` is only set to None here. `LaneArrays.keep_next_obs` sets observations, for many lanes at once.
+        # This setter only accepts None: `LaneArrays.keep_next_obs` sets the observations of many lanes at once.
         assert value is None
         self._arrays.known[self.number] = self._arrays.steady = False
 
@@ -211,7 +211,7 @@ class VectorSteps:
 
     def _last_ids_in(self, segment: SegmentWriter, lanes: Ints | None) -> Ints:
         at = self._places(lanes)
-        ids, count = segment.rows_of(at), len(segment.info.lanes)  # `ids` has the rows after the newest steps now
+        ids, count = segment.rows_of(at), len(segment.info.lanes)  # at first, `ids` has each lane's number of rows
         nowhere = None
         if not self._state.steady:
             is_open = self._state.open if lanes is None else self._state.open[lanes]

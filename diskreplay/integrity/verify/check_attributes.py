@@ -396,7 +396,8 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
     values: dict[str, NDArray[np.int64]] = {}
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None
-    # A writer increases `committed` before the other counters. So `committed`, if read last, is not less than they are.
+    # A writer increases `committed` before the other counters. So `committed` is read last: it is then at least as
+    # large as the others.
     for name in (layout.DURABLE, layout.OBSERVED, layout.COMMITTED):
         data = files.read(f"{folder}/{name}/c.0", 8 * lanes, 8 * lanes)
         if data is None:

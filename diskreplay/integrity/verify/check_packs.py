@@ -88,7 +88,8 @@ def check_indexes(segment: Segment) -> None:
 def check_runs(segment: Segment, tables: Tables) -> None:
     """Check that each lane of a pack begins with an episode, and that the pack's rows fit its tables.
 
-    The numbers of steps and of values of episode fields are compared. Lost rows must lie within one lane.
+    The numbers of steps and of values of episode fields in the tables are compared with the rows. Each range of lost
+    rows must lie within one lane.
     """
     files, done = segment.files, segment.inside(layout.DONE)
     (steps, values), counted = np.zeros((2, len(tables.runs)), np.int64), tables.runs[:, 1] > 0
@@ -138,7 +139,7 @@ def _check_steps(segment: Segment, tables: Tables, steps: NDArray[np.int64], is_
 def check_evicted_members(
     segment: Segment, tables: Tables, number: int, evicted: Mapping[int, list[tuple[int, int]]]
 ) -> None:
-    """Check that each eviction by hand from a segment in the pack is of an episode.
+    """Check that each eviction by hand from a segment in the pack has evicted one whole episode.
 
     ``evicted`` is {segment number: [(position of the first step, number of steps)]}. ``number`` is the number of the
     pack.

@@ -74,7 +74,7 @@ def verify_segment(
 
 
 def verify_folder(root: str, where: str, number: int, plan: Plan, evicted: EntriesBySegment) -> list[Problem]:
-    """Return the problems of a segment that no process changes, checksums included."""
+    """Return the problems of a segment that no process changes; all checksums are checked."""
     files = Files(root)
     _verify_once(files, where, number, plan, True, evicted)
     return files.problems
@@ -161,7 +161,7 @@ def _report_unproven(segment: Segment, steps: int) -> None:
     detail = f"up to {steps} steps of writer {segment.attributes.writer} after the last mark that matches do not count"
     if segment.attributes.was_sealed:
         detail += ", unless checksums of blocks prove them: files do not match their checksums"
-    segment.files.report("unproven", segment.where, f"{detail}; repair --salvage adds whole ones")
+    segment.files.report("unproven", segment.where, f"{detail}; repair --salvage adds those that are whole")
 
 
 # --- folders of a segment: zarr.json and chunk files, and unexpected files --------------------------------------------
@@ -259,7 +259,8 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
         return array_mismatch(document, array, 2) or other
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
     if segment.attributes.claimed or not (segment.attributes.sealed or segment.attributes.in_place):
-        # A chunk may have unproven rows only. A power failure may have lost a newer zarr.json with a longer shape.
+        # The last chunks may have only unproven rows. A power failure may have lost a newer zarr.json with a longer
+        # shape.
         covered = longest
     return f"has {length} rows, but its chunks have {covered}" if length < covered else None
 

@@ -34,7 +34,7 @@ class Stopped(Exception):
 
 
 class Pace:
-    """The pace of the process: a call sleeps if a rest is due, and raises Stopped if the process has to stop.
+    """An object whose call sleeps if a rest is due, and raises Stopped if the process has to stop.
 
     The process has to stop after a call of `stop`, or when the process with the id ``parent`` is gone. ``since`` is the
     value of the counter `layout.NEXT_SEGMENT` at the parent's last check.
@@ -91,7 +91,7 @@ def main(uuid: str, parent: str, since: str) -> bool:
 
 if __name__ == "__main__":
     has_merged = False
-    # If the disk is full, another process holds a lock or the store was deleted, a later child process tries again.
+    # A later child process tries again after an error, for example if the disk is full or a lock is taken.
     with suppress(Stopped, ReplayError, OSError):
         has_merged = main(*sys.argv[1:])
     sys.exit(MERGED if has_merged else 0)
