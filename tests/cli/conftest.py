@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli import main as commands
 from tests.testing.commands import main
 
 # Of the store of the fixture `small`.
@@ -163,9 +162,6 @@ def info() -> dict[str, Any]:
         "bytes_apparent": 13_000_000_000,
         "holes": 654_321_099,
     }
-
-
-COMMANDS = tuple(command.__name__.removesuffix("_store") for command in commands.COMMANDS)
 
 
 def on_a_terminal(question: bytes, answer: bytes, *arguments: object) -> tuple[int, bytes, bytes]:

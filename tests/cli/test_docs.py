@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import diskreplay
-from tests.cli.conftest import COMMANDS, write_small
+from tests.cli.conftest import write_small
+from tests.testing.commands import COMMANDS
 
 ROOT = Path(diskreplay.__file__).parents[1]
 PAGE = (ROOT / "docs/cli.md").read_text()

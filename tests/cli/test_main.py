@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import diskreplay as dr
-from tests.cli.conftest import COMMANDS
+from tests.testing.commands import COMMANDS
 
 COMMAND = [sys.executable, "-m", "diskreplay"]
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from tests.cli.conftest import COMMANDS, EPISODES
+from tests.cli.conftest import EPISODES
+from tests.testing.commands import COMMANDS
 
 SCHEMA = dr.Schema(
     obs={"image": dr.Field((4, 4), "uint8"), "state": dr.Field((2,), "float32")},
