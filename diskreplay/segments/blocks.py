@@ -1,7 +1,8 @@
-"""Checksums of the blocks of sealed chunk files: if a block is damaged, only its rows are lost, not the whole segment.
+"""Checksums of the blocks of sealed chunk files: a damaged block loses only its own rows, not the whole segment.
 
-docs/format.md describes the file ``durable/blocks``. Each CRC-32C in it is XORed with the CRC-32C of a block of zeros,
-so the file has holes where the chunk files have holes.
+A block is a part of a chunk file with its own checksum. docs/format.md describes the file ``durable/blocks``, which
+stores these checksums. Each CRC-32C in this file is XORed with the CRC-32C of a block of zeros. The entry of a block of
+zeros is therefore 0, so this file can have holes where the chunk files have holes.
 """
 
 import os
@@ -87,13 +88,13 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
                 crc32c(part.data[i : min(i + block, count)]) for i in range(0, count, block)
             ]
             crc, at, done = crc32c(part.data, crc), at + count, done + count
-    # `crc` has the bytes that were read. If no hole was skipped, this is the checksum of all bytes before `at`, and the
-    # slower `combine` is not needed.
+    # `crc` is the checksum of the bytes that were read. If no hole was skipped, these are all bytes before `at`, and
+    # the slower `combine` is not needed.
     crc = crc if done == at else combine(sums[: -(-at // block)], at, block)
     return sums, with_zeros(crc, size - at)
 
 
-# --- the stored form -------------------------------------------------------------------------------------------------
+# --- checksums as `durable/blocks` stores them -----------------------------------------------------------------------
 
 
 def stored(sums: Sums, size: int, block: int) -> bytes:
@@ -117,16 +118,17 @@ def _of_zeros(size: int, block: int) -> Sums:
 def combine(sums: Sums, size: int, block: int) -> int:
     """Return the checksum of a file of ``size`` bytes from the checksums of its blocks.
 
-    The checksum of A + B is the XOR of two numbers: the checksum of B, and the checksum of A multiplied by `_zeros` of
-    ``len(B)``.
+    The checksum of the bytes A followed by the bytes B is the XOR of two numbers: the checksum of B, and the product
+    (see `_multiply`) of ``_zeros(len(B))`` and the checksum of A.
     """
     if len(sums) < 2:
         return int(sums.sum())
-    # Neighbours are combined in pairs until one checksum is left. The file's last block may be shorter than the others.
+    # The checksums of neighbouring blocks are combined in pairs until one checksum is left. The file's last block may
+    # be shorter than the others, so its checksum is combined at the end.
     values, zeros = sums[:-1], _zeros(block)
     while len(values) > 1:
         if len(values) % 2:
-            values = np.concatenate([np.zeros(1, np.uint32), values])  # with an empty block in front
+            values = np.concatenate([np.zeros(1, np.uint32), values])  # an empty block in front makes their number even
         values = _multiply(zeros, values[0::2]) ^ values[1::2]
         zeros = _multiply(zeros, zeros)
     last = _zeros(size - (len(sums) - 1) * block)
@@ -145,7 +147,7 @@ def _sum_of_zeros(nbytes: int) -> int:
 
 @lru_cache(maxsize=64)
 def _zeros(nbytes: int) -> int:
-    """Return x to the power of 8 * ``nbytes``: multiplying CRC-32C's register by it appends ``nbytes`` zeros."""
+    """Return the polynomial x**(8 * nbytes): its product with a register of CRC-32C has ``nbytes`` more zeros."""
     product = 1 << 31  # the polynomial 1, with its bits reversed
     for bit in range(nbytes.bit_length()):
         if nbytes >> bit & 1:

@@ -5,9 +5,8 @@ the episodes of these rows are lost. A compressed array has a checksum for each 
 instead of for each block. A step with a damaged initial priority is not lost: the priority becomes 0, which means "not
 given".
 
-Damaged flags hide where episodes begin. Each range of damaged flags makes a range of rows lost. This range of rows
-begins with the first row of the episode that reaches the first damaged flag. It ends before the next row that is known
-to begin an episode.
+Damaged flags hide where episodes begin. For each range of damaged flags, a range of rows is lost. The lost range begins
+at the last known start of an episode up to the first damaged flag, and ends before the next known start of an episode.
 """
 
 import os
@@ -38,7 +37,7 @@ _ENDED = layout.TERMINATED | layout.TRUNCATED
 
 @dataclass
 class Damage:
-    """The damage of a segment. A range is (first item, item after the last).
+    """The damage of a segment. A range of bytes, rows or values is (first, stop), and ends before ``stop``.
 
     ``parts`` maps the name of each damaged chunk file to its damaged ranges of bytes. ``lost`` maps each lane to its
     lost ranges of rows, including rows that the segment already records as lost; ``more`` has only the newly lost rows.
@@ -138,7 +137,7 @@ class _Search:
         return damage
 
     def _damaged_rows(self, damage: Damage) -> tuple[RangesByLane, RangesByLane, RangesByLane]:
-        """Return {lane: ranges} of damaged rows, of rows with damaged flags, and of damaged episode values."""
+        """Return three dicts of ranges by lane: damaged rows, rows with damaged flags, and damaged episode values."""
         damaged: RangesByLane = {}
         unknown: RangesByLane = {}
         damaged_values: RangesByLane = {}
@@ -332,9 +331,9 @@ class _Search:
     ) -> tuple[list[Range], list[Range]]:
         """Take an evicted or discarded episode out of the lost rows, because readers hide its rows in any case.
 
-        Return the remaining ranges of lost rows, and a list. If some flags of the episode are damaged, its flags are
-        replaced, and the list has the episode's range. If all flags are intact, the list is empty. ``unknown`` has the
-        ranges of rows with damaged flags.
+        Return two lists: the remaining ranges of lost rows, and the ranges of rows whose flags are replaced. The second
+        list has the episode's range if some flags of the episode are damaged, and is empty if all are intact.
+        ``unknown`` has the ranges of rows with damaged flags.
         """
         first, stop = episode
         if not any(a <= first and stop <= b for a, b in lost):
@@ -352,8 +351,8 @@ class _Search:
 class _Values:
     """Knows which rows of a lane have episode values, and where each row's values are among the lane's values.
 
-    ``rows`` has the rows with values whose flags are intact. ``gone`` has (first row, number of values) of each range
-    of rows that earlier damage took. ``holes`` has the ranges of rows with damaged flags. The lane has ``total``
+    ``rows`` has the rows that have values and intact flags. ``gone`` has (first row, number of values) of each range of
+    rows that was lost to earlier damage. ``holes`` has the ranges of rows with damaged flags. The lane has ``total``
     values. Values that belong neither to ``rows`` nor to ``gone`` belong to rows in ``holes``. With several ranges in
     ``holes``, it is unknown to which rows the values between the first and the last range belong.
     """
@@ -387,9 +386,9 @@ class _Values:
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
         """Return the range of values of each range in ``lost``, and the row after each rewritten episode with values.
 
-        ``rewritten`` has the ranges of rows of evicted and discarded episodes whose flags are replaced. Values of
-        unknown rows count for the first lost range with damaged flags, or for rewritten episodes if there is no such
-        range. A rewritten episode keeps its flag `EPISODE_VALUES` if this flag is intact.
+        ``rewritten`` has the ranges of rows of evicted and discarded episodes whose flags are replaced. Values whose
+        rows are unknown are counted in the first lost range with damaged flags, or in rewritten episodes if there is no
+        such range. A rewritten episode keeps its flag `EPISODE_VALUES` if this flag is intact.
         """
         known = [self._rows[(self._rows >= first) & (self._rows < stop)] for first, stop in lost]
         counts = [

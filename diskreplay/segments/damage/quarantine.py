@@ -55,8 +55,8 @@ class Quarantined:
     path : str
         The entry's original path, relative to the store.
     rebuilt : bool
-        Whether a new segment, rebuilt from the intact rows, has taken the place of this segment. In that case, all
-        steps of the original count as inserted in the new segment, and not in this entry.
+        Whether a new segment, rebuilt from the intact rows, has taken the place of this segment. In that case, the
+        store counts all steps of this segment as inserted with the new segment, and none with this entry.
     """
 
     segment: int | None
@@ -81,9 +81,9 @@ def move_aside(
 ) -> str:
     """Move a file or folder of a store into quarantine; return its new path. The caller holds the store lock.
 
-    ``where`` is the path to move, relative to the store. ``steps`` is the number of its steps that are nowhere else in
-    the store. If ``steps`` is None, the steps of a segment are counted from its files, and anything else has no steps.
-    ``rebuilt`` tells whether a rebuilt segment takes the place of the moved segment.
+    ``where`` is the path to move, relative to the store. ``steps`` is the number of steps in it that are nowhere else
+    in the store. If ``steps`` is None, the steps of a segment are counted from its files, and anything else has no
+    steps. ``rebuilt`` tells whether a rebuilt segment takes the place of the moved segment.
     """
     if where == QUARANTINE:  # a link or a file has the name of the quarantine's folder
         there = _free((root / where).with_name(".quarantine"))
@@ -311,14 +311,14 @@ def take_out(root: Path, entry: Quarantined) -> str:
     """Move a segment out of quarantine to be deleted; return its new path.
 
     The caller holds the store lock, and deletes the folder after releasing the lock. The steps of the segment count as
-    evicted from this call on, because the counts of limiters must not decrease.
+    evicted from this call on, so that the number of inserted steps does not decrease.
     """
     path = root / entry.where
     counters = _counters(root)
     evicted = counters.evicted_after(entry.inserted)
     gone = removed_path(root / layout.COUNTERS, entry.segment or 0, evicted)
     shutil.rmtree(gone, ignore_errors=True)
-    # The record is removed first: the steps of a record without an entry would be counted as evicted again.
+    # The record is removed first: if a crash left it without its entry, the steps would be counted as evicted again.
     _record_path(path).unlink(missing_ok=True)
     os.rename(path, gone)
     sync_folder(path.parent)
@@ -333,8 +333,8 @@ def take_out(root: Path, entry: Quarantined) -> str:
 def claimed_steps(segment: Path) -> int | None:
     """Return the number of steps in the rows that a segment's counters claim; None: they cannot be counted.
 
-    The segment's zarr.json is not read. Only steps with an existing flag are counted, so that a damaged counter cannot
-    add steps that never existed.
+    The segment's zarr.json is not read. Rows without a chunk file of flags are not counted, so that a damaged counter
+    cannot add steps that never existed.
     """
     try:
         rows, chunks = _claimed_rows(segment), 1
@@ -352,7 +352,8 @@ def _claimed_rows(segment: Path) -> NDArray[np.int64]:
     error: Exception = ValueError("no counter")
     for name in (layout.COMMITTED, layout.DURABLE, layout.OBSERVED):
         try:
-            # One byte more than the maximum is read, so the data of a file that is too long are no multiple of 8 bytes.
+            # One byte more than the maximum is read: of a file that is too long, this is no multiple of 8 bytes, and is
+            # refused.
             data = read_regular(f"{segment}/{name}/c.0", None, 8 * layout.MAX_LANES + 1)
         except (OSError, FormatError) as reason:
             error = reason

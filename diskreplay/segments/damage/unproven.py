@@ -78,12 +78,13 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
     claimed = np.maximum(rows, claimed_rows(info, rows))
     folder = f"{info.path}/{layout.DURABLE}"
     if (claimed > rows).any():
-        # The counters are overwritten below, so the claimed rows are saved in a file.
+        # The counters are overwritten below, so the numbers of claimed rows are saved in a file before.
         write_file(f"{folder}/{_CLAIMED}", claimed.tobytes())
         sync_file(f"{folder}/{_CLAIMED}")
         sync_folder(folder)
     if read_as_sealed(info) is not None:
-        # Once the chunks are write-protected, only zarr.json shows that the segment is not completely sealed.
+        # From the write protection of the chunks to the end of the sealing, only zarr.json shows that the segment is
+        # unsealed.
         write_unsealed(info)
     cut_marks(str(info.path), len(info.lanes), proven)
     for name in layout.LANE_COUNTERS:
@@ -107,7 +108,8 @@ def _restore_counter(folder: str, rows: Ints) -> None:
 def claimed_rows(info: SegmentInfo, least: Ints) -> Ints:
     """Return, for each lane, the number of rows that have files and may hold steps; at least ``least[lane]``.
 
-    Counters claim rows, and nonzero flags do too: a power loss may leave a counter that is older than the rows.
+    Rows up to a counter, or up to the last nonzero flag, may hold steps: after a power loss, a counter may be older
+    than the rows.
     """
     lanes, folder = len(info.lanes), str(info.path)
     present = rows_with_files(info)
@@ -139,8 +141,8 @@ def rows_with_files(info: SegmentInfo) -> int:
                 chunk += 1
         (values if array.is_of_episodes else rows).append(chunk * info.chunk_rows[leaf])
     least = min(rows)
-    # Flags tell which rows have values. Most rows have no values, so flags are read only if the files have room for
-    # fewer values than rows.
+    # Flags tell which rows have values. If the files have room for a value in each of these rows, the flags need not be
+    # read.
     return rows_with_values(info, least, min(values)) if min(values, default=least) < least else least
 
 

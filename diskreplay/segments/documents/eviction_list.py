@@ -3,7 +3,7 @@
 A user may evict episodes to free a full disk, so the chunks for the next entries are written in advance.
 
 The folder of an evicted segment gets a name with the new count of evicted steps. If the process dies before it sets the
-counter, the next process that opens the store sets the counter from this name.
+store's counter of evicted steps, the next process that opens the store sets this counter from the name.
 """
 
 import os
@@ -96,11 +96,12 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
                 os.fdatasync(fd)
             entries = entries[count:]
         sync_folder(folder)
-    # Once the entries are published, the capacity counts fewer steps, and would show hidden steps.
+    # Without this call, publishing the entries would show hidden steps again, because the capacity then counts fewer
+    # steps.
     keep_hidden(counters, hidden_before)
     counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()
-    with suppress(ReplayError, OSError):  # the eviction is done; the next process that opens the store tries again
+    with suppress(ReplayError, OSError):  # the eviction is done; the next process that opens the store reserves again
         reserve(root, stop)
 
 
@@ -116,7 +117,7 @@ def has_reserve(root: Root, entries: int) -> bool:
 
 
 def reserve(root: Root, entries: int) -> None:
-    """Write chunks for at least `ROWS` more entries than the existing ``entries``. The caller holds the store lock.
+    """Write chunks for at least `ROWS` entries after the ``entries`` existing ones. The caller holds the store lock.
 
     Raises StorageFull if the disk has no room. Raises FormatError if the chunk of the last existing entry is missing.
     """
@@ -148,7 +149,7 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
     rows, document = _rows(root)
     if rows < count:
         write_atomic(path, dump({**document, "shape": [chunks * ROWS, 2]}), synced=True)
-    # Only the last chunks can be missing.
+    # If a chunk exists, all chunks before it exist too.
     for chunk in range(chunks - 1, -1, -1):
         name = f"{folder}/c.{chunk}.0"
         if os.path.exists(name):
@@ -196,8 +197,8 @@ def destroy(root: Root, gone: Sequence[str]) -> None:
     """Delete the folders ``gone``. No store lock is needed: several processes may delete the same folder."""
     if not gone:
         return
-    # The renames are synced before: after a power loss, a segment must not be back at its old path without some of its
-    # files. If the sync fails, the folders are deleted all the same, because a full disk needs the room.
+    # The renames are synced before the deletion: after a power loss, a segment must not be back at its old path without
+    # some of its files. If the sync fails, the folders are deleted all the same, because a full disk needs the room.
     with suppress(OSError):
         sync_folder(root.segments_folder)
     for path in gone:

@@ -47,7 +47,7 @@ MARKS = f"{DURABLE}/marks"
 LOCK = "lock"
 # The two int64 tables of a pack: MEMBERS has a line for each merged segment, RUNS a line for each lane of them.
 PACK_TABLES = MEMBERS, RUNS = "members", "runs"
-# The chunks of a pack have room for this many rows after the last one, because flags are read in words of 8 bytes.
+# The chunks of a pack have room for this many rows after the last row, because flags are read in words of 8 bytes.
 ROWS_BEHIND = 8
 TABLES_COPY = f"{DURABLE}/tables"  # a copy of both tables, concatenated
 INDEXES_COPY = f"{DURABLE}/indexes"  # a copy of the indexes of compressed arrays, concatenated
@@ -65,7 +65,8 @@ MOST_TABLE_ROWS = 1 << 25
 EPISODE_FOLDERS = EPISODES, *(f"{EPISODES}/{name}" for name in EPISODE_COLUMNS)
 COMPACTIONS = AUTO, MANUAL = "auto", "manual"  # whether writers merge segments in the background
 ZSTD_LEVELS = 1, 22
-VALUES = "episode"  # the group of the episode fields: their arrays have one row for each row with EPISODE_VALUES
+# The group of the episode fields: their arrays have one row for each row of a lane with the flag EPISODE_VALUES.
+VALUES = "episode"
 PACKS, ZSTD = "packs", "zstd"  # names of features, in `requires` of segments
 EPISODE_TABLES = "episode-tables"  # a feature that the root requires
 DISCARDS = "discards"  # a feature that roots required before the format was released
@@ -109,10 +110,10 @@ MAX_LANES = 1 << 20
 EVICTION_ROWS = 4096  # the number of entries in a chunk of evictions/
 LIMITER_SLOTS = 64
 # With more than CLOSE_LANES lanes, chunks have fewer rows (CLOSE_ROWS for all lanes together, but at least
-# LEAST_CLOSE_ROWS per lane), so that lanes share pages. In larger chunks, one step of all lanes would be written to a
-# page per lane, in every field.
+# LEAST_CLOSE_ROWS per lane), so that lanes share pages. In larger chunks, writing one step of all lanes would touch a
+# page per lane in every field.
 CLOSE_LANES, CLOSE_ROWS, LEAST_CLOSE_ROWS = 512, 1 << 17, 16
-# Rows of at least this size are written by position, because the first write to a page through a mapping takes three
+# Rows of at least this size are written with pwrite, because the first write to a page through a mapping takes three
 # times as long.
 WIDE_ROW_BYTES = 4096
 
@@ -193,9 +194,9 @@ def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES)
 
 
 def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, least_bytes: int) -> int:
-    """Return the number of rows of each lane in a chunk file: the largest power of two that fits ``chunk_bytes``.
+    """Return the number of rows of each lane in a chunk file: a power of two, as large as ``chunk_bytes`` allows.
 
-    The result is at most ``most_rows``, or the number of rows that fit ``least_bytes`` if this number is larger.
+    The result is at most ``most_rows``, or the number of rows that fit into ``least_bytes`` if this number is larger.
     """
     row_of_lanes = max(1, lanes * row_bytes)
     of_least_bytes = floor_power_of_two(least_bytes // row_of_lanes)
@@ -237,6 +238,7 @@ def target_rows(
 def most_lane_rows(lanes: int) -> int:
     """Return the number of rows of one lane at which a segment is full, even if its other lanes have fewer rows.
 
-    A full segment may get many more rows, so the result is a 64th of the number of rows whose positions fit into ids.
+    Episodes that are open when the segment is full may add many more rows. So the result is a 64th of the number of
+    rows whose positions fit into ids.
     """
     return max(1, (POSITION_MASK // lanes) // 64)

@@ -46,7 +46,8 @@ def open_slots(root: Root, name: str) -> Counters:
     """Open a limiter's array of slots, (64,) int64, for writing; a missing array is created as zeros.
 
     The sum of the slots is the number of steps drawn. A process adds to a slot while it holds the lock at `slots_lock`,
-    and slots never decrease. Raises StorageFull if the disk has no room, FormatError if the folder is not a limiter's.
+    and slots never decrease. Raises StorageFull if the disk has no room, FormatError if the limiter's folder or array
+    is damaged.
     """
     folder = root.folder / layout.LIMITERS / name
     if folder.is_symlink():
@@ -110,7 +111,7 @@ class Inserted(NamedTuple):
 class SegmentCount(NamedTuple):
     """The steps committed to a segment or pack, and how many of them were evicted by hand or lost to damage.
 
-    ``members`` has the numbers of the segments in a pack, or the segment's own number.
+    ``members`` has the numbers of the segments in a pack; for a segment that is no pack, only its own number.
     """
 
     inserted: int
@@ -120,7 +121,7 @@ class SegmentCount(NamedTuple):
 
 
 RowsOf = Callable[[int], NDArray[np.int64] | None]
-"""Returns, for a segment's number, the number of rows of each lane to count; None: all committed rows."""
+"""A function of a segment's number: it returns how many rows of each lane to count; None: all committed rows."""
 
 
 def _all_rows(number: int) -> None:
@@ -171,7 +172,7 @@ class StepCounter:
                 if is_rearranged:
                     self._changes = int(words[layout.CHANGES])
                     self._begin()
-                if is_rearranged or self._evicted > counted:  # one of the removed segments may come from quarantine
+                if is_rearranged or self._evicted > counted:  # a removed segment may have been in quarantine
                     self._aside = sum(e.inserted for e in read_quarantine(self._root.folder) if e.segment is not None)
                 self._read_segments(int(words[layout.NEXT_SEGMENT]))
                 self._read_evictions(int(words[layout.EVICTION_ENTRIES]))
@@ -183,7 +184,7 @@ class StepCounter:
             ever = held + self._evicted + self._aside
             if ever >= self._ever and self._raw == raw == self._counters.raw():
                 break
-            # A segment that was moved away or merged meanwhile may be missing in the count.
+            # Count again: a segment that was moved away or merged meanwhile may be missing in the count.
             time.sleep(_PAUSE_S)
         self._ever = max(self._ever, ever)
         return Inserted(self._ever, max(0, held - sum(self._by_hand.values()) - sum(self._lost.values())))

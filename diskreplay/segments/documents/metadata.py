@@ -1,7 +1,7 @@
 """The zarr metadata of stores and segments; a document is the JSON object in a zarr.json file.
 
-New segments get copies of templates in the root's attributes, with their shapes filled in. That is 15 times as fast as
-making documents with zarr-python, which a collecting process need not import.
+The documents of a new segment are copies of templates in the root's attributes, with the segment's shapes filled in.
+This is 15 times as fast as making documents with zarr-python, and a collecting process need not import zarr-python.
 """
 
 import json
@@ -117,7 +117,7 @@ class RowArray:
 
     @computed_once
     def _text(self) -> str:
-        """The array's zarr.json with placeholders for its shape and chunk shape, computed when a segment is made."""
+        """The array's zarr.json with placeholders for its shape and chunk shape, made when it is first needed."""
         return dump(shaped(self.template, _SHAPE, _CHUNK_SHAPE)).decode()
 
     def document(self, lanes: int, rows: int, chunk_rows: int) -> bytes:
@@ -130,10 +130,10 @@ class RowArray:
 class Blueprint:
     """The zarr metadata of the groups and arrays that every segment of a store has, except for the shapes.
 
-    A blueprint is immutable, and is made once per store, because a store may have a segment for each episode.
-    ``arrays`` has the arrays with rows, by path. ``counters`` has the paths of arrays with one number per lane, and
-    ``paths`` the paths of all folders below a segment, parents first. Segments with initial priorities use the
-    blueprint `with_priority`.
+    A blueprint is immutable, and is made once per store: a store may have a segment for each episode, and making a
+    blueprint for each segment would take too long. ``arrays`` has the arrays with rows, by path. ``counters`` has the
+    paths of arrays with one number per lane, and ``paths`` the paths of all folders below a segment, parents first.
+    Segments with initial priorities use the blueprint `with_priority`.
     """
 
     def __init__(
@@ -164,7 +164,8 @@ class Blueprint:
     def with_priority(self) -> "Blueprint":
         """The same blueprint with an array of initial priorities.
 
-        The root does not have this array, so the stores of earlier releases can get it too.
+        The metadata of this array is made from that of the array ``time``, because ``segment_metadata`` in a root's
+        zarr.json does not have it.
         """
         document = {**self._templates[layout.TIME], "data_type": "float64", "fill_value": 0.0}
         return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)
@@ -175,7 +176,7 @@ class Blueprint:
     def of_pack(self, members: int, runs: int, codecs: Mapping[str, Any]) -> "Blueprint":
         """Return the blueprint of a pack; ``codecs`` has the codecs of compressed arrays, by path.
 
-        ``members`` is the number of merged segments, and ``runs`` the number of all their lanes.
+        ``members`` is the number of merged segments, and ``runs`` the number of lanes of all these segments.
         """
         documents = {path: {**self._templates[path], "codecs": codec} for path, codec in codecs.items()}
         tables = {}
@@ -189,8 +190,8 @@ class Blueprint:
     ) -> Iterator[tuple[str, bytes]]:
         """Yield (path, zarr.json) of every folder below a segment, parents first.
 
-        Arrays have ``rows`` rows, or ``values`` rows if they are of an episode field, but at most the rows of one
-        chunk. If ``rows`` is None, every array has the rows of one chunk.
+        An array's shape has ``rows`` rows, or ``values`` rows if the array belongs to an episode field, but at most the
+        rows of one chunk. If ``rows`` is None, every shape has the rows of one chunk.
         """
         for path in self.paths:
             array = self.arrays.get(path)
@@ -265,7 +266,7 @@ def dump(document: Document) -> bytes:
 def seal_document(document: Document, attributes: Document) -> bytes:
     """Return a group's zarr.json with these attributes; a checksum of the file is added as the last attribute.
 
-    The checksum is the CRC-32C of the file with zeros for the checksum's eight hexadecimal digits.
+    The checksum is the CRC-32C of the file with zeros in place of the checksum's eight hexadecimal digits.
     """
     data = dump({**document, "attributes": {**attributes, "diskreplay_crc32c": _BLANK}})
     crc = crc32c(data)
@@ -284,7 +285,7 @@ def read_document(path: Path | str) -> bytes:
 def identify(path: Path | str, lookup: Lookup | None = None) -> Identity:
     """Return inode, modification time (ns) and size of a file or folder; zeros if the file is missing.
 
-    A replacement of the file differs in one of these numbers.
+    After the file is replaced, at least one of these numbers is different.
     """
     try:
         return _identity(os.lstat(path) if lookup is None else lookup.status(str(path)))
@@ -350,18 +351,19 @@ def verify_document(data: bytes, path: Path | str) -> None:
 # --- attributes of documents, by tables ------------------------------------------------------------------------------
 
 Check = Callable[[Any], bool]
-"""Returns whether a value from JSON is valid for an attribute."""
+"""A function that returns whether a value from JSON is valid for an attribute."""
 
 REQUIRED: Any = object()
 """Used as the default of an attribute that must not be missing."""
 
 
 class Attribute(NamedTuple):
-    """How an attribute in a zarr.json is written and read. A table of these defines all attributes of a file.
+    """How an attribute in a zarr.json is written and read.
 
-    ``check`` is the type of valid values, or a function that returns whether a value from JSON is valid. ``field`` is
-    the attribute's name in memory; empty: the same name. ``make`` converts a value from JSON to the value in memory,
-    and ``write`` is its inverse. With ``may_lack``, an attribute whose value is the default is not written.
+    A *table* is a tuple of `Attribute` objects, and defines all attributes of a file. ``check`` is the type of valid
+    values, or a function that returns whether a value from JSON is valid. ``field`` is the attribute's name in memory;
+    empty: it is ``name``, as in the file. ``make`` converts a value from JSON to the value in memory, and ``write`` is
+    its inverse; None: both values are equal. With ``may_lack``, an attribute whose value is the default is not written.
     """
 
     name: str
@@ -410,7 +412,10 @@ def whole(least: int = 0, most: int | None = None) -> Check:
 
 
 def wholes(count: int | None = None, most: int | None = None) -> Check:
-    """Return a check that a value is a list of ``count`` whole numbers from 0 to ``most``; None means no limit."""
+    """Return a check that a value is a list of ``count`` whole numbers from 0 to ``most``.
+
+    If ``count`` is None, the list may have any length. If ``most`` is None, the numbers have no maximum.
+    """
 
     def check(value: Any) -> bool:
         if type(value) is not list or (count is not None and len(value) != count):

@@ -79,7 +79,7 @@ _ROOT = (
     Attribute("created", str, ""),
     Attribute("segment_metadata", dict),
 )
-"""The attributes in the root's zarr.json. Those in the zarr.json of a segment are in `segments.segment`."""
+"""The attributes in the root's zarr.json; the module `segments.segment` defines the attributes of a segment."""
 
 
 @dataclass
@@ -181,7 +181,8 @@ class Root:
             raise StoreNotFound(gone if found is None else f"{self.path} is now store {found}, not {self.uuid}")
         if self.home.is_at(self.path) is not False or (found := _uuid_at(self.path)) is None:
             return
-        # If the inodes of the file system change with each call, the folder may be the same: only the uuid decides.
+        # If inode numbers may differ from call to call, the folder may be the same in spite of another inode number:
+        # only the uuid decides.
         if found != self.uuid or has_stable_inodes(self.file_system):
             raise StoreNotFound(
                 f"another store ({found}) is at {self.path} now; the one that was opened there ({self.uuid}) is "
@@ -204,7 +205,7 @@ class Root:
             raise
 
     def explain(self, error: BaseException) -> None:
-        """Replace descriptor paths in an error by the paths that users know; if the store is gone, raise StoreNotFound.
+        """Replace paths through descriptors in an error by users' paths; if the store is gone, raise StoreNotFound.
 
         StoreNotFound is raised only in place of an OSError or an error of this package.
         """
@@ -308,7 +309,7 @@ def create_root(
 
 def check_local(path: os.PathLike[str] | str) -> None:
     """Raise FormatError if a path is a URL such as s3://bucket/x, which would be a folder `s3:` here."""
-    # A Path replaces the two slashes of a URL by one, and may have been made absolute.
+    # If the URL was made a Path, its two slashes became one, and the working directory may be in front of it.
     text, here = os.fspath(path), ""
     with suppress(OSError):  # the working directory was deleted
         here = f"{os.getcwd()}/"
