@@ -147,7 +147,7 @@ def _sum_of_zeros(nbytes: int) -> int:
 
 @lru_cache(maxsize=64)
 def _zeros(nbytes: int) -> int:
-    """Return the polynomial x**(8 * nbytes): its product with a register of CRC-32C has ``nbytes`` more zeros."""
+    """Return the polynomial x**(8 * nbytes): to multiply CRC-32C's register by it is to append ``nbytes`` zeros."""
     product = 1 << 31  # the polynomial 1, with its bits reversed
     for bit in range(nbytes.bit_length()):
         if nbytes >> bit & 1:

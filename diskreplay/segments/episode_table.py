@@ -41,7 +41,7 @@ _ENDS = TERMINATED | TRUNCATED | OBSERVATION_ONLY | END_MARKER
 
 
 class LaneSlice(NamedTuple):
-    """Slices of lanes, one entry of each column per slice.
+    """Slices of lanes; each column has one entry per slice.
 
     A slice is ``rows`` rows of the lane ``lane``, from row ``first_row`` on. The first row of a slice begins an
     episode. ``segment`` is the number of the slice's segment, and ``lanes`` this segment's number of lanes.
@@ -168,7 +168,7 @@ _ROWS_AT_ONCE = 1 << 20
 def add_rewards(totals: Floats, episode: Ints, rewards: NDArray[Any]) -> None:
     """Add ``rewards[i]`` to ``totals[episode[i]]`` in float64, for each i in order.
 
-    NumPy adds rewards one by one, so a total has the same bits however the rewards are divided into calls.
+    NumPy adds rewards one by one, so a total has the same bits however the rewards are divided into several calls.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # rewards may be +inf and -inf
         np.add.at(totals, episode, rewards.astype(np.float64))
@@ -243,7 +243,7 @@ def read_columns(info: SegmentInfo, *names: str) -> list[NDArray[Any]]:
 def _refuse_holes(info: SegmentInfo, lookup: Lookup) -> None:
     """Raise FormatError if the file of positions has a hole: a small file with a large hole could fill the memory.
 
-    The positions of an intact table increase, so only the first of them can be 0.
+    The positions of an intact table increase, so only the first of them can be 0, and the file has no block of zeros.
     """
     assert info.episodes is not None
     name = layout.episode_chunk("position")
@@ -338,7 +338,7 @@ def _values(info: SegmentInfo, leaf: str, lane: Ints, first: Ints, stop: Ints) -
     """Yield (which, values): the values of an array in the rows ``first[i]`` to ``stop[i]`` of ``lane[i]``, for all i.
 
     ``values[k]`` belongs to the range ``which[k]``. The row ranges must be sorted by lane and row, and must not
-    overlap. The values of each range are yielded in order.
+    overlap. The values of each range are yielded in the order of their rows.
     """
     per_chunk = info.chunk_rows[leaf]
     for chunk in range(int(first.min(initial=0)) // per_chunk, -(-int(stop.max(initial=0)) // per_chunk)):

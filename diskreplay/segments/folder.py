@@ -149,7 +149,10 @@ class Folder:
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the number of rows in a chunk of an array, or `LACKING`, and the minimum number of chunks."""
+        """Return log2 of the number of rows in a chunk of an array, or `LACKING`, and 1.
+
+        The second number is the minimum number of the array's chunks; see `Pack.division`.
+        """
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
     @computed_once

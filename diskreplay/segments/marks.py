@@ -104,10 +104,10 @@ def new_rows_crc(
     upto: Extent,
     mapped: Callable[[str, int], Mapping] | None = None,
 ) -> Sums:
-    """Return the checksums of the rows that the extent ``upto`` has, but the extent ``before`` does not have.
+    """Return the checksums of the rows from the extent ``before`` to the extent ``upto``.
 
-    The function ``mapped`` is called in place of `SegmentInfo.map_chunk`. Raises FileNotFoundError if a chunk is
-    missing, FormatError if it has the wrong size.
+    If ``mapped`` is given, this function maps chunks in place of `SegmentInfo.map_chunk`. Raises FileNotFoundError if a
+    chunk is missing, FormatError if it has the wrong size.
     """
     # CRC-32C inverts its register at the start and at the end. The checksum of priorities undoes both inversions, so
     # that it is 0 for zeros.

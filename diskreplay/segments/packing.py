@@ -38,7 +38,7 @@ EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
 
 
 def chunk_rows(rows: int) -> int:
-    """Return the number of rows in the one chunk of an array of a pack with ``rows`` rows; not for episode fields."""
+    """Return the number of rows in an array's only chunk, in a pack with ``rows`` rows; not for episode fields."""
     return layout.ceil_power_of_two(rows + layout.ROWS_BEHIND)
 
 
@@ -79,11 +79,12 @@ def build_pack(
 ) -> SegmentInfo:
     """Build a pack from sealed segments and packs, and return its attributes.
 
-    ``building`` is the folder of the new pack, with only a lock, which the caller holds. The new pack is complete and
-    durable, and has no number yet. The files of the sources are not changed. For episodes in ``evicted``, only flags
-    and times are copied. ``level`` is the level of zstd, or None for a pack without compression. ``pace`` is called
-    after each small part of the work, and may sleep, or raise an error to stop the work. Raises StorageFull if the disk
-    has no room. Raises Unfit if a source cannot be read, does not match its checksums, or is gone.
+    ``building`` is the folder of the new pack, in which there is only a lock file, whose lock the caller holds. The new
+    pack is complete and durable, and has no number yet. The files of the sources are not changed. For episodes in
+    ``evicted``, only flags and times are copied. ``level`` is the level of zstd, or None for a pack without
+    compression. ``pace`` is called after each small part of the work, and may sleep, or raise an error to stop the
+    work. Raises StorageFull if the disk has no room. Raises Unfit if a source cannot be read, does not match its
+    checksums, or is gone.
     """
     with storage_errors(building):
         info = _Build(root, building, list(_opened(sources, pace)), evicted, level, pace).run()
@@ -243,7 +244,8 @@ class _Build:
         self._rows, self._values = int(first[-1] + rows[-1]), int(values.sum())
         self._between = [(int(a), int(b)) for a, b in zip(first + rows, first[1:], strict=False) if a < b]
         self._clock = min((source.info.clock for source in sources), key=lambda clock: clock.wall)
-        # The ranges of rows that belong to episodes evicted by hand: in the pack, and in its arrays of episode fields.
+        # The ranges of rows that belong to episodes evicted by hand: rows of the pack, and rows of its arrays of
+        # episode fields.
         self._skipped: list[tuple[int, int]] = []
         self._skipped_values: list[tuple[int, int]] = []
 
@@ -316,7 +318,7 @@ class _Build:
     def _find_skipped(self, fd: int) -> list[tuple[int, int]]:
         """Return the sorted ranges of the pack's rows that belong to episodes evicted by hand.
 
-        Final observations belong to the episodes. ``fd`` is the open file of the pack's flags.
+        The rows of final observations are included. ``fd`` is the open file of the pack's flags.
         """
         found = []
         for number, episodes in self._evicted.items():

@@ -221,7 +221,7 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
 
 
 def _are_values(tables: PackTables, count: int) -> bool:
-    """Return whether the columns of values in ``runs`` are possible; ``count`` is the total number of values.
+    """Return whether ``first_value`` and ``values`` of ``runs`` are possible; ``count`` is the total number of values.
 
     The sum of values could overflow, so it is used only if no lane has more values than rows.
     """
@@ -284,7 +284,7 @@ def current_numbers(root: Root) -> list[int]:
 
 
 def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
-    """Return the numbers of all segments in these packs, and of each pack that was merged into another of these packs.
+    """Return the numbers of all segments in ``packs``, and of those packs that were merged into others of ``packs``.
 
     ``packs`` maps the number of a pack to the numbers of its segments.
     """
@@ -298,7 +298,7 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
 
 
 def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
-    """Return the episodes, as (first id, steps), that have their rows in the store and were not lost to damage.
+    """Return those of ``episodes``, as (first id, steps), whose rows are in the store and were not lost to damage.
 
     ``has_lost``: segments may have rows lost to damage, so their attributes are read.
     """

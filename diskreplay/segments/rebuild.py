@@ -42,7 +42,7 @@ _MOST_KNOWN = 1024
 
 
 class Proof(NamedTuple):
-    """The rows of a copied segment that checksums of blocks prove.
+    """The rows that checksums of blocks prove in a copied segment.
 
     ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane. ``marked`` has the
     number of rows of each lane that marks prove. These rows are intact, but an episode that extends beyond them may be
@@ -61,7 +61,7 @@ class Proof(NamedTuple):
 
 
 def prove_by_blocks(info: SegmentInfo) -> Proof | None:
-    """Return the rows of a copied segment that checksums of blocks prove, or None if marks prove as many steps.
+    """Return the rows that checksums of blocks prove in a copied segment, or None if marks prove as many steps.
 
     None is also returned if the segment is not a copy of a sealed segment. Every chunk is read. Raises FormatError or
     OSError if the attributes or counters are damaged.
@@ -155,7 +155,8 @@ def _show(proof: Proof) -> _Shown | None:
             steps += sum(length for _, length in found)
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
-    # For a newly damaged episode, the number of values is 0: its flags are intact, and tell which rows have values.
+    # The number of values in `Lost` is 0 for a newly damaged episode: its values are counted from its flags, which are
+    # intact.
     values = {(position, rows): count for position, rows, count in sealed.lost.entries}
     steps = min(steps, sum(length for _, length in ranges))
     lost = Lost(tuple(ranges), steps, tuple(values.get(entry, 0) for entry in ranges))
@@ -225,7 +226,8 @@ class _Build:
     def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
         self._info, self._damage, self._folder = info, damage, folder
         self._group = GroupWriter(folder)
-        # The row of a pack at which each lane begins. A damaged time is replaced by an earlier time of the same lane.
+        # The row of a pack at which each lane begins; 0 for any other segment. `repeat_times` needs these rows, because
+        # it replaces a damaged time by an earlier time of the same lane.
         self._begins = np.zeros(1, np.int64) if info.packed is None else read_tables(info).first_rows
 
     def run(self) -> None:
@@ -460,7 +462,7 @@ def _keep(root: Root, number: int, reason: str) -> None:
 
 def _notify(root: Root, number: int) -> None:
     root.counters(writable=True).count(layout.CHANGES)
-    with suppress(OSError):  # the folder may hold a file; if the folder stays, segments are listed once more
+    with suppress(OSError):  # with a file in it, the folder stays, and readers are notified once more
         _side_folder(root, _REPLACED, number).rmdir()
 
 

@@ -1,4 +1,4 @@
-"""Sealing makes a segment immutable. After a crash, the whole sealing may be repeated.
+"""Sealing makes a segment immutable. After a crash, it can be repeated from the start.
 
 The order is: remove or zero everything after the rows that are kept; write the exact shapes of the arrays; take
 checksums; sync everything; write the attribute `sealed`. Each sync covers the whole file system, because syncing the
@@ -102,8 +102,8 @@ class GroupWriter:
     def seal_chunk(self, array: RowArray, number: int, fd: int, block: int | None = None) -> None:
         """Record the checksums of a chunk file that will not change anymore, and remove the permission to write it.
 
-        ``block`` is the size of a block in bytes; None: `block_bytes` gives the size. The permission shows which files
-        of a copy were copied before the sealing.
+        ``block`` is the size of a block in bytes; None: `block_bytes` gives the size. In a copy of the segment, a file
+        with this permission may have been copied before the sealing.
         """
         self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
         protect(fd)
@@ -168,8 +168,8 @@ def seal_segments(
 ) -> None:
     """Seal unsealed segments without a writer; the caller holds the locks of the segments.
 
-    ``is_waited_for`` returns whether another thread has begun to wait for the result. The processor of a waiting thread
-    is idle, so a helper thread computes checksums on it.
+    ``is_waited_for`` returns whether another thread has begun to wait for the result. While a thread waits, its
+    processor is idle, so a helper thread then computes checksums, too.
 
     If a segment must prove its rows, the sealed segment has the rows that its marks prove. ``salvaged`` maps a
     segment's number to the number of rows of each lane to keep, even if marks prove fewer rows. All other rows that the
@@ -233,12 +233,12 @@ def _finish_files(
 
 
 def _sealed_draft(info: SegmentInfo) -> str:
-    # In an array's folder: in the segment's folder, zarr would warn of an unknown file.
+    # The draft is in an array's folder: in the segment's folder, zarr would warn of an unknown file.
     return f"{info.path}/{layout.COMMITTED}/.{layout.METADATA}"
 
 
 def _table_draft(info: SegmentInfo) -> str:
-    # In an array's folder, so that no zarr reader finds a table that is not durable.
+    # The draft is in an array's folder, so that no zarr reader finds a table that is not durable.
     return f"{info.path}/{layout.COMMITTED}/.{layout.EPISODES}"
 
 

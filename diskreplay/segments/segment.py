@@ -48,7 +48,7 @@ from diskreplay.segments.shards import Compressed, codec
 
 # The errors that reading a damaged or missing segment raises.
 DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# `read_segment` checks that these are no symbolic links, because its callers open them next.
+# `read_segment` checks that these paths are no symbolic links, because its callers open them next.
 _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
 
 # The prefix of the folder of a segment that a writer makes in advance, without a number, in the folder of the store's
@@ -131,7 +131,7 @@ class SegmentInfo:
     boot: str
     inode: int
     volume: Volume
-    clock: Clock  # of the boot in which rows were written; a copy keeps this clock, although its `boot` is empty
+    clock: Clock  # the clock of the boot in which rows were written; a copy keeps it, although its `boot` is empty
     created: str
     sealed: bool = False
     steps: int | None = None
@@ -189,7 +189,7 @@ class SegmentInfo:
     def kept_until(self) -> int:
         """The time of this sealed segment's newest row, in ns since the epoch.
 
-        Retention deletes the segment when it keeps only rows with later times. The times of unproven rows cannot be
+        The segment is deleted when only rows with later times are to be kept. The times of unproven rows cannot be
         trusted, so these rows count as published when the segment was sealed.
         """
         if self.claimed is None:
@@ -495,7 +495,7 @@ def lock_draft(building: str) -> Lock:
     committed = f"{building}/{layout.COMMITTED}"
     os.mkdir(committed)
     lock = try_lock(f"{committed}/{layout.LOCK}")
-    if lock is None:  # another process took the lock, as if this process had died
+    if lock is None:  # another process took the lock, as it does if a draft's writer has died
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
     return lock
 
@@ -603,7 +603,8 @@ def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     if is_whole_copy(info.arrays, str(info.path), info.checksums):
         if metadata.identify(f"{info.path}/{layout.METADATA}", lookup) == info.document:
             return info
-        # Another process is sealing this copy again: it made zarr.json unsealed before the chunks became read-only.
+        # Another process is sealing this copy again: before the chunks became read-only, it replaced zarr.json by an
+        # unsealed one.
         return _read_segment(info.root, info.number, info.path, lookup)
     return dataclasses.replace(
         info, sealed=False, steps=None, values=(), checksums={}, sealed_at=0.0, times=None, boot=""

@@ -19,7 +19,8 @@ Ints = NDArray[np.int64]
 
 MOST_DESCRIPTORS = 32
 _STEP_ROWS = 256
-# Limits of the rows that are reserved ahead: bytes in all lanes (or one chunk, if it is larger), and rows of a lane.
+# Limits of what is reserved ahead: the number of bytes in all lanes together (at least one chunk), and the number of
+# rows of a lane.
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
 # If at least 1 / `_CROWD` of the lanes soon need more rows, rows of all lanes are reserved together: see `_near`.
 _CROWD = 8
@@ -90,8 +91,8 @@ class Column:
 
         ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. The call reserves
         the rows below ``stop`` and some rows after ``stop``, but none beyond the end of the chunk. The call also
-        reserves rows of other lanes that will soon need more (see `_near`), and with ``ahead`` rows of lanes that
-        `wanting` would return. Raises StorageFull if the disk has no room.
+        reserves rows of other lanes that will soon need more (see `_near`). With ``ahead``, lanes that `wanting` would
+        return are among these. Raises StorageFull if the disk has no room.
         """
         begin = int(self.reserved[lane])
         if row < begin:
@@ -99,7 +100,8 @@ class Column:
         chunk = begin >> self.shift
         behind = int(self._margins(begin)) if ahead else 0
         if ahead and chunk > 0:
-            # Include lanes that are up to a chunk behind, because one system call reserves the rows of all lanes.
+            # Lanes that still have up to about a chunk of unused reserved rows get more rows too, because one system
+            # call reserves the rows of all these lanes.
             behind += min(self.rows, self._most_ahead)
         try:
             if begin == self._allocated[lane]:
@@ -138,9 +140,9 @@ class Column:
         """Return, for each lane, the number of unused reserved rows at which `wanting` returns the lane.
 
         ``ends`` has the number of reserved rows of each lane. The result is a sixteenth of ``ends``, so that a small
-        store reserves little. It is a quarter of ``ends`` if the next row begins a new chunk, because creating a file
-        waits for the file system's journal. With many lanes, it is also at least the number of rows in a chunk, because
-        creating pages for all lanes takes the time of many steps.
+        store reserves little. It is a quarter of ``ends`` if row ``ends`` begins a new chunk, because creating a file
+        waits for the file system's journal. With many lanes, this quarter is raised to the number of rows in a chunk,
+        because creating pages for all lanes takes the time of many steps.
         """
         is_new, least = ends & self.mask == 0, self._least_ahead
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
@@ -149,10 +151,10 @@ class Column:
         """Return ``lane`` and the other lanes that soon need more rows; the caller reserves rows for all in one call.
 
         ``now`` has the number of reserved rows of each lane, and ``rows`` the number of rows in use. Only lanes whose
-        reserved rows end in the same chunk, before row ``upto``, are returned. A lane soon needs more if it has at most
-        ``behind`` unused reserved rows, or at most an eighth of the rows that ``lane`` gets. If many of thousands of
-        lanes soon need more, all lanes in the chunk are returned: their rows are one range, which one system call
-        reserves.
+        reserved rows end in the same chunk, before row ``upto``, are returned. A lane soon needs more if its number of
+        unused reserved rows is at most ``behind``, or at most an eighth of the number of rows that ``lane`` gets. If at
+        least 1 / `_CROWD` of many lanes soon need more, all lanes in the chunk are returned: their rows are one range,
+        which one system call reserves.
         """
         if len(rows) == 1:
             return _LONE_LANE

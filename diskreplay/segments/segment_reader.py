@@ -47,8 +47,8 @@ class Extent(NamedTuple):
 def extent_of(info: SegmentInfo, rows: Ints, before: Extent | None = None, mapped: MapChunk | None = None) -> Extent:
     """Return the extent of the first ``rows[i]`` rows of each lane i, computed from the flags of these rows.
 
-    ``before`` is a known extent of fewer rows: only the flags of later rows are read. The function ``mapped`` is called
-    in place of `SegmentInfo.map_chunk`, and raises the same errors.
+    ``before`` is a known extent of fewer rows: only the flags of later rows are read. If ``mapped`` is given, this
+    function maps chunks in place of `SegmentInfo.map_chunk`, and raises the same errors.
     """
     before = before or Extent.begin(len(rows))
     values = before.values.copy()
@@ -140,7 +140,8 @@ def read_lanes(
     """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``; all chunks must exist.
 
     ``dense`` is a function that returns these flags, one lane after another. ``dense`` is not called if most flags of a
-    large segment are in holes of its files. The holes become gaps, so that the memory is bounded by the bytes on disk.
+    large segment are in holes of its files. In this case, the holes become gaps, so that the memory is bounded by the
+    bytes on disk.
     """
     rows = stop - first
     wanted = int(rows.sum())

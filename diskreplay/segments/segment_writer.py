@@ -64,12 +64,12 @@ class SegmentWriter:
         self._values = np.zeros(lanes, np.int64)  # by lane: the number of rows in arrays of episode fields
         self._reserved_values = np.zeros(lanes, np.int64)
         root = info.root
-        # The episode fields of one episode take the bytes of this many steps; 0 if segments are limited by steps.
+        # The episode fields of one episode take as many bytes as this many steps; 0 if segments are limited by steps.
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
         self._reserved = np.zeros(lanes, np.int64)  # by lane: each field has disk blocks for this many rows
         self._least_reserved = 0
-        # For writing many lanes at once. No lane has more than `most_rows` rows. Until a lane has `_window_stop` rows,
-        # each field in `_window` has the next two rows of all lanes in one mapped chunk.
+        # The next attributes serve writes to many lanes at once. No lane has more than `most_rows` rows. Until a lane
+        # has `_window_stop` rows, each field in `_window` has the next two rows of all lanes in one mapped chunk.
         self.every_lane = np.arange(lanes)
         self.most_rows = 0
         self._window_stop = 0
@@ -313,8 +313,8 @@ class SegmentWriter:
         if late and isinstance(self.committed, CountersByPosition):
             self.committed.store(lanes, rows, late=True)
         else:
-            # By index, even for all lanes, because numpy writes indexed numbers as 8 aligned bytes each, not as blocks
-            # of bytes.
+            # The numbers are assigned by index, even for all lanes, because numpy writes indexed numbers as 8 aligned
+            # bytes each, not as blocks of bytes.
             self.committed[lanes] = rows
         self.total_rows += added
         self._lane_rows[... if every else lanes] = rows
@@ -335,7 +335,7 @@ class SegmentWriter:
             self.observed[lanes[observed]] = rows[observed] + 1
 
     def note_values(self, lanes: int | Ints) -> None:
-        """Record the values that were last written for a lane, or for each of some lanes, as published."""
+        """Record that the last written values of a lane, or of each of some lanes, are published."""
         self._values[lanes] += 1
         self.total_rows += self._value_steps * (1 if isinstance(lanes, int) else len(lanes))
 
@@ -380,7 +380,7 @@ class SegmentWriter:
 
         If the pages were not touched, the next step of all lanes would cause a page fault for each lane.
         """
-        with suppress(OSError):  # no room for a page: this is only a speedup
+        with suppress(OSError):  # no room for a page: this call only saves time
             if (column := self.columns.get(leaf)) is not None:
                 column.prefault(self._lane_rows.copy())
 
@@ -405,7 +405,7 @@ class SegmentWriter:
         for column in (*self.columns.values(), *self._value_columns.values()):
             column.info = info
         if not self._keeps:
-            self._open_counters()  # `CountersByPosition` opens its file by path
+            self._open_counters()  # `CountersByPosition` opens its file by path, and the path is new
 
     def close(self) -> list[Mapping]:
         """Release every chunk and return the mappings, as `release` does; the lock stays held, as sealing needs it."""

@@ -360,7 +360,7 @@ REQUIRED: Any = object()
 class Attribute(NamedTuple):
     """How an attribute in a zarr.json is written and read.
 
-    A *table* is a tuple of `Attribute` objects, and defines all attributes of a file. ``check`` is the type of valid
+    A *table* is a tuple of `Attribute` objects, and defines attributes of a file. ``check`` is the type of valid
     values, or a function that returns whether a value from JSON is valid. ``field`` is the attribute's name in memory;
     empty: it is ``name``, as in the file. ``make`` converts a value from JSON to the value in memory, and ``write`` is
     its inverse; None: both values are equal. With ``may_lack``, an attribute whose value is the default is not written.

@@ -1,7 +1,8 @@
-"""Saved states of samplers, which are trees of numbers, texts and arrays, and the JSON notes of a store.
+"""The saved states of samplers, and the notes of a store.
 
-A state is a folder that never changes, `samplers/<name>/<number>/`. A new state replaces the old state when
-`samplers/<name>/zarr.json` is replaced, which names the current number.
+A state is a tree of numbers, texts and arrays; a note is a JSON value. A state is saved in a folder that never changes,
+`samplers/<name>/<number>/`. The file `samplers/<name>/zarr.json` names the current number: a new state replaces the old
+state when this file is replaced.
 """
 
 import math
@@ -58,7 +59,7 @@ _DIGITS = 18
 _LONGEST = 100  # the maximum length of an array's name, without the suffix that makes it unique
 
 DRAFT = "state-"
-"""The prefix of draft folders of states, next to the counters; the process that writes a state locks its draft."""
+"""The prefix of draft folders of states in the counters' folder; the process that writes a state locks its draft."""
 _STATE, _GROUP = "state", "group"
 
 # Keys that a state cannot have, because they have another meaning in its zarr.json.
@@ -163,7 +164,7 @@ def _place(root: Root, building: Path, target: Path) -> None:
 
 
 def take_stale(root: Root) -> list[str]:
-    """Move outdated states, which died processes left, next to the counters; return their new paths.
+    """Move outdated states, which dead processes left, to the folder of the counters; return their new paths.
 
     The caller holds the store lock, and deletes the moved states after releasing the lock.
     """
@@ -196,8 +197,8 @@ def _numbers(folder: Path) -> list[int]:
 def _without_arrays(tree: Tree, path: tuple[str, ...], template: Document, arrays: _Arrays) -> Tree:
     """Return a tree with references in place of arrays, and add the arrays to ``arrays`` by name.
 
-    ``path`` has the keys above this tree in the state, for names and messages. ``template`` is the metadata of any
-    array.
+    ``path`` has the keys above this tree in the state, for names and messages. ``template`` is the zarr metadata from
+    which the metadata of each array is made.
     """
     where = "/".join(path) or "the top"
     if isinstance(tree, np.ndarray):
@@ -352,7 +353,7 @@ def _read_array(folder: Path, name: object, crc: object) -> NDArray[Any]:
                 f"{path.parent} is an array of {expected} bytes, more than fits into memory; delete {folder.parent} "
                 "and save again"
             ) from None
-        for start, stop in data_ranges(fd, 0, len(data)):  # a hole takes no memory, however long it is
+        for start, stop in data_ranges(fd, 0, len(data)):  # holes are not read, so they take no memory
             read_part(fd, start, data[start:stop])
     if crc32c(data[:expected].data) != int.from_bytes(data[expected:].tobytes(), "little"):
         raise FormatError(f"{path.parent} does not fit its checksum; delete {folder.parent} and save again")

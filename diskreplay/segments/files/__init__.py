@@ -1,1 +1,1 @@
-"""Files and folders: durable commits, locks, mappings, copies, numbers of segments, machines and clocks."""
+"""Files and folders: durable commits, locks, mappings, copies, segment numbers, and the machine with its clocks."""

@@ -1,8 +1,8 @@
 """The counters that publish data: the store's counters, which are called words, and three per lane in every segment.
 
 A row is written in full before the counter that shows it. One aligned write of 8 bytes is atomic, and x86-64 keeps the
-order of writes, so a reader that sees the counter sees the row. On a file system that does not keep reserved blocks,
-counters are written by `pwrite`, and not through mapped memory.
+order of writes, so a reader that sees the new value of the counter also sees the row. On a file system that does not
+keep reserved blocks, counters are written by `pwrite`, and not through mapped memory.
 """
 
 import os

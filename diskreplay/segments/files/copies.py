@@ -31,8 +31,8 @@ _SECOND_NS = 1_000_000_000
 def note_changed(file: str | int, *, for_good: bool = False) -> None:
     """Set a file's modification time to now, because writing through mapped memory may not change it.
 
-    ``for_good``: the file will not change again. The new time is in a later second than the old time, because rsync
-    compares seconds: within the same second, rsync would never copy this change.
+    ``for_good``: the file will not change again. In this case, the new time is in a later second than the old time:
+    rsync compares whole seconds, and would never copy a change within the same second.
     """
     now = time.time_ns()
     if for_good:
@@ -57,9 +57,9 @@ def open_protected(path: str) -> descriptor:
 def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]) -> bool:
     """Return whether all chunks of a copied sealed segment were copied after the sealing.
 
-    Write-protected chunks were copied after the sealing, so they are not read here. In a copy with marks, a missing
-    chunk may have been created after the copying tool listed the files. In a copy without marks, a missing chunk is
-    damage, which is found elsewhere.
+    Write-protected chunks were copied after the sealing, so they are not read here. If a chunk is missing in a copy
+    with marks, the result is False, because the chunk may have been created after the copying tool listed the files. In
+    a copy without marks, a missing chunk is damage, which is found elsewhere.
     """
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
     unprotected, missing = list[tuple[str, os.stat_result]](), False
@@ -73,7 +73,7 @@ def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]
             unprotected.append((name, status))
     if not unprotected:
         return not missing or not _has_marks(folder)
-    # The counter of rows may have been copied before its final value was written.
+    # The counter of rows may have been copied before its final value was written, so its checksum is compared too.
     counter = f"{layout.COMMITTED}/c.0"
     try:
         unprotected.append((counter, os.stat(f"{folder}/{counter}", follow_symlinks=False)))
@@ -100,7 +100,7 @@ def _has_marks(folder: str) -> bool:
         return False
 
 
-@lru_cache(maxsize=1 << 16)  # readers repeat the check
+@lru_cache(maxsize=1 << 16)  # readers check the same files repeatedly
 def _fits(path: str, crc: int, *_: int) -> bool:
     try:
         with opened(path, None) as fd:

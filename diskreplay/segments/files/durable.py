@@ -108,7 +108,7 @@ def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
 
 
 def overwrite(path: Path, data: bytes) -> bool:
-    """Overwrite a small file of the same length as ``data``; return False, and write nothing, if its length differs.
+    """Overwrite a small file with ``data`` if the file has the same length; else write nothing, and return False.
 
     Readers may see a part of the change. ``data`` must fit one sector of a disk, so that a power loss leaves the old or
     the new content. Raises StorageFull, and writes nothing, if the file system copies on write and has no room.
@@ -329,7 +329,7 @@ def _type_number(path: os.PathLike[str] | str) -> int:
 def keeps_reservations(path: os.PathLike[str] | str) -> bool:
     """Return whether a reserved block of a file can always be written, even on a full disk.
 
-    If not, writing to mapped memory on a full disk would end the process by SIGBUS, so files are written by position.
+    If not, writing to mapped memory on a full disk would end the process by SIGBUS, so files are written with pwrite.
     """
     return file_system_type(path) in _WRITE_IN_PLACE
 

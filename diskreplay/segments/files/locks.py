@@ -2,8 +2,8 @@
 
 The library filelock is used for the cache of compiled kernels, but not here. Its class `FileLock` creates files that
 other users may be able to read, and therefore to lock forever. `FileLock` also opens files for writing, and a process
-that only checks for a living writer may lack the permission. The function `lock_descriptor` takes exclusive locks only,
-so two simultaneous checks would take each other for the writer.
+that only checks for a living writer may lack the permission to write. Filelock's function `lock_descriptor` takes
+exclusive locks only, so two simultaneous checks would take each other for the writer.
 """
 
 import errno

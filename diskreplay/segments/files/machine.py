@@ -73,7 +73,8 @@ class Clock(NamedTuple):
     wall: int
 
 
-# 146 years. Larger times can only be due to damage. The sum of two smaller times fits 64 bits.
+# The largest valid time, 146 years: a larger time can only be due to damage. The sum of two valid times fits into 64
+# bits.
 MOST_NS = 1 << 62
 
 
@@ -113,9 +114,9 @@ _BTRFS_FS_INFO = 0x8400941F
 class Volume(NamedTuple):
     """The identity of a mounted volume within one boot.
 
-    ``device`` and ``fsid`` are the system's numbers of the file system; on btrfs, a snapshot has other numbers.
-    ``disk`` is the sequence number that the disk got when it was attached (0: unknown). Another image that is attached
-    under the same device number has a different ``disk``.
+    ``device`` and ``fsid`` are the system's numbers of the file system; on btrfs, a snapshot has other numbers than its
+    original. ``disk`` is the sequence number that the disk got when it was attached (0: unknown). Another image that is
+    attached under the same device number has a different ``disk``.
     """
 
     device: int
@@ -134,7 +135,8 @@ def volume_of(path: str) -> Volume:
 
 
 def _disk(path: str, device: int) -> int:
-    # The disk's number is not cached: the disk may be detached, and another disk attached under its device number.
+    # The disk's sequence number is not cached: the disk may be detached, and another disk attached under its device
+    # number.
     try:
         if os.major(device):
             return _sequence_number(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
@@ -152,7 +154,7 @@ def _sequence_number(folder: str) -> int:
 
 
 def _disks_of_btrfs(path: str) -> int:
-    """Return the sum of the sequence numbers of a btrfs's disks, because its device number does not name a disk."""
+    """Return the sum of the sequence numbers of a btrfs's disks: the device number of a btrfs does not name a disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         info = fcntl.ioctl(fd, _BTRFS_FS_INFO, bytes(1024))

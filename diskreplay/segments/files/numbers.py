@@ -53,7 +53,7 @@ def next_number(root: Root, counters: StoreCounters) -> int:
 
 @lru_cache(maxsize=4)
 def _hashed(text: str) -> int:
-    """Return a hash of a boot's id that fits a counter and is not 0."""
+    """Return a hash of a boot's id, as a positive int64."""
     data = text.encode()
     return 1 + (crc32c(data) << 29 | crc32c(data[::-1]) >> 3)
 
@@ -74,7 +74,7 @@ def live_numbers(root: Root, words: NDArray[np.int64]) -> Sequence[int]:
 
 
 def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
-    """Return the ``numbers`` that have a segment, or the numbers of all segments if ``numbers`` is long."""
+    """Return those of ``numbers`` that have a segment; if ``numbers`` is long, return the numbers of all segments."""
     if len(numbers) > _FEW:
         return listed_numbers(root)
     return [number for number in numbers if os.path.exists(root.segment_path(number))]

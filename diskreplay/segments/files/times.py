@@ -26,9 +26,9 @@ def time_bounds(
 ) -> tuple[int, int] | None:
     """Return the smallest and the largest time of a segment's rows, or None if it has no rows.
 
-    ``rows`` has the number of rows of each lane. ``begins`` has row 0, and the rows at which times may decrease. Times
-    never decrease between two of these rows, so only the first and the last time of each part are read. Lost rows do
-    not count.
+    ``rows`` has the number of rows of each lane. ``begins`` has row 0, and the rows at which times may decrease.
+    Between two of these rows, times never decrease, so only the first and the last time between them are read. Lost
+    rows do not count.
     """
     gone: dict[int, list[tuple[int, int]]] = {}
     for position, count in lost.ranges:
@@ -44,7 +44,7 @@ def time_bounds(
     with _Column(folder, per_chunk, len(rows)) as column:
         least = min(column.at(lane, first) for lane, first, _ in parts)
         greatest = max(column.at(lane, stop - 1) for lane, _, stop in parts)
-    # The times are clipped, because readers refuse a zarr.json with larger numbers.
+    # The times are clipped to the range from 0 to `MOST_NS`, because readers refuse a zarr.json with other times.
     return min(max(least, 0), MOST_NS), min(max(greatest, 0), MOST_NS)
 
 
@@ -114,7 +114,7 @@ def count_until(info: SegmentInfo, time: int) -> int:
 
 
 def _count_in_pack(info: SegmentInfo, rows: int, time: int) -> int:
-    """Count a pack's rows at or before ``time``; all times are read, because they may decrease where a lane begins."""
+    """Return the number of a pack's rows up to ``time``; all times are read: they may decrease where a lane begins."""
     tables, found = read_tables(info), 0
     begins = np.zeros(rows + 1, np.int8)  # +1 where a lane begins, -1 after its end: rows between lanes do not count
     np.add.at(begins, tables.first_rows, 1)
