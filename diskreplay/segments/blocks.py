@@ -40,7 +40,8 @@ def block_bytes(row_bytes: int) -> int:
 class BlockSums:
     """The checksums of the blocks of a segment's chunks, collected in memory until `write` writes them.
 
-    ``chunks`` has the result of `stored` for each chunk, by the path of the array and the number of the chunk.
+    ``chunks`` maps (path of an array, number of a chunk) to the checksums of this chunk's blocks, as returned by
+    `stored`.
     """
 
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -201,7 +202,7 @@ def sealed_chunks(info: SegmentInfo) -> Iterator[Chunk]:
 
 
 def known_sums(info: SegmentInfo) -> dict[str, Sums]:
-    """Return, by `Chunk.name`, the checksums of the blocks of each chunk file, read from ``durable/blocks``.
+    """Return a dict from `Chunk.name` to the checksums of the chunk file's blocks, read from ``durable/blocks``.
 
     A chunk file is left out if its checksums in ``durable/blocks`` are damaged. The result is empty if
     ``durable/blocks`` cannot be read.

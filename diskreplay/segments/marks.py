@@ -149,7 +149,7 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
 
 
 def proven_rows(info: SegmentInfo) -> Ints:
-    """Return the number of rows of each lane that marks prove, ``(lanes,)``.
+    """Return, for each lane, the number of rows that marks prove, ``(lanes,)``.
 
     Marks are compared with the bytes of the rows in order, up to the first mark that does not match.
     """

@@ -82,7 +82,7 @@ def prove_by_blocks(info: SegmentInfo) -> Proof | None:
 
 
 class _Shown(NamedTuple):
-    """The rows of a copy that readers show: ``rows[lane]`` rows of each lane, except the rows in ``lost``."""
+    """The rows that readers show of a copy: ``rows[lane]`` rows of each lane, except the rows in ``lost``."""
 
     rows: tuple[int, ...]
     lost: Lost
@@ -110,7 +110,7 @@ def read_shown(root: Root, number: int) -> SegmentInfo:
 
 
 def _shown(info: SegmentInfo) -> _Shown | None:
-    """Return the rows of a copy that readers show; None if readers show the rows that marks prove.
+    """Return the rows that readers show of a copy; None if readers show the rows that marks prove.
 
     The result is cached until a file of the copy changes.
     """
@@ -136,7 +136,7 @@ def _state(path: str) -> tuple[int, ...]:
 
 
 def _show(proof: Proof) -> _Shown | None:
-    """Return the rows of a copy that readers show, or None if marks prove at least as many steps.
+    """Return the rows that readers show of a copy, or None if marks prove at least as many steps.
 
     Damaged episodes are returned as lost, so that readers hide them. Readers also read the flags and times of hidden
     rows. So the shown rows of a lane end before the first damaged episode with damaged flags or times, or with missing

@@ -171,9 +171,9 @@ def seal_segments(
     ``is_waited_for`` returns whether another thread has begun to wait for the result. While a thread waits, its
     processor is idle, so a helper thread then computes checksums, too.
 
-    If a segment must prove its rows, the sealed segment has the rows that its marks prove. ``salvaged`` maps a
-    segment's number to the number of rows of each lane to keep, even if marks prove fewer rows. All other rows that the
-    segment's counters had counted stay in its files as unproven rows.
+    If the counters of a segment cannot be trusted, the sealed segment has only the rows that its marks prove.
+    ``salvaged`` maps a segment's number to the number of rows of each lane to keep, even if marks prove fewer rows. All
+    other rows that the segment's counters had counted stay in its files as unproven rows.
 
     Raises StorageFull if the disk has no room for metadata; the call may be repeated. Raises StoreNotFound if the store
     was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or if the system could not write

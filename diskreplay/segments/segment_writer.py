@@ -59,7 +59,7 @@ class SegmentWriter:
         self._lane_rows = np.zeros(lanes, np.int64)
         # Assigning a number of this memoryview is one aligned 8-byte write.
         self.rows = _numbers(self._lane_rows)
-        self.final_rows = np.full(lanes, -1)  # by lane: the newest row after an episode's last step, or -1
+        self.final_rows = np.full(lanes, -1)  # by lane: the newest row without a step, which ends an episode; -1: none
         self.total_rows = 0
         self._values = np.zeros(lanes, np.int64)  # by lane: the number of rows in arrays of episode fields
         self._reserved_values = np.zeros(lanes, np.int64)

@@ -46,7 +46,7 @@ class Damage:
 
     ``steps_kept`` and ``steps_lost`` add up to all steps that the segment ever had. Steps evicted by hand count as
     kept. ``episodes`` is the number of newly lost episodes, or a lower bound of this number if flags are damaged.
-    ``flags_damaged`` tells whether some flags are unknown, ``resized`` whether a chunk file is too long.
+    ``flags_damaged`` tells whether any flags are damaged, and ``resized`` whether a chunk file is too long.
     """
 
     parts: dict[str, list[Range]]
@@ -384,7 +384,7 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return the range of values of each range in ``lost``, and the row after each rewritten episode with values.
+        """Return each lost range's range of episode values, and the row after each rewritten episode that has values.
 
         ``rewritten`` has the ranges of rows of evicted and discarded episodes whose flags are replaced. Values whose
         rows are unknown are counted in the first lost range with damaged flags, or in rewritten episodes if there is no

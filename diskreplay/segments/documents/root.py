@@ -291,7 +291,7 @@ def create_root(
             if not name:
                 own = data
         (building / layout.COUNTERS / "c.0").write_bytes(StoreCounters.fresh())
-        # Room for the first evictions by hand: see `eviction_list`.
+        # The chunk for the first entries of evictions by hand; see `eviction_list`.
         (building / layout.EVICTIONS / "c.0.0").write_bytes(bytes(layout.EVICTION_ROWS * 16))
         make_lock(building / layout.COUNTERS / layout.LOCK)
         (building / layout.ROOT_COPY).write_bytes(own)
