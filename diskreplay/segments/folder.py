@@ -32,7 +32,7 @@ class RewardSums(NamedTuple):
 
     @classmethod
     def read(cls, info: SegmentInfo) -> Self:
-        """Read the columns of a sealed segment; they are empty if its table is damaged or gone."""
+        """Read the columns from a sealed segment's table; they are empty if the table is damaged or gone."""
         try:
             position, steps, sums = read_columns(info, "position", "steps", "total_reward")
         except DAMAGE:
@@ -297,7 +297,7 @@ class Pack(Folder):
 
     @shown_paths()
     def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
-        """Return an open compressed array with the numbers of its inner chunks to read, or the rows of these chunks.
+        """Return an open compressed array and the numbers of the inner chunks to read, or the rows of these chunks.
 
         ``inner`` has the numbers of inner chunks (see `shards`) of this pack. If this pack was merged into a later
         pack, the later pack's array is returned, with the numbers that these inner chunks have there. If the later pack

@@ -44,9 +44,9 @@ _MOST_KNOWN = 1024
 class Proof(NamedTuple):
     """The rows that checksums of blocks prove in a copied segment.
 
-    ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane. ``marked`` has the
-    number of rows of each lane that marks prove. These rows are intact, but an episode that extends beyond them may be
-    lost.
+    ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane. ``marked`` has, for
+    each lane, the number of rows that marks prove. These rows are intact, but an episode that extends beyond them may
+    be lost.
     """
 
     sealed: SegmentInfo
@@ -94,8 +94,8 @@ _known: dict[tuple[object, ...], _Shown | None] = {}
 def read_shown(root: Root, number: int) -> SegmentInfo:
     """Return a segment's attributes as `read_segment` does, for callers that show rows and change nothing.
 
-    If checksums of blocks prove more of a copy than marks do, `SegmentInfo.shown` has the number of rows of each lane,
-    and `SegmentInfo.lost` has the damaged episodes among these rows. Errors as for `read_segment`.
+    If checksums of blocks prove more of a copy than marks do, `SegmentInfo.shown` has the number of shown rows of each
+    lane, and `SegmentInfo.lost` has the damaged episodes among these rows. Errors as for `read_segment`.
     """
     info = read_segment(root, number)
     if info.sealed or info.boot:
@@ -440,7 +440,7 @@ def _replace(
 
 
 def _is_merged(root: Root, number: int) -> bool:
-    """Return whether another pack has rows of a rebuilt segment.
+    """Return whether a pack with another number has rows of the rebuilt segment ``number``.
 
     If so, the rebuilt segment would be deleted as soon as it replaces the damaged segment.
     """
@@ -462,7 +462,7 @@ def _keep(root: Root, number: int, reason: str) -> None:
 
 def _notify(root: Root, number: int) -> None:
     root.counters(writable=True).count(layout.CHANGES)
-    with suppress(OSError):  # with a file in it, the folder stays, and readers are notified once more
+    with suppress(OSError):  # a folder with a file in it stays, and readers are notified once more
         _side_folder(root, _REPLACED, number).rmdir()
 
 

@@ -135,7 +135,8 @@ class SegmentInfo:
     created: str
     sealed: bool = False
     steps: int | None = None
-    values: tuple[int, ...] = ()  # by lane: rows in arrays of episode fields; empty: no episode fields, or unsealed
+    # The number of rows of each lane in arrays of episode fields; empty: no episode fields, or unsealed.
+    values: tuple[int, ...] = ()
     checksums: dict[str, int] = field(default_factory=dict)
     sealed_at: float = 0.0  # the time of the sealing, in seconds since the epoch; 0: unsealed, or not recorded
     sealed_clock: BootTime | None = None
@@ -149,7 +150,7 @@ class SegmentInfo:
     packed: PackSize | None = None  # None: the segment is not a pack. See `packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # by path: the compressed arrays of a pack
     # This attribute is not in zarr.json. Readers of a damaged copy of a sealed segment show this number of rows of each
-    # lane, except the episodes in `lost` (see `rebuild.read_shown`). None for all other segments.
+    # lane, except the episodes in `lost` (see `rebuild.read_shown`). In all other segments, it is None.
     shown: tuple[int, ...] | None = None
     # The inode, modification time and size that the segment's zarr.json had when it was read; zeros: not read.
     document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)

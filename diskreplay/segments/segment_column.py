@@ -284,7 +284,8 @@ class Column:
 
     def _write_items(self, chunk: int, at: Ints, items: NDArray[Any]) -> None:
         data, size = items.view(np.uint8).data, self.row_bytes
-        # Rows that are adjacent in the file, such as all lanes in chunks of one row, are written together.
+        # Rows that are adjacent in the file, such as the rows of all lanes if a chunk has one row per lane, are written
+        # together.
         edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
         for start, stop in pairwise(edges):
             self.write_at(chunk, int(at[start]), data[start * size : stop * size])

@@ -93,8 +93,8 @@ class SegmentWriter:
     def _open_counters(self) -> None:
         lanes = len(self.info.lanes)
         self.committed = open_lane_counter(f"{self.info.path}/{layout.COMMITTED}", lanes)
-        # `late`: on a full disk, a write to this counter is delayed and raises no error. Until it succeeds, the newest
-        # step has no next observation.
+        # `late`: on a full disk, a write to this counter is delayed and raises no error. Until this write succeeds, the
+        # newest step has no next observation.
         self.observed = open_lane_counter(f"{self.info.path}/{layout.OBSERVED}", lanes, late=True)
 
     def reserve(self, lane: int, row: int, stop: int = 0) -> None:
@@ -229,7 +229,8 @@ class SegmentWriter:
     def _record_of(self, rows: Ints, fields: Named[str, NDArray[Any]]) -> tuple[Ints, list[Any]] | None:
         """Return the argument ``record`` of `copying.write_lanes`, and the objects that own the memory it points to.
 
-        Return None if a chunk is not mapped, or if a field has another dtype or number of rows.
+        Return None if a chunk is not mapped, or if a field's value has another dtype than its array, or another number
+        of rows than ``rows``.
         """
         first, last = int(rows.min()), int(rows.max())
         heads, bases, held = list[int](), list[int](), list[Any]()

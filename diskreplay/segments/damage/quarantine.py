@@ -31,7 +31,7 @@ QUARANTINE = f"{layout.COUNTERS}/quarantine"
 RECORD = ".record.json"  # the suffix of a record's file name, after the name of its entry
 
 _SEGMENT = re.compile(rf"{layout.SEGMENTS}(?:\.[0-9]+)?/([0-9]{{8,9}})(?:\.[0-9]+)?")
-_PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # a folder with 3 of these names was a segment
+_PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # a folder that has 3 of these is a segment
 _TOP = (layout.SEGMENTS, layout.SAMPLERS, layout.LIMITERS, layout.COUNTERS, layout.EVICTIONS)
 _DEEPEST = 8  # the maximum depth of entries in a store's tree
 _MOST_BYTES = 1 << 16  # the maximum size of a record

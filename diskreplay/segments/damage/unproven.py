@@ -68,7 +68,7 @@ def _has_folders(info: SegmentInfo) -> bool:
 
 
 def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, Ints]:
-    """Set a segment's counters to its proven rows; return the kept and the claimed number of rows of each lane.
+    """Set a segment's counters to the numbers of rows to keep; return the kept and claimed number of rows per lane.
 
     ``salvaged`` has the number of rows of each lane to keep even if fewer rows are proven. The call may be repeated
     after a crash at any point.

@@ -163,7 +163,7 @@ def join_ranges(firsts: Ints, stops: Ints) -> list[tuple[int, int]]:
     """Return the ranges (first, stop) in ascending order; ranges that touch or overlap are joined.
 
     ``firsts`` and ``stops`` are each in ascending order. Empty ranges are left out. The arguments are arrays for speed:
-    one call may have thousands of lanes.
+    one call may join the ranges of thousands of lanes.
     """
     is_some = firsts < stops
     firsts, stops = firsts[is_some], stops[is_some]

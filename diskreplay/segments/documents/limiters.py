@@ -150,7 +150,7 @@ class StepCounter:
         self._entries = EvictionEntries(self._root)
         self._by_hand: dict[int, int] = {}
         self._lost: dict[int, int] = {}
-        self._packs: dict[int, dict[int, int]] = {}  # by pack: the steps of each segment in it
+        self._packs: dict[int, dict[int, int]] = {}  # by pack: the number of steps of each segment in it
         self._writers: dict[int, int] = {}
 
     def read(self, look: Callable[[], RowsOf] = lambda: _all_rows) -> Inserted:
@@ -290,8 +290,8 @@ class _Growing:
     def evicted(self) -> int:
         """Return the number of counted steps that were evicted by hand.
 
-        Only episodes of sealed segments are evicted, so this is 0, except for a copy that was made before the original
-        was sealed.
+        Only episodes of sealed segments are evicted, so the result is 0, except for a copy that was made before the
+        original was sealed.
         """
         lanes = len(self._rows)
         entries = [

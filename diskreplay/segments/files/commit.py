@@ -44,7 +44,7 @@ class CountersByPosition:
         return self
 
     def copy(self) -> NDArray[np.int64]:
-        """Return the counters that the file has now, without owed counters."""
+        """Return the values that the file has now; owed values are not in the file yet."""
         return self._shown.copy()
 
     def tobytes(self) -> bytes:
@@ -133,8 +133,8 @@ class StoreCounters:
             before[layout.BOOT] = values[layout.BOOT]
             changed = np.flatnonzero(values != before)
             # If only one word differs from its complement, a process is between its two writes, or died there. In this
-            # case the word counts, not the complement. FIRST_LIVE is always taken from its complement: a number that is
-            # too low does no harm, and a flipped bit in the word must not hide segments.
+            # case the value of the word is used, not that of the complement. FIRST_LIVE is always taken from its
+            # complement: a number that is too low does no harm, and a flipped bit in the word must not hide segments.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)

@@ -80,7 +80,7 @@ def _open_lock(path: os.PathLike[str] | str) -> int:
         if mode & 0o666 != writers | writers << 1:
             os.fchmod(fd, mode & ~0o666 | writers | writers << 1)
     except PermissionError:
-        pass  # the file of another user
+        pass  # the file belongs to another user
     except BaseException:
         os.close(fd)
         raise

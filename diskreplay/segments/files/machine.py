@@ -124,7 +124,7 @@ class Volume(NamedTuple):
     disk: int
 
     def may_be(self, other: "Volume") -> bool:
-        """Return whether ``other``, read in the same boot, can be the same volume."""
+        """Return whether ``other``, read in the same boot, can be the same volume as this one."""
         same_disk = self.disk == other.disk or not (self.disk and other.disk)
         return self.device == other.device and self.fsid == other.fsid and same_disk
 
