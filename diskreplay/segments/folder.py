@@ -343,7 +343,7 @@ def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[
             leave_out(at + start, error)
             continue
         numbers = pack.numbers.tolist()
-        if taken.isdisjoint(numbers):  # else this pack was merged into another one
+        if taken.isdisjoint(numbers):  # else this pack was merged into another pack
             found.append(pack)
             taken.update(numbers)
     for number in taken:

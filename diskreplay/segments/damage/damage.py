@@ -118,7 +118,7 @@ class _Search:
                 continue
             starts = self._starts(lane, count, holes)
             edges = [0, *(edge for range_ in before for edge in range_), *self._proven(lane, holes)]
-            if self._tables is not None:  # in a pack, each lane of a merged segment begins with an episode
+            if self._tables is not None:  # in a pack, an episode begins at the first row of each lane
                 edges += self._tables.first_rows.tolist()
             known = np.union1d(starts, np.array(edges, np.int64))
             lost = layout.merge_ranges([*before, *(_episodes_of(range_, known, count) for range_ in damaged[lane])])

@@ -43,7 +43,7 @@ def array_leaves(schema: Schema) -> dict[str, Field]:
 
 
 def make_templates(schema: Schema) -> dict[str, Document]:
-    import zarr  # heavy, and only needed to create a store
+    import zarr  # slow to import, and only needed to create a store
     from zarr.storage import MemoryStore
 
     stored: dict[str, Any] = {}
@@ -57,7 +57,7 @@ def make_templates(schema: Schema) -> dict[str, Document]:
 
 
 def make_root_documents() -> dict[str, Document]:
-    import zarr  # heavy, and only needed to create a store
+    import zarr  # slow to import, and only needed to create a store
     from zarr.storage import MemoryStore
 
     stored: dict[str, Any] = {}
