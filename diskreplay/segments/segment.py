@@ -629,7 +629,7 @@ def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identit
     if packed is not None and not (found["sealed"] and found["lanes"] == (0,)):
         raise ValueError("a pack must be sealed and have one lane")
     if not compressed.keys() <= arrays.keys() or (compressed and packed is None):
-        raise ValueError(f"compressed names {sorted(compressed)!r:.80}")
+        raise ValueError(f"the attribute compressed lists {sorted(compressed)!r:.80}")
     found["chunk_rows"] = {leaf: found["chunk_rows"][leaf] for leaf in arrays}
     _check_chunk_rows(found["chunk_rows"], lanes, arrays, compressed)
     found["clock"] = Clock(found["boot"], found["clock"])
@@ -669,7 +669,7 @@ def _parse_lost(attributes: Any, lanes: int, steps: int | None) -> Lost:
         row, lane = divmod(position, lanes)
         in_order = position > before and row >= ends.get(lane, 0)
         if not in_order or rows < 1 or (row + rows) * lanes > layout.POSITION_MASK:
-            raise ValueError(f"lost names {rows} rows from position {position} on")
+            raise ValueError(f"the attribute lost has {rows} rows from position {position} on")
         before, ends[lane] = position, row + rows
     most = sum(rows for _, rows in lost.ranges)
     if lost.steps > min(most if steps is None else steps, most):
