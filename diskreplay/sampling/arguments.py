@@ -70,8 +70,8 @@ def distribution_argument(distribution: Any) -> Distribution:
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    # The usual case needs a single call of torch: such calls are slow, because torch's code is seldom in the
-    # processor's caches.
+    # A tensor on the CPU without a gradient needs only this one call of torch. Calls of torch are slow, because the
+    # code of torch is seldom in the processor's caches.
     try:
         return tensor.numpy()
     except (RuntimeError, TypeError):  # the tensor has a gradient, is on a device, or has a dtype that numpy lacks

@@ -295,17 +295,20 @@ class Batch(Mapping[str, Tree]):
                 yield flat.select(order[start : start + size])
 
 
-# Each of these is looked up only once, because a batch is made and read in a few microseconds.
+# These attributes are looked up here and not in each call, because a batch is made and read in a few microseconds.
 _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"].__set__
 _set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
 _tensor, _array = torch.from_numpy, np.ndarray
 _NODES = frozenset([dict, TupleRecord])
-# torch can neither fill nor pickle these unsigned dtypes. In the signed dtypes, zero has the same bytes.
+# torch can neither fill nor pickle tensors of the unsigned dtypes. A zero has the same bytes in the signed dtypes.
 _SAME_BYTES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def _to_pickle(tensor: torch.Tensor) -> Tree:
-    """Return an array in place of a tensor that torch cannot pickle. The unpickled batch makes it a tensor again."""
+    """Return an array in place of a tensor that torch cannot pickle.
+
+    When the batch is unpickled, the array becomes a tensor again.
+    """
     return tensor.numpy() if tensor.dtype in _SAME_BYTES and tensor.device.type == "cpu" else tensor
 
 
@@ -339,7 +342,7 @@ def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
 def shuffled_sequences(
     ends: Bools, size: int, epochs: int, rng: np.random.Generator, length: int | None
 ) -> Iterator[Windows]:
-    """Yield minibatches of `size` sequences, padded to `length` steps, or for None to the longest of the minibatch."""
+    """Yield minibatches of `size` sequences, padded to `length` steps; None: to the longest sequence."""
     steps, columns = ends.shape
     places, counts = find_sequences(ends, length)
     for _ in range(epochs):
@@ -390,7 +393,7 @@ def _has_arrays(tree: Tree) -> bool:
 
 
 def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """Return a tree with the results of `function`, which gets the leaves at one path of all `trees`."""
+    """Return a tree that has, at each path, the result of `function` for the leaves of all `trees` at this path."""
     if isinstance(trees[0], dict):
         return {name: map_tree(function, *(tree[name] for tree in trees)) for name in trees[0]}
     if isinstance(trees[0], TupleRecord):
@@ -488,9 +491,10 @@ def _over_steps(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def _leaves(tree: Any, above: tuple[str, ...], shape: torch.Size) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the tensors of a tree by their keys from the TensorDict's root, expanded over all steps.
+    """Return the tensors of a tree, expanded over all steps, by their keys in the root of the TensorDict.
 
-    With keys from the root, the items of an extra field named "next" are merged with TorchRL's "next".
+    Such a key has all names from the root on, so that the items of an extra field named "next" are merged with
+    TorchRL's "next".
     """
     if isinstance(tree, torch.Tensor):
         return {above: _over_steps(tree, shape)}

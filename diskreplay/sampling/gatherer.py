@@ -75,8 +75,8 @@ class BufferPool:
     A slot's arrays are made once, and the tensors of each batch in the slot are made of these arrays. A tensor holds a
     reference to its array. Every view of the tensor holds such a reference, too, through the tensor's storage, and so
     does every array made of a view. When the reference counts of a slot's arrays are back at their first values,
-    nothing else refers to the memory. Objects that own the memory would also do, but each batch would need new arrays.
-    New arrays take 20 of the 140 microseconds of a small batch.
+    nothing else refers to the memory. The arrays are not made again for each batch, because that would take 20 of the
+    140 microseconds of a small batch.
 
     ``allocate(nbytes)`` returns uint8 memory, ordinary or pinned. At most `spare` free slots are kept. `debug`
     overwrites the memory of batches that are no longer referenced, so that a pointer that outlived its tensor reads
@@ -102,8 +102,8 @@ class BufferPool:
         """
         with self._lock:
             slots = self._slots
-            # The usual case: there are few slots, and the slot taken longest ago is free. It is the first slot of the
-            # list, because a slot that is taken moves to the end.
+            # The usual case: there are few slots, and the slot taken longest ago is free. The slot taken longest ago is
+            # the first of the list, because a slot moves to the end when it is taken.
             if len(slots) <= self._spare + 1 and not self._debug:
                 for number, slot in enumerate(slots):
                     block = slot.block
@@ -191,11 +191,13 @@ class DeviceCopy:
     def receive(self, slot: Slot, sent: Sent, changed: int | None = None) -> list[torch.Tensor]:
         """Return the block's arrays on the device, to be used on the current stream.
 
-        `changed` is the number of an array that was written since the slot was sent: this array is sent again.
+        `changed` is the position in `Block.arrays` of an array that was written after the slot was sent, and is now
+        sent again; None: no array was written.
         """
         current = torch.cuda.current_stream(self._device)
         current.wait_event(sent.event)
-        # The memory was allocated on the copying stream, which must not reuse it while the current stream reads it.
+        # The buffer was allocated on the copying stream, and must not be reused there while the current stream reads
+        # the buffer.
         sent.buffer.record_stream(current)
         block = slot.block
         tensors = []
@@ -220,9 +222,9 @@ class HostCopy:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def later(self, *values: Any) -> Callable[[], tuple[Any, ...]]:
-        """Return a function that waits for the present work of the current stream, and returns `fetched(*values)`.
+        """Return a function that waits for the work given to the current stream so far, and returns `fetched(*values)`.
 
-        The tensors among `values` must not change before this function returns.
+        The tensors among `values` must not change before a call of the returned function has ended.
         """
         stream = self._stream
         if stream is None:
@@ -319,7 +321,7 @@ class Destination:
 class Gatherer:
     """Makes batches of one view. One thread at a time may call `gather`, and one thread at a time `to_batch`.
 
-    `draw_fields` maps the names of fields about a batch's draw (see `OF_DRAWS`) to positions in the arrays of a block.
+    `draw_fields` maps the names of fields about a batch's draw (see `OF_DRAWS`) to positions in `Block.arrays`.
     `threads`, if any, copy parts of large arrays, until `close` ends these threads.
     """
 
@@ -375,7 +377,7 @@ class Gatherer:
         reader = self.reader
         leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
         slot, fields = self._pool.acquire(leaves, len(ids))
-        if entropy is not None or self._is_seeded:  # an interrupt before `fill` leaves the reader seeded
+        if entropy is not None or self._is_seeded:  # `_is_seeded`: an interrupt ended the last call
             self._is_seeded = True
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
@@ -415,7 +417,7 @@ class Gatherer:
             values = [torch.from_numpy(array).to(self._device) for array in arrays]
             self.seconds_copying += perf_counter() - started
         elif not self.reader.shows_leaves:
-            # Arrays would not do: only tensors keep the slot in use while a view of them is alive.
+            # Tensors are made, because a view of a tensor keeps the slot in use, and a view of an array does not.
             values = [torch.from_numpy(array) for array in arrays]
         values = self.reader.present(values)
         if self._names:

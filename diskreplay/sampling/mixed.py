@@ -71,7 +71,7 @@ class MixedSampler(IterableDataset[Batch]):
         self._shares = shares / shares.sum()
         self._batch_size = int_argument("batch_size", batch_size)
         self._rng = np.random.default_rng(seed)
-        # The samplers' numbers of items in each of the next batches.
+        # For each of the next batches, the number of items that each sampler gives.
         self._planned: deque[list[int]] = deque()
         # The parts of the next batch that a failed call of `sample` has drawn, by sampler number.
         self._drawn: dict[int, Batch] = {}
@@ -254,7 +254,7 @@ def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
 
 
 def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
-    """Return the batch of all `parts`, given by sampler number; shorter sequences are padded with zeros."""
+    """Return one batch with the items of all `parts`, which have samplers' numbers as keys; pad shorter sequences."""
     batches = list(parts.values())
     sizes, lengths = [batch.batch_size for batch in batches], [_length(batch) for batch in batches]
 
@@ -287,7 +287,7 @@ def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
 
 
 def _nested(plain: Any) -> Tree:
-    """Return the tree of a saved state, whose form `plain` has lists in place of tuples."""
+    """Return `plain` from a saved state as a tree of tensors; `plain` has lists in place of tuples."""
     if isinstance(plain, list):
         return TupleRecord(map(_nested, plain))
     if isinstance(plain, Mapping):

@@ -26,8 +26,8 @@ from diskreplay.views.rollouts import Rollouts
 from diskreplay.views.successors import place
 
 RETURN = "return"
-"""The name of the moments of returns; moments of leaves have their paths as names."""
-# The number of bytes of rows to read at once.
+"""The name of the moments of returns; the name of a leaf's moments is the leaf's path."""
+# The largest number of bytes of rows that are read at once.
 PIECE_BYTES = 8 << 20
 # An outlier is farther from the mean of the other values than this factor times max(1, their standard deviation). An
 # outlier makes the standard deviation of all values useless.
@@ -56,13 +56,13 @@ class Moments(NamedTuple):
         return cls(float(len(exact)), np.asarray(exact.mean(axis=0)), np.asarray(exact.var(axis=0)))
 
     def merged(self, other: "Moments") -> "Moments":
-        """Return the moments of all values of both (Chan et al. 1983, equation 2.1)."""
+        """Return the moments of the values of `self` and `other` together (Chan et al. 1983, equation 2.1)."""
         if not other.count:
             return self
         total = self.count + other.count
         delta = other.mean - self.mean
         squares = self.var * self.count + other.var * other.count + delta**2 * (self.count * other.count / total)
-        # numpy's operations on scalars return numbers, not arrays.
+        # numpy's operations on arrays without axes return numbers, which become arrays again here.
         return Moments(total, np.asarray(self.mean + delta * (other.count / total)), np.asarray(squares / total))
 
 
@@ -132,7 +132,7 @@ class StoreMoments:
         self._read = 0  # number of ended episodes, in `snapshot.log`, that were searched
 
     def __getstate__(self) -> dict[str, Any]:
-        # A plan has addresses, so it cannot be pickled.
+        # A gather plan has addresses of memory, so it cannot be pickled.
         return {**self.__dict__, "_snapshot": None, "_plan": None, "_read": 0}
 
     def follow(self, snapshot: Snapshot) -> None:
@@ -159,7 +159,7 @@ class StoreMoments:
         self._snapshot, self._read = snapshot, len(snapshot.log)
 
     def _is_older(self, snapshot: Snapshot) -> bool:
-        """Return whether a snapshot is older than the snapshot followed last.
+        """Return whether a snapshot is older than the last snapshot whose steps were counted.
 
         Lanes of an older snapshot may have other indices.
         """
@@ -195,7 +195,7 @@ class StoreMoments:
         return runs.select(order)
 
     def _counted(self, snapshot: Snapshot, runs: _Runs) -> tuple[dict[str, Moments], Floats, int]:
-        """Return the moments with the steps of `runs` added, each step's return, and the number of steps not finite."""
+        """Return the moments with the steps of `runs` added, each step's return, and the number for `not_finite`."""
         ids, moments, rewards = runs.ids, dict(self.moments), []
         is_finite = np.ones(len(ids), np.bool_)
         if self._plan is None:
@@ -357,8 +357,8 @@ class Normalize(OneOwner, Transform):
         "arm/joints" ("obs" if the observation is one array).
     reward : bool or dict
         Whether to normalise `reward`. If the reward of the view is a weighted sum of fields, give the same dict of
-        weights as to the view. n-step returns are divided and clipped as a whole. `Rollouts` refuses this, because
-        advantages are computed from stored rewards.
+        weights as to the view. n-step returns are divided and clipped as a whole. The view `Rollouts` refuses `reward`,
+        because advantages are computed from stored rewards.
     clip_obs, clip_reward : float or None
         The largest absolute values of the results; None: no limit.
     gamma : float

@@ -87,7 +87,7 @@ class Limits(NamedTuple):
 class Target:
     """A view, the population of its ids, and the distribution that draws batches of them.
 
-    `distribution` is the sampler's argument. `own` is a distribution that the view made, and draws instead of
+    `distribution` is the sampler's argument. `own` is a distribution that the view made, and that draws in place of
     `distribution`; None: the view made none. `bounded` draws within `max_size`, and `active` within all limits.
     `errors` computes the errors of items from errors of steps. `random` is whether batches depend on random numbers in
     addition to their ids.
@@ -390,7 +390,7 @@ class Planner:
     def rewind(self) -> bool:
         """Drop all undelivered plans, so that their ids are drawn again, if each draw depends on earlier draws.
 
-        Return whether each draw depends on earlier draws, as for rollouts.
+        Return whether each draw depends on earlier draws.
         """
         if not self.target.active.rewind():
             return False

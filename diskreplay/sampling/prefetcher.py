@@ -19,9 +19,9 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import Pages, View, copy_threads, offsets
 from diskreplay.workers import Job, Workers
 
-# The smallest number of bytes of a batch that a thread makes. A smaller batch is made in the call that delivers it,
-# because to wake another thread would be slower.
-# If one call made eight small batches, they would take a seventh less time, but every eighth call would be slow.
+# A thread makes a batch only if the batch has at least this number of bytes. A smaller batch is made in the call that
+# delivers it, because to wake another thread would be slower. If one call made eight small batches, they would take a
+# seventh less time, but every eighth call would be slow.
 LEAST_FOR_A_THREAD = 256 << 10
 
 

@@ -203,7 +203,8 @@ class Sampler(IterableDataset[Batch]):
         sampler draws other batches.
     rank, world_size : int
         This trainer's share of the ids. A hash of an id decides to which share the id belongs, and an id never changes
-        its share. Shares are even and complete, and do not overlap. With `Rollouts`, a share has whole lanes.
+        its share. Each id is in exactly one share, and the shares have about equal sizes. With `Rollouts`, a share has
+        whole lanes.
     limiter : RateLimiter or None
         A limiter that makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. The
         limiter's counts are in the store, which must be open with mode "a".
@@ -419,9 +420,9 @@ class Sampler(IterableDataset[Batch]):
         NotEnoughData
             No step is sampleable, or `max_times_sampled` allows fewer items than the batch needs. Nothing is drawn.
         RateLimited
-            The limiter's timeout passed. Nothing was drawn, or the drawn batch is kept and is the next batch of this
-            size. A batch of `Episodes` with too many steps for the limiter's `error_buffer` is dropped, and the message
-            says so.
+            The limiter's timeout passed. Nothing was drawn, or the drawn batch is kept, and the next call with this
+            batch size returns it. A batch of `Episodes` with too many steps for the limiter's `error_buffer` is
+            dropped, and the message says so.
         StopIteration
             A `Sweep` has ended, which also ends `for batch in sampler`.
         ValueError
@@ -479,7 +480,7 @@ class Sampler(IterableDataset[Batch]):
                     gathered = makers.gatherer.gather(plan.snapshot, ids, plan.entropy, plan.draw_info)
                 elif makers.prefetcher is not None:
                     gathered = makers.prefetcher.wait(gathered)
-                    plan.gathered = None  # a batch that an interrupt leaves half changed below must be gathered again
+                    plan.gathered = None  # so that the batch is gathered again if an interrupt comes below
                 if not self._transforms:
                     batch = makers.gatherer.to_batch(gathered, weights)
                 else:
@@ -493,7 +494,7 @@ class Sampler(IterableDataset[Batch]):
                     planner.drop(plan)
                 raise
             except BaseException:
-                # After an interrupt, the batch is not delivered, and stays the next batch of its size.
+                # After an interrupt, the batch is not delivered: the next call with this batch size gathers it again.
                 plan.gathered = None
                 raise
             payments.paid = 0
@@ -593,9 +594,9 @@ class Sampler(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state. With the same arguments and steps in the store, the next batches are the same.
 
-        Ids that are gone are dropped, and new ids get the largest priority so far. If a batch drawn ahead has lost an
-        id, this batch and all later batches are drawn again. Earlier batches keep their ids, but `age`, and fields that
-        depend on later steps of open episodes, have their current values.
+        Ids that the store no longer has are dropped, and new ids get the largest priority so far. If a batch drawn
+        ahead has lost an id, this batch and all later batches are drawn again. Earlier batches keep their ids, but
+        `age`, and fields that depend on later steps of open episodes, have their current values.
 
         Raises
         ------

@@ -41,9 +41,9 @@ class PlannerState(NamedTuple):
     cursors : dict
         The states of distributions that views made (`View.own_distribution`), by `Distribution.key`.
     times : mapping
-        The counts for `max_times_sampled`; empty without this limit.
+        How often ids were drawn, for `max_times_sampled`; empty without this limit.
     indices : mapping
-        The ids for `max_size`; empty without this limit.
+        The ids that `max_size` keeps; empty without this limit.
     returned : ndarray of int64
         Ids to draw again.
     refused : list of SavedPlan
@@ -96,10 +96,10 @@ class PlannerState(NamedTuple):
 
 
 def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
-    """Return the counts in a sampler's state.
+    """Return the numbers `batch_size`, `paid`, `batches` and `steps` of a sampler's state, by name.
 
-    Raises ValueError if `state` is not a sampler's state, is from a newer release or of another store (a UUID), or has
-    drawn batches of another size.
+    Raises ValueError if `state` is not a sampler's state, is from a newer release, is of another store than the one
+    with the UUID `store`, or has drawn batches of another size than `batch_size`.
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
         raise ValueError(f"this is not a state of a sampler, but {type(state).__name__}")
