@@ -261,7 +261,7 @@ class Readahead:
 
     @property
     def cold(self) -> bool:
-        """True if `wide`, in the first `WARM_BATCHES` batches and in this number of batches after a read from disk."""
+        """True if `wide`, in the first `WARM_BATCHES` batches, and in as many batches after each read from disk."""
         return self.wide and self._asks > 0
 
     def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:
@@ -366,7 +366,7 @@ class Gatherer:
         draw_info: DrawInfo | None = None,
         pages: Pages | None = None,
     ) -> Gathered:
-        """Gather the items of these ids into a free slot, and start its copy to a CUDA device; all weights are 1.
+        """Gather these ids' items into a free slot, with weights of 1; for a CUDA device, start to copy the slot.
 
         `entropy` seeds the random numbers of the view. `pages` are the pages already requested from disk, or None.
         """

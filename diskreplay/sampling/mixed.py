@@ -102,7 +102,7 @@ class MixedSampler(IterableDataset[Batch]):
         return batch
 
     def _draw(self, planned: Sequence[list[int]], beta: float | None, drawn: dict[int, Batch]) -> dict[int, Batch]:
-        """Draw the parts of the first planned batch that `drawn` lacks, and add them to `drawn` by sampler number."""
+        """Draw each part of the first planned batch that is not in `drawn`, and add it to `drawn` by sampler number."""
         for source, sampler in enumerate(self._samplers):
             if planned[0][source] and source not in drawn:
                 sizes = [counts[source] for counts in planned if counts[source]]

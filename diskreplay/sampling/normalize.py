@@ -370,7 +370,7 @@ class Normalize(OneOwner, Transform):
     ----------
     frozen : bool
         Whether new steps leave the statistics unchanged. You may set `frozen`. Steps that arrive while it is True are
-        counted once it is False.
+        counted as soon as it is False.
 
     Raises
     ------
@@ -416,7 +416,7 @@ class Normalize(OneOwner, Transform):
         """Return a frozen Normalize with the statistics of a VecNormalize, or of an object with its attributes.
 
         The statistics already count the steps of the VecNormalize's environments. If the store has these steps, too,
-        they count twice once `frozen` is set to False.
+        they count twice after `frozen` is set to False.
 
         Raises
         ------

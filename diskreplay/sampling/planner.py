@@ -388,7 +388,7 @@ class Planner:
                 break
 
     def rewind(self) -> bool:
-        """Drop all undelivered plans, so that their ids are drawn again, if each draw depends on earlier draws.
+        """If each draw depends on earlier draws (rollouts), drop all undelivered plans; their ids are drawn again.
 
         Return whether each draw depends on earlier draws.
         """

@@ -129,7 +129,7 @@ class Makers:
         raise SegmentGone("segments were evicted faster than they could be read")
 
     def prepare(self, plans: Iterable[Plan]) -> None:
-        """Set `prepared` of the plans, in the order of their draws, to the statistics that the transforms have now."""
+        """Give each plan without `prepared` the present statistics of the transforms; `plans` are in draw order."""
         for plan in plans:
             if plan.prepared is None:
                 plan.prepared = self._pipeline.prepare(plan.snapshot)

@@ -116,7 +116,9 @@ On a server with 16 processors, one thread copies 8 GB/s, two threads 13 GB/s, f
 
 
 class CopyThreads:
-    """`count` threads that copy parts of a batch, next to the calling thread. The first call of `copy` starts them.
+    """`count` threads that copy parts of a batch, in addition to the calling thread.
+
+    The first call of `copy` starts them.
 
     Callers use the threads only for batches of `least` or more bytes. Between calls of `copy`, the list `jobs` is
     empty, unless an interrupt ended the last call early. Only one thread may call the methods.
@@ -193,7 +195,7 @@ class Reader:
     fields of a batch differ from the gathered leaves, and `leaves_for` if the shapes of leaves depend on the ids.
     """
 
-    leaves: Sequence[Leaf]  # the arrays to gather; if their shapes depend on the ids, for items of one step
+    leaves: Sequence[Leaf]  # the arrays to gather; for items of one step, if shapes depend on the ids
     paths: Sequence[Path]  # the paths of a batch's fields, in the order of the batch
     shows_leaves = True  # whether the leaves are the fields; if not, `present` makes fields from the leaves
     depends_on_ids = False  # whether `leaves_for` must be called for each batch
@@ -212,7 +214,7 @@ class Reader:
     def count_steps(self, snapshot: Snapshot, ids: Ints) -> int:
         """Return the number of environment steps in the items of these ids.
 
-        Samplers need it if `View.item_steps` is None.
+        Samplers call this if `View.item_steps` is None.
         """
         raise NotImplementedError(f"{type(self).__name__} must define count_steps")
 
@@ -307,8 +309,8 @@ def select(
     """Return the leaves that `fields` names: "obs" means all leaves below "obs", and "obs/image" means only that leaf.
 
     `fields` None means all of `leaves`. The name "..." in `fields` also means all of `leaves`, so that leaves of
-    `on_request` can be added to them. The leaves that `always` names are added, and `EPISODE_KNOWN` if `fields` names
-    an episode field. Raises ValueError for an unknown name.
+    `on_request` can be named in addition. The leaves that `always` names are added, and `EPISODE_KNOWN` if `fields`
+    names an episode field. Raises ValueError for an unknown name.
     """
     if fields is None:
         return leaves

@@ -46,8 +46,8 @@ class CrossingStarts:
     episode. A lane continues across the segments of its writer.
 
     An ended episode is done when later steps cannot add windows that start in the episode: if enough steps of ended
-    episodes follow, or if the next ended episode is not admitted. Any other ended episode is waiting. The steps of open
-    episodes do not count here, because an open episode may be admitted now and refused when it ends.
+    episodes follow, or if the next ended episode is not admitted. Any other ended episode is waiting. Steps of open
+    episodes are not counted as steps that follow, because an open episode may be admitted now and refused when it ends.
     """
 
     def __init__(self, length: int) -> None:
@@ -66,7 +66,7 @@ class CrossingStarts:
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return the episodes that are done since the last call, and the episodes that may get more windows.
+        """Return the episodes that have become done since the last call, and the episodes that may get more windows.
 
         In both tables an episode has only the steps at which windows start. The first result is None instead of an
         empty table, unless `is_fresh` is True. `ended` are the episodes that ended since the last call; None: no
@@ -120,10 +120,10 @@ class _Lanes:
         self.runs_on = self._has_next & _following(counts)
 
     def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
-        """Return how many later steps each episode's windows can hold, and the index of the last episode in reach.
+        """Return, for each episode, how many steps after it its windows can hold, and the last episode in their reach.
 
-        `runs_on` is True for an episode if windows continue in the next episode. So the last episode in reach is the
-        nearest one, from the given episode on, whose `runs_on` is False.
+        `runs_on` is True for an episode if windows continue in the next episode. The last episode in reach is given as
+        an index: of the nearest episode, from the given episode on, whose `runs_on` is False.
         """
         places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
         last = np.minimum.accumulate(places[::-1])[::-1]
@@ -146,7 +146,7 @@ class _Lanes:
 
 
 def _following(values: NDArray[Any]) -> NDArray[Any]:
-    """Return, for each place, the value after this place; the last place keeps its value."""
+    """Return `values` moved by one place: each place gets the next value, and the last place keeps its value."""
     return np.append(values[1:], values[-1:])
 
 
@@ -301,7 +301,8 @@ class CrossingReader(Reader):
     ) -> None:
         self._view, self._length, self._burn_in = view, length, burn_in
         self.paths = [field.path for field in shown]
-        # Leaves with a value for each step come first, so that they can also be filled as a block of single steps.
+        # Leaves with a value for each step come first in memory, so that this memory can also be filled as a block of
+        # single steps.
         kinds = sorted(kinds, key=lambda kind: not kind.each_step)
         self.leaves: Sequence[Leaf] = [kind.leaf(length) for kind in kinds]
         self._step_leaves = [kind.value for kind in kinds if kind.each_step]
@@ -356,7 +357,7 @@ class CrossingReader(Reader):
             with self._pages_lock:
                 steps = self._find(self._walk_of_pages, snapshot, ids)
         except InvalidIndex:
-            return NO_PAGES  # `fill` raises this error
+            return NO_PAGES  # `fill` raises an error for these ids
         windows = self._windows(steps)
         return merged_pages([wide_pages(snapshot, windows[which], some) for which, some in self._copies.items()])
 

@@ -119,16 +119,16 @@ class EarlierParts:
 class GatherPlan:
     """Gathers the leaves of a batch, and sums rewards over windows, in one kernel call. Not thread-safe.
 
-    Rows of `TIME_SOURCE` become seconds since the epoch in arrays of float64. `_record`, the array of numbers and
-    addresses that the kernel reads (see `kernels.gathering`), is made once and changed in place. The plan keeps alive
-    the arrays at these addresses. A change of `_record` counts as complete only after its last assignment: if an
-    interrupt prevents this assignment, the next call makes the change again.
+    If the array for `TIME_SOURCE` has the dtype float64, its values become seconds since the epoch. `_record`, the
+    array of numbers and addresses that the kernel reads (see `kernels.gathering`), is made once and changed in place.
+    The plan keeps alive the arrays at these addresses. Each change of `_record` ends with the assignment of an
+    attribute: if an interrupt prevents this assignment, the next call makes the change again.
 
     `view` is named in error messages. `bounds` has the arguments with which `gather` finds windows; None for a plan
     that only copies rows of given windows. `summands` are path, dtype and weight of the scalar fields whose weighted
     sum is the reward. Rewards are summed over each window. Each step multiplies all later rewards by `gamma` and, if
     the scalar field `discount` is given, by its value at the step. `computed` maps names in `gathering.COMPUTED` to
-    numbers of arrays in a block. A name with the number -1, or without a number, is not a field of the batch.
+    positions in `Block.arrays`. A name with the position -1, or without a position, is not a field of the batch.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class GatherPlan:
         """
         windows = Windows(len(ids))
         if self._bounds is None or windows.find(snapshot, ids, *self._bounds) >= 0:
-            return NO_PAGES  # `gather` raises an error
+            return NO_PAGES  # `gather` raises an error for these ids
         return wide_pages(snapshot, windows, self._reached(self._given))
 
     def _reached(self, copies: Sequence[Copy]) -> Sequence[Copy]:
@@ -284,7 +284,7 @@ class GatherPlan:
 
     def _map(self, snapshot: Snapshot, ids: Ints) -> MappingGuard:
         """Map all rows that the windows of these ids need; return the guard that keeps these rows mapped."""
-        with snapshot.tables.lock:  # while it is held, other threads cannot unmap chunks to make room
+        with snapshot.tables.lock:  # other threads cannot unmap chunks to make room while the lock is held
             since = chunk_budget.now()
             if self._bounds is not None:
                 n, stack, _ = self._bounds

@@ -238,7 +238,7 @@ class HindsightReader(Reader):
             self._relabel(snapshot, windows, k, last, choice[items], items, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Leave out rows of new goals, because only `fill` draws the goals."""
+        """Return the pages of `plain`, without rows of new goals, because only `fill` draws the goals."""
         return self._plain.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:

@@ -24,7 +24,7 @@ from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, step
 _Dtypes = Mapping[str, np.dtype[Any]]
 FLOAT64 = np.dtype("float64")
 
-# The largest number of steps of an episode whose rewards are read in one call.
+# For at most this number of steps of each episode, rewards are read in one call.
 _AT_ONCE = 1024
 
 # Fields on request: those in `_OF_STEPS` have a value for each step, those in `_OF_ITEMS` a value for each item.
@@ -156,7 +156,7 @@ class Ages:
 class Requested:
     """Computes the fields on request that depend on the episode of each item. Not thread-safe.
 
-    `places` maps the fields of a batch to numbers of arrays in a block. `rewards` are path, dtype and weight of each
+    `places` maps the fields of a batch to positions in `Block.arrays`. `rewards` are path, dtype and weight of each
     field in the reward. Returns are discounted by `gamma` per step. `discount` is path and dtype of the field with the
     environment's discounts, which multiply `gamma`; None: there are no such discounts.
     """
@@ -264,7 +264,7 @@ class Requested:
         if self._values:
             places = last.slot[given], last.lane[given], last.own[given]
             last.own[given] = snapshot.value_rows(*places)
-            last.floor[:] = last.own  # for a pack, `value_rows` may return numbers below 0
+            last.floor[:] = last.own  # not 0: for a pack, `value_rows` may return numbers below 0
         last.own_stop[:] = last.own + given
         if known is not None:
             known[:] = given

@@ -90,8 +90,8 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
     continued = np.append(end[1:] & CONTINUES != 0, False) & has_next
     still_open = (end & OPEN != 0) & ~has_next
     if not bootstrap.calls_value_fn:
-        # Only the step after a cut shows whether the episode was cut for its length; this step also has the bootstrap
-        # value.
+        # Only the step after a cut shows whether the episode was cut for its length, and only this step gives the
+        # bootstrap value: without it, the step before the cut is left out.
         given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
         return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued
@@ -106,8 +106,8 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
 class Grid(NamedTuple):
     """The next steps to draw: `ids` is (num_steps, columns), and `keys` has the key (see `LaneMap`) of a column's lane.
 
-    `short` has the keys of the lanes of open writers that have too few steps. `counts` has the number of steps of each
-    of these lanes.
+    `short` has the keys of the lanes that have too few steps and an open writer, and `counts` the number of steps of
+    each of these lanes.
     """
 
     ids: Ints
@@ -126,7 +126,7 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
     """Return the oldest `num_steps` steps that were not drawn before, of every lane with enough such steps.
 
     `usable` is the number of steps of each episode that may be drawn (see `usable_steps`), and `least` the smallest
-    visible id in the episode's lane and segment. `growing` has the keys of growing lanes.
+    visible id in the episode's lane and segment. `growing` has the keys of the lanes whose writers are open.
     """
     first, stride, count = unseen_steps(lanes, usable, positions, least)
     begin = np.flatnonzero(np.append(True, lanes.key[1:] != lanes.key[:-1])[: len(lanes.key)])
@@ -179,7 +179,7 @@ class RolloutCursor(Owned):
         self._share = EVERY_ID
         self._lanes = LaneMap()
         self._planned = self._seen = Positions()
-        # The keys of lanes that had too few steps in the last draw; RefreshNeeded was raised for each of them.
+        # The keys of lanes that had too few steps in the last draw, and for which RefreshNeeded was already raised.
         self._ended_lanes = _NO_LANES
         self._forget()
 

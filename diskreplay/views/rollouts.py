@@ -225,7 +225,7 @@ class StepRuns:
         slot, lane, first = self._runs[[SLOT, LANE, ROW]]
         bad = -1
         for _ in range(ATTEMPTS):
-            with snapshot.tables.lock:  # while it is held, other threads cannot unmap chunks to make room
+            with snapshot.tables.lock:  # other threads cannot unmap chunks to make room while the lock is held
                 table.ensure(slot, lane, first, first + self._runs[COUNT] - 1)
                 held, ((line, arrays),) = snapshot.tables.lines([leaf])
             arguments = snapshot.record, line, self._runs, self._columns, out.ctypes.data

@@ -376,7 +376,8 @@ class SequencesReader(_StepsReader):
         """Return, for each id, whether a window starts there; `before` counts the earlier steps in the episode."""
         length, step, last = self._view.starts[:3]
         whole = windows.k == length
-        # An episode's last window is the first window that reaches the end. So the previous window must end earlier.
+        # A window is partial only if it is the first to reach the episode's end, so the window before it must end
+        # earlier.
         partial_ones = (before == 0) | ((last == PADDED) & (windows.k > length - step))
         good: NDArray[np.bool_] = (before % step == 0) & (whole | (partial_ones & (last != DROPPED)))
         odd = np.flatnonzero(~good & whole & (step - before % step < length))

@@ -1,4 +1,4 @@
-"""Find the successors, the next observations and the episodes of single steps.
+"""Functions that find the successors, the next observations and the episodes of single steps.
 
 The successor of a step is the next step of its episode. If an episode was cut for its length, the successor of its last
 step is the first step of the continuation, which may be in the writer's next segment.
@@ -40,8 +40,8 @@ class Following(NamedTuple):
 
     `successor` is the id of the next step of the same episode, or of the first step of its continuation after a length
     cut. `successor` is NONE if the store does not have such a step (yet). `truncated` is True for the last step of an
-    episode that was truncated, or was cut and is not continued. `has_obs` tells whether the next observation exists;
-    see `observations`.
+    episode that was truncated, or was cut and is not continued. `has_obs` is True if the store has the next
+    observation; see `observations`.
     """
 
     steps: Windows

@@ -45,9 +45,9 @@ class Bounds(NamedTuple):
 class Copy(NamedTuple):
     """The rows of a leaf to copy for each window: `length` successive rows of the window's lane.
 
-    `begin` and `stop` name two entries of `Windows.table`, such as `gathering.ROW`, which are rows of the lane. The
-    first copied row is `offset` rows after the row in `begin`. The row in `stop`, and all rows after it, are copied as
-    zeros. `target` is the number of the array in a `Block` that receives the rows.
+    `begin` and `stop` are indices of `Windows.table`, such as `gathering.ROW`, and its entries there are rows of the
+    lane. The first copied row is `offset` rows after the row at `begin`. The row at `stop`, and all rows after it, are
+    copied as zeros. `target` is the position in `Block.arrays` of the array that receives the rows.
     """
 
     leaf: str
@@ -224,7 +224,7 @@ def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> 
     wide = [copy for copy in copies if snapshot.leaf(copy.leaf).wide]
     if not wide:
         return NO_PAGES
-    with snapshot.tables.lock:  # while it is held, other threads cannot unmap chunks to make room
+    with snapshot.tables.lock:  # other threads cannot unmap chunks to make room while the lock is held
         map_rows(snapshot, windows, wide, chunk_budget.now())
         return merged_pages([_ranges(snapshot, copy.leaf, *windows.rows(copy)) for copy in wide])
 
@@ -243,8 +243,8 @@ def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, 
     Rows in several chunks have a range in each chunk. The caller holds `snapshot.tables.lock`.
     """
     table = snapshot.leaf(leaf)
-    # A reference to `holder` keeps only chunks of this leaf mapped: chunks that other leaves release are unmapped at
-    # once.
+    # The result refers only to `holder`, which keeps chunks of this leaf mapped: released chunks of other leaves are
+    # unmapped at once.
     held, first_chunk, bases = table.holder, table.first_chunk, table.bases
     folder, line, before = snapshot.tables.find(slot, lane)
     shift, first, last = table.shift[folder], before + first, before + last
@@ -255,7 +255,8 @@ def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, 
         inside = begin & ((1 << shift) - 1)
         place = first_chunk[folder] + np.minimum(chunk, last >> shift)
         starts.append(bases[place] + ((line << shift) + inside) * table.row_bytes)
-        # The size is 0 if the window ends in an earlier chunk, or if another thread has released the chunk.
+        # The size is 0 if the window ends in an earlier chunk, if the chunk is decompressed, or if another thread has
+        # released the chunk.
         is_mapped = (bases[place] != 0) & (table.how[place] != DECOMPRESSED)
         sizes.append(np.where(is_mapped, np.maximum(end - begin, 0), 0) * table.row_bytes)
     return Pages(np.concatenate(starts or [first]), np.concatenate(sizes or [first]), (held,))
