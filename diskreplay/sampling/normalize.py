@@ -188,8 +188,8 @@ class StoreMoments:
         is_continued = (counted > 0) & (skipped == counted)
         before = np.where(is_continued, self._returns[lane], 0.0)
         runs = _Runs(lane, first + skipped * stride, stride, steps - skipped, before)
-        # Runs are sorted by segment, lane and row, because a lane's index depends on the order in which segments were
-        # found.
+        # Runs are sorted by segment, lane and row, and not by the lane's index, which depends on the order in which
+        # segments were found.
         order = np.argsort(lane_keys(first, snapshot.origin, snapshot.lanes), kind="stable")
         order = order[(runs.steps[order] > 0) & (lane[order] >= 0)]
         return runs.select(order)

@@ -329,7 +329,7 @@ class Planner:
         return Plan(snapshot, draw, size, entropy, draw_info)
 
     def current_draw_info(self, names: Sequence[str], ids: Ints, snapshot: Snapshot) -> DrawInfo:
-        """Return the named fields about a draw of these ids now; ids that cannot be drawn have probability 0."""
+        """Return these fields of a draw, as if it drew `ids` now; ids that cannot be drawn have probability 0."""
         self.target.population.refresh(snapshot)
         draw_info = self.target.draw_info_of(names, ids)
         if "probability" in draw_info:

@@ -320,8 +320,7 @@ class RandomShift(Transform):
             size = padded.shape[axis]
             before, behind = padded.narrow(axis, 0, 1), padded.narrow(axis, size - 1, 1)
             padded = torch.cat([*[before] * self._pad, padded, *[behind] * self._pad], axis)
-        # The values of each row of the result begin at index `frame + row` of the padded frames. A row is copied in one
-        # piece.
+        # Each row of the result is copied in one piece, from index `frame + row` on of the flattened padded frames.
         items, channels, lines, columns = padded.shape
         frame = torch.arange(items * channels, device=down.device).view(items, channels, 1) * (lines * columns)
         row = (torch.arange(height, device=down.device) + down[:, None])[:, None] * columns + right[:, None, None]

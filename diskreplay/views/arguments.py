@@ -87,7 +87,7 @@ def reward_leaves(schema: Schema, weights: Any) -> list[tuple[str, np.dtype[Any]
     found = []
     for name, weight in (weights or {"reward": 1.0}).items():
         path = scalar_leaf(schema, "reward", name, ("reward",))
-        # The weight is a numpy scalar, because numpy multiplies by a Python float in the field's own precision.
+        # The weight is a numpy scalar: with a Python float, numpy would compute products in the field's own precision.
         found.append((path, schema.leaves[path].dtype, np.float64(weight)))
     return found
 

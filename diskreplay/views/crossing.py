@@ -120,10 +120,10 @@ class _Lanes:
         self.runs_on = self._has_next & _following(counts)
 
     def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
-        """Return, for each episode, how many steps after it its windows can hold, and the last episode in their reach.
+        """Return how many steps of later episodes each episode's windows can hold, and the last episode in their reach.
 
         `runs_on` is True for an episode if windows continue in the next episode. The last episode in reach is given as
-        an index: of the nearest episode, from the given episode on, whose `runs_on` is False.
+        an index. It is the nearest episode, from the given episode on, whose `runs_on` is False.
         """
         places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
         last = np.minimum.accumulate(places[::-1])[::-1]

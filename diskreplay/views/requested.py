@@ -124,7 +124,7 @@ class Ages:
         return newer
 
     def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
-        """Reuse the times of episodes in the table `before`, because the segments of these episodes may be gone."""
+        """Return a table of the episodes; times come from the table `before`, if it has them: segments may be gone."""
         episodes = episodes.without_discarded()
         # The log may still have episodes of evicted segments. Their steps are older than all visible steps, and are not
         # counted.

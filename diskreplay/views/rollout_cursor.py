@@ -91,7 +91,7 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
     still_open = (end & OPEN != 0) & ~has_next
     if not bootstrap.calls_value_fn:
         # Only the step after a cut shows whether the episode was cut for its length, and only this step gives the
-        # bootstrap value: without it, the step before the cut is left out.
+        # bootstrap value. Before a cut without such a step, the last step is left out.
         given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
         return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued

@@ -45,9 +45,9 @@ class Bounds(NamedTuple):
 class Copy(NamedTuple):
     """The rows of a leaf to copy for each window: `length` successive rows of the window's lane.
 
-    `begin` and `stop` are indices of `Windows.table`, such as `gathering.ROW`, and its entries there are rows of the
-    lane. The first copied row is `offset` rows after the row at `begin`. The row at `stop`, and all rows after it, are
-    copied as zeros. `target` is the position in `Block.arrays` of the array that receives the rows.
+    `begin` and `stop` are indices of `Windows.table`, such as `gathering.ROW`: each selects one row of the lane for
+    each window. The first copied row is `offset` rows after the row at `begin`. The row at `stop`, and all rows after
+    it, are copied as zeros. `target` is the position in `Block.arrays` of the array that receives the rows.
     """
 
     leaf: str
@@ -163,7 +163,7 @@ def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since
     Chunks that were used at `since` (see `chunk_budget.now`) or later are not unmapped to make room.
     """
     reached: dict[str, list[tuple[Ints, ...]]] = {}
-    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # by `where`, because most copies read the same rows
+    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # most copies have the same `where`: each is looked up once
     for copy in copies:
         where = copy[1:-1]
         if where not in found:
