@@ -19,7 +19,10 @@ from diskreplay.views.base import INT64, View
 def drawing_arguments(
     where: Any, rank: Any, world_size: Any, max_times_sampled: Any, max_size: Any, remover: Any
 ) -> dict[str, Any]:
-    """Return the keyword arguments of `Planner` that select ids. Raises ValueError if an argument is invalid."""
+    """Return the keyword arguments of `Planner` that decide which ids can be drawn.
+
+    Raises ValueError if an argument is invalid.
+    """
     world_size, rank = int_argument("world_size", world_size), int_argument("rank", rank, 0)
     if rank >= world_size:
         raise ValueError(f"rank must be less than world_size, {world_size}, not {rank}")
@@ -92,7 +95,7 @@ def ids_argument(ids: Any) -> NDArray[np.int64]:
 
 
 def errors_argument(td_error: Any, count: int) -> NDArray[np.float64]:
-    """Return errors as a contiguous float64 array, (count,) or (count, length); (count, 1) becomes (count,)."""
+    """Return `td_error` as a contiguous float64 array, (count,) or (count, length); (count, 1) becomes (count,)."""
     given = _array(td_error) if isinstance(td_error, torch.Tensor) else td_error
     errors = np.asarray(given, np.float64, order="C")
     if errors.ndim == 2 and errors.shape[1] == 1:

@@ -20,8 +20,8 @@ from diskreplay.sampling.sampler import Sampler
 from diskreplay.sampling.sampler_states import Change, as_arrays, as_tensors, mapped, replace_attributes
 from diskreplay.schema.schema import TupleRecord
 
-# The bits of an id from this bit on hold the number of its sampler. The ids of a store with fewer than 8 million
-# segments so far do not reach these bits.
+# The bits of an id from this bit on hold the number of its sampler. The ids of a store reach these bits only after 8
+# million segments.
 SOURCE_SHIFT = 58
 MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
 

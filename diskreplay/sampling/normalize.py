@@ -70,7 +70,7 @@ class _Runs(NamedTuple):
     """Runs of successive new steps within episodes, sorted by lane, then by step.
 
     `place` has the index of each run's lane among all lanes of the snapshot. `before` is the return at the step before
-    the run; 0 if the run begins its episode, or if the moments lack that step.
+    the run; 0 if the run begins its episode, or if that step was not counted.
     """
 
     place: Ints
@@ -98,7 +98,7 @@ class StoreMoments:
     Parameters
     ----------
     fields : dict of str to Field
-        The leaves with moments, by path.
+        The leaves whose moments are computed, by path.
     rewards : sequence of (str, dtype, float)
         Path, dtype and weight of each field; the reward is the weighted sum of these fields. If empty, returns have no
         moments.
@@ -498,7 +498,7 @@ class Normalize(OneOwner, Transform):
         return {"frozen": self.frozen, **own.state_dict()}
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or has other fields."""
+        """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or of other fields."""
         with state_of("Normalize"):
             frozen = bool(state["frozen"])
             if self._store is not None:

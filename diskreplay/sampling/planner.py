@@ -73,7 +73,7 @@ class Limits(NamedTuple):
             raise ValueError(f"max_size needs the probabilities of ids, and {distribution} does not give them")
 
     def bounded(self, distribution: Distribution, kind: tuple[Any, ...]) -> Distribution:
-        """Restrict `distribution` to the ids that `max_size` keeps; without this limit, return it unchanged."""
+        """Return `distribution`, restricted to the ids that `max_size` keeps if there is this limit."""
         return distribution if self.indices is None else Bounded(distribution, self.indices.of(kind))
 
     def loaded(self, saved: PlannerState) -> "Limits":
@@ -268,7 +268,7 @@ class Planner:
         return self.queue[0]
 
     def _draw_kept(self, size: int, refresh: bool, is_other_size: bool = False, instead: Plan | None = None) -> Plan:
-        """Draw a batch and keep its plan: in place of `instead`, in `_other_sizes` if `is_other_size`, or in the queue.
+        """Draw a batch and keep its plan in place of `instead`, in `_other_sizes` if `is_other_size`, or in the queue.
 
         The draw of an ended distribution is empty, and its plan is kept only if the queue is empty. After an interrupt
         before the plan is kept, the distribution is as before the call.

@@ -592,7 +592,9 @@ class Sampler(IterableDataset[Batch]):
             return {**as_tensors(self._state()), "store": self._store.uuid}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state. With the same arguments and steps in the store, the next batches are the same.
+        """Continue from a state.
+
+        With the same arguments, and the same steps in the store, the next batches are those of an uninterrupted run.
 
         Ids that the store no longer has are dropped, and new ids get the largest priority so far. If a batch drawn
         ahead has lost an id, this batch and all later batches are drawn again. Earlier batches keep their ids, but
@@ -608,7 +610,7 @@ class Sampler(IterableDataset[Batch]):
         self._load(state)
 
     def save(self, name: str) -> None:
-        """Save the state in the store, as the zarr group `samplers/<name>`. It replaces an earlier state.
+        """Save the state in the store, as the zarr group `samplers/<name>`. It replaces an earlier state of this name.
 
         The state is durable when this returns. A crash leaves the old state or the new one.
 

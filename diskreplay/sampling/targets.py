@@ -297,7 +297,7 @@ class _Steps(NamedTuple):
         )
 
     def known(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of one number per step in float64, with 0 at padded steps."""
+        """Return `numbers`, which has one number per step, in float64 and with 0 at padded steps."""
         return torch.where(self.real, numbers.double(), 0.0)
 
     def corrected(self, estimates: torch.Tensor, traces: torch.Tensor) -> torch.Tensor:
@@ -331,7 +331,7 @@ def _limit(name: str, value: float) -> float:
 
 
 def _checked(reward: Any, values: Any, next_values: Any, others: dict[str, Any]) -> torch.Tensor:
-    """Return the value of the observation after each step, (batch, length)."""
+    """Check the arguments, and return the value of the observation after each step, (batch, length)."""
     if values is not None and next_values is not None:
         raise ValueError("values must be None if next_values is given, which replaces it")
     name, following = ("values", values) if next_values is None else ("next_values", next_values)

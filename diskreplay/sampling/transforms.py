@@ -311,7 +311,10 @@ class RandomShift(Transform):
         return found
 
     def _shifted(self, frames: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Shift each item of `frames` by its own `down` and `right`. The leading axes of `frames` are the items."""
+        """Shift each item of `frames` by its own numbers of pixels, `down` and `right`.
+
+        The leading axes of `frames` are the items.
+        """
         if self._last:
             frames = frames.movedim(-1, -3)
         height, width = frames.shape[-2:]

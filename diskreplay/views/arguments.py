@@ -49,7 +49,7 @@ def name_or_none(name: str, value: Any) -> str | None:
 
 
 def check_fields(view: Any, **checks: Callable[[str, Any], Any]) -> None:
-    """Check attributes of a frozen view: each ``name=check`` replaces the value by ``check(name, value)``."""
+    """Check attributes of a frozen view: ``name=check`` replaces the attribute's value by ``check(name, value)``."""
     for name, check in checks.items():
         object.__setattr__(view, name, check(name, getattr(view, name)))
 
@@ -114,5 +114,5 @@ def described(view: Any, always: Sequence[str]) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return the name of a function, or the repr of another value; a method's repr would contain its object's repr."""
+    """Return a callable's name, or the repr of another value; a method's repr would contain its object's repr."""
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)

@@ -49,7 +49,7 @@ class EarlierParts:
 
     def fill(self, snapshot: Snapshot, windows: Windows, block: Block) -> None:
         """In the stacks of a block, replace repeated frames by frames of earlier parts, if the store still has them."""
-        # Only a part that begins in a lane's first row in a segment can continue a part in an earlier segment.
+        # Only a part that begins in row 0 of a segment's lane can continue a part in an earlier segment.
         for item in np.flatnonzero((windows.floor == 0) & (windows.row < self._depth)).tolist():
             slot, lane, row = windows.table[:3, item].tolist()
             try:

@@ -75,9 +75,9 @@ class Rollouts(View):
 
     Advantages are generalized advantage estimates (Schulman et al. 2016, equation 16) of the stored values; `ret` is
     advantage + value. Sums are in float64 and rounded once. Columns are in the order of (writer, lane). A lane
-    continues across its writer's segments. A batch needs `num_steps` new steps of every lane of an open writer. This
-    applies to a lane from the writer's first step on, or, if each episode has its own segment, from the lane's own
-    first step on. The bootstrap value of a step, V(next), is
+    continues across its writer's segments. A batch needs `num_steps` new steps of every lane of an open writer. A lane
+    counts as one of these lanes from the writer's first step on, or, if each episode has its own segment, from the
+    lane's own first step on. The bootstrap value of a step, V(next), is
 
     - 0 if the step terminated, even if it was also truncated;
     - else, for the last step of an episode or of a column, `value_fn` of the next observation, if `value_fn` is given;
@@ -205,7 +205,8 @@ class StepRuns:
         """Set the runs to begin where `first` is True; return False if a run is not successive rows of one lane."""
         self.last = np.ones(grid.shape, np.bool_)
         self.last[:-1] = first[1:]
-        # List the runs by column of `grid`, since the rows of successive columns are near each other in memory.
+        # The runs are listed column by column, since successive columns are often lanes whose rows are near each other
+        # in memory.
         begin, end = np.flatnonzero(first.T), np.flatnonzero(self.last.T)
         column, number = np.divmod(begin, len(grid))
         count = end - begin + 1

@@ -65,7 +65,7 @@ class Sequences(View):
         given, else 40.
     burn_in : int
         Number of steps at a window's start that only warm up a recurrent state, 0 to `overlap`. This limit keeps each
-        step in the loss of some window. If `stride` is given, the limit is length - 1, and steps are in the loss of
+        step in the loss of some window. If `stride` is given, the limit is length - 1, and each step is in the loss of
         some window only if burn_in <= length - stride.
     pad : bool or "drop"
         What happens to an episode's last window if this window would reach beyond the episode's end. True: the window
