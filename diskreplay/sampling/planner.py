@@ -73,7 +73,7 @@ class Limits(NamedTuple):
             raise ValueError(f"max_size needs the probabilities of ids, and {distribution} does not give them")
 
     def bounded(self, distribution: Distribution, kind: tuple[Any, ...]) -> Distribution:
-        """Return `distribution`, restricted to the ids that `max_size` keeps if there is this limit."""
+        """Return `distribution`; with the limit `max_size`, restrict it to the ids that `max_size` keeps."""
         return distribution if self.indices is None else Bounded(distribution, self.indices.of(kind))
 
     def loaded(self, saved: PlannerState) -> "Limits":
@@ -153,7 +153,7 @@ def check_draw_fields(names: Sequence[str], distribution: Distribution) -> None:
 class Planner:
     """Draws batches from a store. Not thread-safe: a sampler calls it under its lock.
 
-    `draw_fields` names the fields about a batch's draw, such as "probability".
+    `draw_fields` names the fields of batches that describe the draw, such as "probability".
     """
 
     def __init__(

@@ -389,7 +389,7 @@ class Sampler(IterableDataset[Batch]):
 
     @property
     def sampleable(self) -> int:
-        """The number of ids that can be drawn now: the view's ids in this rank's share and in episodes of `where`.
+        """The number of ids that can be drawn now, in this rank's share and in episodes that `where` allows.
 
         This number excludes ids that were sampled `max_times_sampled` times or removed for `max_size`. For rollouts it
         is the number of steps that were not drawn yet. The store is refreshed first, as by `sample`.

@@ -237,7 +237,7 @@ class Reader:
         return tensors
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map the rows of these ids that have at least `WIDE_ROW` bytes into memory, and return their memory pages."""
+        """Map into memory the rows of these ids that have at least `WIDE_ROW` bytes, and return their memory pages."""
         raise NotImplementedError(f"{type(self).__name__} must define pages")
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:

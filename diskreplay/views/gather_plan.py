@@ -29,7 +29,7 @@ from diskreplay.views.windows import (
 )
 
 LONGEST = 1 << 40
-"""More steps than a window can have."""
+"""A number of steps that is greater than that of any window."""
 
 _NO_IDS = np.zeros(0, np.int64)
 
@@ -100,8 +100,8 @@ class EarlierParts:
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
         """Return the lane's place (see `LaneMap`) in its writer's previous segment that has rows of the lane, or -1.
 
-        The result is -1 if there is no such segment. It is also -1 if a segment between the two is gone, because that
-        segment may have been the writer's.
+        The result is -1 if there is no such segment. It is also -1 if a segment between that segment and this one is
+        gone, because the gone segment may have been the writer's.
         """
         self._lanes.update(snapshot)
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
@@ -288,7 +288,7 @@ class GatherPlan:
             since = chunk_budget.now()
             if self._bounds is not None:
                 n, stack, _ = self._bounds
-                map_flags(snapshot, ids, n, stack)  # if all flags are mapped already, their chunks count as used now
+                map_flags(snapshot, ids, n, stack)  # even if flags are mapped: their chunks must count as used now
                 bad = self.windows.find(snapshot, ids, *self._bounds)
                 if bad >= 0:
                     raise refuse(snapshot, int(ids[bad]), self._view)

@@ -185,7 +185,7 @@ class Requested:
         return self if self._at or self._values else None
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block, real: Ints | None = None) -> None:
-        """Write the fields of the items that start at these ids to the block.
+        """Write to the block the fields of the items that start at these ids.
 
         `real` is the number of steps of each window that are not padding; the values of padding are 0. None: windows
         have no padding.

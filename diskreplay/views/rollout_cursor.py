@@ -37,7 +37,7 @@ class Positions:
         return np.where(self.keys[at] == keys, self.after[at], 0)
 
     def advanced(self, keys: Ints, after: Ints) -> "Positions":
-        if np.array_equal(keys, self.keys):  # the usual case
+        if np.array_equal(keys, self.keys):  # the usual case: no new lanes
             return Positions(keys, np.maximum(self.after, after))
         every = np.union1d(self.keys, keys)
         moved = self.of(every)
@@ -104,7 +104,7 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
 
 
 class Grid(NamedTuple):
-    """The next steps to draw: `ids` is (num_steps, columns), and `keys` has the key (see `LaneMap`) of a column's lane.
+    """Steps to draw next: `ids`, (num_steps, columns), and `keys`, the key of each column's lane (see `LaneMap`).
 
     `short` has the keys of the lanes that have too few steps and an open writer, and `counts` the number of steps of
     each of these lanes.

@@ -84,9 +84,10 @@ class Rollouts(View):
     - else the step's value of the field that `next_value` names, if any;
     - else the stored value of the lane's next step, in the same episode or in its continuation after a length cut.
 
-    A truncated or cut step with none of these values raises ReplayError. `value_fn` needs the next observation of a
-    step. If the store does not have this observation, the field `next_value` is used, if given. If a lane ends in a cut
-    without a bootstrap value, for example because its writer closed, the lane's last step is left out.
+    If the last step of a truncated or cut episode has none of these values, ReplayError is raised. `value_fn` needs the
+    next observation of a step. If the store does not have this observation, the field `next_value` is used, if given.
+    If a lane ends in a cut without a bootstrap value, for example because its writer closed, the lane's last step is
+    left out.
 
     The sum over lambda stops at the end of an episode, but not where an episode was cut for its length. `truncated` is
     true at a step that did not terminate if its episode ends there without a continuation, or if the column's next step

@@ -261,7 +261,7 @@ class _StepsReader(Reader):
     run.
 
     Only `check` finds out whether a window of the view starts at an id, because this depends on the number of earlier
-    steps in the episode.
+    steps in the episode, which `fill` does not look up.
 
     A derived reader defines `__init__`, which sets `leaves` to `_leaves(length)`, and `check`. If one of its fields has
     another shape or other values, it overrides `present`.

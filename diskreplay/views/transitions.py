@@ -278,7 +278,9 @@ class _Stacks(NamedTuple):
 
 
 class DeviceFrameStack(Reader):
-    """Gathers single frames for `reader`; the device makes stacks of them. Only `pages` is thread-safe.
+    """Gathers the batches of `reader` with single frames, of which the device makes stacks.
+
+    Only `pages` is thread-safe.
 
     The stacks of `obs` and `next_obs` are n steps apart. If n is less than their depth, both stacks of an item show
     only n + depth different frames, not 2 · depth. The different frames of an item are gathered as one run, which is

@@ -215,7 +215,7 @@ def refuse(snapshot: Snapshot, step_id: int, view: Any) -> InvalidIndex:
 
 
 def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> Pages:
-    """Map the rows that `copies` read from wide leaves into memory, and return their memory pages.
+    """Map into memory the rows of wide leaves that `copies` read, and return the memory pages of these rows.
 
     A leaf is wide if its rows have at least `WIDE_ROW` bytes. Narrow leaves are left out: the system reads ahead around
     each page fault, so that all their pages are soon in memory. Decompressed chunks are always in memory, and are left
