@@ -247,8 +247,8 @@ WARM_BATCHES = 32
 class Readahead:
     """Requests the wide rows of batches from disk before the rows are used, as long as batches read from disk.
 
-    Wide rows have at least `WIDE_ROW` bytes. ``wide`` is whether a field of the schema has such rows; without such a
-    field, no method needs to be called.
+    Wide rows have at least `WIDE_ROW` bytes. ``wide`` is True if a field of the schema has such rows; otherwise, no
+    method needs to be called.
 
     Concurrency: `ask` may run in another thread than the other methods.
     """
@@ -275,7 +275,7 @@ class Readahead:
         return pages
 
     def begin(self, snapshot: Snapshot, ids: NDArray[np.int64], pages: Pages | None) -> int:
-        """Wait until the pages of these ids are in memory; return the value to pass to `end`.
+        """Wait until the pages of these ids are in memory; return the argument of the next call of `end`.
 
         `pages` is a result of `ask`, or None if `ask` was not called.
         """

@@ -89,7 +89,7 @@ class Target:
 
     `distribution` is the sampler's argument. `own` is a distribution that the view made, and that draws in place of
     `distribution`; None: the view made none. `bounded` draws within `max_size`, and `active` within all limits.
-    `errors` computes the errors of items from errors of steps. `random` is whether batches depend on random numbers in
+    `errors` computes the errors of items from errors of steps. `random` is True if batches depend on random numbers in
     addition to their ids.
     """
 

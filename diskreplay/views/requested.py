@@ -239,7 +239,7 @@ class Requested:
 
         `steps.own` has the row of each item's first step. Rewards from the row `steps.after` on are 0.
         """
-        # The number of rows is rounded up to a power of two, so that scratch memory is reused.
+        # The number of rows is rounded up to a power of two, so that calls with similar counts reuse scratch memory.
         self._numbers.set_lengths(min(_AT_ONCE, 1 << (count - 1).bit_length()))
         found = [array[:, :count].T for array in self._numbers.rows(snapshot, steps)]
         discounts = np.full(count, self._gamma)

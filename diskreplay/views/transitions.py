@@ -139,7 +139,7 @@ class Transitions(View):
 
     @property
     def item_steps(self) -> int:
-        """The number of environment steps in an item: 1, the first step of a transition."""
+        """The number of environment steps in an item: 1, since only the first step of a transition counts."""
         return 1
 
     @property
