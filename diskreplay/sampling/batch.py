@@ -32,7 +32,8 @@ class Batch(Mapping[str, Tree]):
     torch. `len(batch)` is the number of fields, and `batch.batch_size` is the number of items.
 
     Dict spaces give nested dicts. Tuple spaces give tuples that also have the keys "0", "1", ...: `batch.action[0]` and
-    `batch.action["0"]` are the same. A path such as "obs/image" names a leaf, as in `fields`: `batch["obs/image"]`.
+    `batch.action["0"]` are the same. A path such as "obs/image" names a leaf, as in the argument `fields` of `Sampler`:
+    `batch["obs/image"]`.
 
     The memory of a batch is not reused while the batch, any of its tensors, or any view of them is alive. A field
     cannot be replaced, but you may change its tensors in place.

@@ -96,7 +96,7 @@ class BufferPool:
         return len(self._slots)
 
     def acquire(self, leaves: Sequence[Leaf], size: int) -> tuple[Slot, Fields]:
-        """Return a free slot for a batch of `size` items, and the slot's arrays by field name, with arbitrary contents.
+        """Return a free slot for a batch of `size` items, and its arrays by field name; their contents are arbitrary.
 
         The slot is in use while these arrays, or tensors made of them, are referenced.
         """
@@ -126,7 +126,7 @@ class BufferPool:
         return chosen
 
     def _lay_out(self, free: list[Slot], leaves: Sequence[Leaf], size: int) -> Slot:
-        """Return a new slot, in the memory of a slot in `free` if that memory has one to two times the needed size."""
+        """Return a new slot; reuse the memory of a slot in `free` that has one to two times the needed size, if any."""
         _, nbytes = offsets(leaves, size)
         for place, slot in enumerate(self._slots):
             if nbytes <= len(slot.memory) <= 2 * nbytes and slot in free:

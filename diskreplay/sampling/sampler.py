@@ -141,7 +141,7 @@ class Payments:
         try:
             self.pay(steps)
         except Exception as error:
-            # Only these exact types are refusals: a damaged store raises subclasses of ValueError.
+            # Only these exact types are refusals of the limiter: a damaged store raises subclasses of ValueError.
             is_refusal = type(error) in (RateLimited, ValueError) and planner.target.active.sized
             if is_refusal and limiter is not None and not limiter.limiter.fits(due):
                 planner.drop(plan)
@@ -229,9 +229,9 @@ class Sampler(IterableDataset[Batch]):
     transform : callable or sequence of callables, or None
         Transforms that change each batch before its delivery, in the given order. A transform is a `Normalize`,
         `RandomShift` or `ToFloat`, or a function of a batch that returns a batch or a dict of new fields. Transforms
-        get all fields of the batch on its device, with weights of 1. The weights of the draw are multiplied in after
-        the transforms. Transforms run in the thread that makes the batch. For a CUDA device, they run in the call that
-        delivers the batch, on the caller's stream. `gather` does not transform.
+        get all fields of the batch on its device, with weights of 1. After the transforms, these weights are multiplied
+        by the weights of the draw. Transforms run in the thread that makes the batch. For a CUDA device, they run in
+        the call that delivers the batch, on the caller's stream. `gather` does not transform.
 
     Raises
     ------
@@ -581,7 +581,7 @@ class Sampler(IterableDataset[Batch]):
         - the priorities, 8 bytes an id and some numbers an episode
         - the number of batches, which schedules depend on, and the state of the random numbers
         - the position in a `Sweep`, or in rollouts
-        - the counts for `max_times_sampled`, and the ids for `max_size` (16 bytes an id)
+        - the counts for `max_times_sampled`, and the ids that `max_size` keeps (16 bytes an id)
         - the statistics of transforms
         - the ids of batches that were drawn ahead, or refused by a limiter
 

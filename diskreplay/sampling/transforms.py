@@ -148,7 +148,7 @@ class Rollback:
 def obs_leaves(
     schema: Schema, argument: str, names: Sequence[str] | None, fits: Callable[[Field], bool], described: str
 ) -> dict[str, Field]:
-    """Return the observation leaves with these names by path; for None return all leaves that fit.
+    """Return, by path, the observation leaves with these names; if `names` is None, all leaves that fit.
 
     If the observation is one array, its name is "obs". ``described`` says in error messages which leaves fit, for
     example "of uint8".
@@ -231,11 +231,11 @@ class ToFloat(Transform):
 
 
 class RandomShift(Transform):
-    """Shift frames at random by up to `pad` pixels in both directions: DrQ (Kostrikov et al. 2021, section 3.1).
+    """Shift frames at random by up to `pad` pixels along each axis: DrQ (Kostrikov et al. 2021, section 3.1).
 
-    Each item is padded on every side by `pad` pixels that repeat its border, and then cropped to its size at a random
-    place. All frames of a stack, and all steps of a window, have the same shift. Each leaf has its own shift. Shifts
-    depend only on the sampler's seed and the batch. Frames keep their dtype.
+    Each item is padded on every side by `pad` pixels that repeat its border, and then cropped at a random place to its
+    original size. All frames of a stack, and all steps of a window, have the same shift. Each leaf has its own shift.
+    Shifts depend only on the sampler's seed and the batch. Frames keep their dtype.
 
     Parameters
     ----------

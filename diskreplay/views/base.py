@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Path = tuple[str, ...]
 
 FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
-ALIGNMENT = 64  # the number of bytes of a cache line; aligned arrays are also copied to a device faster
+ALIGNMENT = 64  # the bytes of a cache line: arrays that start at a cache line are copied to a device faster
 
 EPISODE_KNOWN = "episode_known"
 """The name of a bool field of batches: True for an item if the store has values of its episode's fields."""
@@ -227,8 +227,8 @@ class Reader:
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the items of these ids into a block that has the leaves of `leaves_for`; all weights are 1.
 
-        Raises InvalidIndex if no item can begin at an id. `fill` may accept an id at which no item of this view begins;
-        `check` refuses each such id.
+        Raises InvalidIndex if it cannot gather an item at an id. Some readers can gather items at ids where no item of
+        the view begins; `check` refuses each such id.
         """
         raise NotImplementedError(f"{type(self).__name__} must define fill")
 

@@ -86,7 +86,7 @@ class CrossingStarts:
         self._waiting, self._counts = lanes.episodes.select(waits), lanes.counts[waits]
         starting = np.where(lanes.counts, np.minimum(lanes.steps + behind - self._behind, lanes.steps), 0)
         first, stride, _, _, _, time = lanes.episodes.lines.T
-        # All these episodes get the flag TERMINATED, because a sample can start at any step of a terminated episode.
+        # All these episodes get the flag TERMINATED: an item can then start at each of the `starting` steps.
         found = EpisodeTable.of(first, stride, starting, starting, TERMINATED, time)
         whole, rest = found.select(leaves & (starting > 0)), found.select(~leaves & (starting > 0))
         by_lane = np.argsort(lane_keys(rest.first, snapshot.origin, snapshot.lanes))

@@ -71,7 +71,8 @@ class EarlierParts:
     def _rows_before(self, snapshot: Snapshot, slot: int, lane: int, count: int) -> Ints:
         """Return slots, lanes and rows, (3, n), of up to `count` steps before the first row of a lane, newest first.
 
-        The steps are from earlier parts of the episode that begins in this row; n is 0 if it has no earlier parts.
+        The steps are from earlier parts of the episode that begins in this first row; n is 0 if the episode has no
+        earlier parts.
         """
         found = [np.zeros((3, 0), np.int64)]
         done = snapshot.leaf("done")
@@ -168,7 +169,7 @@ class GatherPlan:
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
         self._seen: list[TableLine] = []
-        self._held: Callable[[], MappingGuard | None] = no_reference  # weak reference to the `MappingGuard` of `_seen`
+        self._held: Callable[[], MappingGuard | None] = no_reference  # weak reference to the guard of `_seen`
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Find the windows of these ids, and write the windows' rows and sums of rewards to the arrays of a block.
@@ -196,8 +197,8 @@ class GatherPlan:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return
-            # The first retry releases the old chunks before it maps new chunks. Later retries keep the old chunks
-            # mapped while they map new chunks, to avoid thrashing.
+            # The first retry releases the chunks that `held` keeps mapped before it maps chunks again. Later retries
+            # keep these chunks mapped meanwhile, to avoid thrashing.
             if attempt == 0:
                 held = None
             held = self._map(snapshot, ids)

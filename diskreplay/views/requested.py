@@ -46,7 +46,7 @@ def each_step(schema: Schema) -> list[Leaf]:
 
 
 def each_item(schema: Schema, drawn: bool = True) -> list[Leaf]:
-    """Return the fields on request with one value for each item; `drawn` includes the fields about an item's draw."""
+    """Return the fields on request with one value for each item; with `drawn`, also the fields about an item's draw."""
     values = {path: field for path, field in schema.leaves.items() if path.startswith("episode/")}
     episode = [Leaf(tuple(path.split("/")), field.dtype, field.shape) for path, field in values.items()]
     known = [Leaf((EPISODE_KNOWN,), BOOL)] if episode else []

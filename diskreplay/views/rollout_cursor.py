@@ -162,7 +162,7 @@ class RolloutCursor(Owned):
 
     Steps count as planned once they are drawn, and as seen once their draw is passed to `delivered`. After `rewind`,
     steps that were planned and not seen are drawn again. The share of a rank is the lanes with (writer + lane) %
-    world_size == rank: it does not change when writers come and go.
+    world_size == rank: a lane stays in its share when other writers come and go.
 
     Each draw takes `num_steps` steps of a lane. `episode_filter` admits episodes; None admits all.
     """

@@ -293,7 +293,7 @@ class _StepsReader(Reader):
         self._requested = Requested(schema, place, reward_leaves(schema, None), gamma).if_any()
 
     def _leaves(self, length: int) -> tuple[Leaf, ...]:
-        """Return the leaves for windows of this length; later calls return the same object, to reuse memory."""
+        """Return the leaves of windows of a length; later calls return the same object, so that memory is reused."""
         if length not in self._layouts:
             if len(self._layouts) == KEPT_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))

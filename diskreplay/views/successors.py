@@ -210,7 +210,7 @@ class EpisodeFinder:
         self._tables = EpisodeTables(_by_place)
 
     def find(self, snapshot: Snapshot, ids: Ints) -> EpisodeTable:
-        """Return the episode of each visible step, with the hidden steps of the episode."""
+        """Return the episode of each visible step; an episode includes its hidden steps."""
         keys = _keys(snapshot, ids)
         found, best = np.zeros((len(ids), EPISODE_COLUMNS), np.int64), np.full(len(ids), -1)
         for table in self._tables.of(snapshot):
