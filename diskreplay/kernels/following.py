@@ -237,9 +237,10 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
 
 
 def follow_plain(tables: Ints, origin: int, found: Ints) -> int:
-    if found[FOLLOWED]:
+    growing = packed.ints2(tables, advancing.GROWING)
+    if found[FOLLOWED] or not len(growing):
         return DONE
-    growing, lanes, ended = (packed.ints2(tables, i) for i in (advancing.GROWING, advancing.ROWS, advancing.ENDED))
+    lanes, ended = packed.ints2(tables, advancing.ROWS), packed.ints2(tables, advancing.ENDED)
     flags = tuple(packed.ints(tables, i) for i in range(advancing.FIRST_CHUNK, advancing.FIRST_TIMES))
     times = tuple(packed.ints(tables, i) for i in range(advancing.FIRST_TIMES, advancing.ROWS))
     before = found[ENDED]

@@ -20,18 +20,19 @@ _RESULTS: dict[str, Callable[[Any], Any]] = {"int": int, "float": float}
 
 def interpreted(function: Callable[..., Any], result: str, kinds: Sequence[str]) -> Callable[..., Any]:
     """Return a function as a kernel that Python runs; `result` and `kinds` are the type names given to `jit.kernel`."""
-    casts, returned = [_CASTS.get(kind, _as_it_is) for kind in kinds], _RESULTS.get(result, _as_it_is)
+    casts = [(at, _CASTS[kind]) for at, kind in enumerate(kinds) if kind in _CASTS]
+    returned = _RESULTS.get(result)
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
+        given = list(arguments)
         with np.errstate(all="ignore"):
-            return returned(function(*(cast(given) for cast, given in zip(casts, arguments, strict=True))))
+            for at, cast in casts:
+                given[at] = cast(given[at])
+            found = function(*given)
+            return found if returned is None else returned(found)
 
     return call
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def loading(kind: type[np.generic]) -> Callable[[int], Any]:
