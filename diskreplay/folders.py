@@ -11,6 +11,7 @@ import re
 import shutil
 import stat
 import weakref
+from collections.abc import Iterable
 from contextlib import ContextDecorator
 from pathlib import Path
 from typing import Self, TypeVar
@@ -90,8 +91,9 @@ class Lookup:
     def status(self, path: str) -> os.stat_result:
         return os.stat(path)
 
-    def is_link(self, path: str) -> bool:
-        return os.path.islink(path)
+    def first_link(self, paths: Iterable[str]) -> str | None:
+        """Return the first path that is a symbolic link, or None."""
+        return next(filter(os.path.islink, paths), None)
 
 
 BY_PATH = Lookup()
@@ -135,13 +137,16 @@ class LookupBelow(Lookup):
                 pass
         return super().status(path)
 
-    def is_link(self, path: str) -> bool:
-        if not path.startswith(self._folder):
-            return super().is_link(path)
-        try:
-            return stat.S_ISLNK(os.stat(path[len(self._folder) :], dir_fd=self._fd, follow_symlinks=False).st_mode)
-        except OSError:
-            return False
+    def first_link(self, paths: Iterable[str]) -> str | None:
+        for path in paths:
+            name = path.removeprefix(self._folder)
+            try:
+                status = os.stat(name, dir_fd=None if name == path else self._fd, follow_symlinks=False)
+            except OSError:
+                continue
+            if stat.S_ISLNK(status.st_mode):
+                return path
+        return None
 
 
 def close_when_collected(owner: object, fd: int) -> None:

@@ -91,7 +91,8 @@ def test_files_are_found_below_a_folder_as_by_their_paths(tmp_path):
     with LookupBelow(str(folder)) as below:
         for path in (f"{each}/{name}" for each in (folder, beside) for name in ("inside", "inside/file", "link")):
             assert below.status(path) == BY_PATH.status(path)
-            assert below.is_link(path) == BY_PATH.is_link(path) == path.endswith("link")
+            found = path if path.endswith("link") else None
+            assert below.first_link([path]) == BY_PATH.first_link([path]) == found
             fds = [lookup.open(path, os.O_RDONLY) for lookup in (below, BY_PATH)]
             assert os.path.sameopenfile(*fds)
             for fd in fds:
@@ -100,7 +101,8 @@ def test_files_are_found_below_a_folder_as_by_their_paths(tmp_path):
             with pytest.raises(FileNotFoundError) as caught:
                 call(f"{folder}/inside/missing")
             assert caught.value.filename == f"{folder}/inside/missing"
-        assert not below.is_link(f"{folder}/inside/missing")
+        names = [f"{folder}/inside/missing", f"{beside}/inside", f"{beside}/link", f"{folder}/link"]
+        assert below.first_link(names) == BY_PATH.first_link(names) == f"{beside}/link"
 
 
 def test_files_are_found_below_a_folder_that_another_one_has_replaced(tmp_path):

@@ -516,6 +516,9 @@ class ChunkTables:
         The index of each segment's first lane among the lanes of all slots.
     first_rows : (lanes,) int64
         The row of the pack at which each lane begins, or `frozen.OWN_FOLDER` if the lane's segment is not in a pack.
+    leaves : dict of str to ChunkTable
+        The tables that were made so far, by the path of the array: see `leaf`. The table of priorities is among them if
+        any segment has priorities.
     held : MappingGuard
         A guard that keeps all chunks that are in memory now. After an array or the ``holder`` of a table was replaced,
         a new guard replaces ``held``: see `addresses`.
@@ -528,14 +531,27 @@ class ChunkTables:
         self.lock = threading.RLock()
         self.known: list[Folder | None] = []
         self.packs: dict[int, Pack] = {}
-        self.folders, self.lane_base, self.first_rows = (np.zeros(0, np.int64) for _ in range(3))
-        self.leaves = {leaf: ChunkTable(self, array) for leaf, array in root.blueprint.arrays.items()}
+        self.folders, self.lane_base, self.first_rows = np.zeros((3, 0), np.int64)
+        self.leaves: dict[str, ChunkTable] = {}
         self.note_change()
         chunk_budget.share(self)
 
     def note_change(self) -> None:
         """Make a new guard ``held``, which shows readers that a table has new arrays; the caller holds the lock."""
         self.held = MappingGuard(self.leaves.values())
+
+    def leaf(self, path: str) -> ChunkTable:
+        """Return the table of an array, which is made at its first use."""
+        return self.leaves.get(path) or self._make(path)
+
+    def _make(self, path: str) -> ChunkTable:
+        with self.lock:
+            if path not in self.leaves:
+                table = ChunkTable(self, self.root.blueprint.of([path]).arrays[path])
+                table.add_folders(self.known)
+                self.leaves = {**self.leaves, path: table}  # a new dict: another thread may iterate over the old one
+                self.note_change()
+            return self.leaves[path]
 
     def addresses(self, leaves: Iterable[str]) -> tuple[MappingGuard, list[Addresses]]:
         """Return ``held``, and the `Addresses` of each array in ``leaves``.
@@ -545,15 +561,15 @@ class ChunkTables:
         guard.
         """
         with self.lock:
+            tables = [self.leaf(leaf) for leaf in leaves]  # this may replace `held`
             if not self.held.is_of(self.leaves.values()):  # an interrupt came between a change and `note_change`
                 self.note_change()
-            tables = [self.leaves[leaf] for leaf in leaves]
             return self.held, [table.arrays() for table in tables]
 
     def lines(self, leaves: Collection[str]) -> tuple[MappingGuard, list[TableLine]]:
         with self.lock:
             held, _ = self.addresses(leaves)
-            return held, [self.leaves[leaf].line() for leaf in leaves]
+            return held, [self.leaf(leaf).line() for leaf in leaves]
 
     def reset_after_fork(self) -> None:
         """Release all chunks in a forked child, whose mappings would keep evicted files on the disk."""
@@ -645,7 +661,7 @@ class ChunkTables:
 
     def bytes_of(self, leaf: str) -> tuple[int, int]:
         """Return the decompressed size and the compressed size of an array, in bytes, in all packs that compress it."""
-        table, packs = self.leaves[leaf], self.packs_with_compressed(leaf)
+        table, packs = self.leaf(leaf), self.packs_with_compressed(leaf)
         decompressed = int((table.chunks[packs] << table.shift[packs]).sum()) * table.row_bytes
         return decompressed, sum(self.packs[folder].compressed_bytes(leaf) or 0 for folder in packs)
 
@@ -657,20 +673,15 @@ class ChunkTables:
         self._note(int(self.folders[slot]), info)
 
     def _note(self, number: int, info: SegmentInfo) -> None:
-        leaf, has_priorities = layout.PRIORITY, layout.PRIORITY in info.chunk_rows
+        has_priorities = layout.PRIORITY in info.chunk_rows
         with self.lock:
             self.folder(number).note(info)
             if has_priorities or info.sealed:
                 self._lacking.discard(number)
             else:
                 self._lacking.add(number)
-            if has_priorities and leaf not in self.leaves:  # not made before: most stores have no priorities
-                table = ChunkTable(self, self.root.blueprint.with_priority.arrays[leaf])
-                table.add_folders(self.known)
-                self.leaves = {**self.leaves, leaf: table}  # a new dict: another thread may iterate over the old one
-                self.note_change()
-            elif has_priorities:
-                self.leaves[leaf].note_array(number)
+            if has_priorities:
+                self.leaf(layout.PRIORITY).note_array(number)
 
     def follow(self, slot: int, row: int) -> None:
         for leaf, table in self.leaves.items():
@@ -690,14 +701,15 @@ class ChunkTables:
         for number in np.unique(folder).tolist():
             here = folder == number
             where = line[here], (before + row)[here], (before + committed)[here]
-            flags = partial(self.leaves[layout.DONE].rows_in, number)
+            flags = partial(self.leaf(layout.DONE).rows_in, number)
             found[here] = self.folder(number).value_rows.find(flags, self.lock, *where) - before[here]
         return found
 
     def forget(self) -> None:
         with self.lock:
             for table in self.leaves.values():
-                table.release(np.arange(len(table.bases)))
+                if table.holder:
+                    table.release(np.arange(len(table.bases)))
 
     def without(self, slots: list[int]) -> "ChunkTables":
         """Return tables without the segments of these slots; chunks of all other segments stay in memory."""

@@ -62,10 +62,9 @@ class EpisodeLog:
         self.steps = steps
 
     def append(self, episodes: EpisodeTable) -> None:
-        size = len(self.table)
-        end = size + len(episodes)
-        self.reserve(len(episodes))[size:end] = episodes.lines
-        self.extend_to(end, self.steps + int(episodes.steps.sum()))
+        size, more = len(self.table), len(episodes)
+        self.reserve(more)[size : size + more] = episodes.lines
+        self.extend_to(size + more, self.steps + int(episodes.steps.sum()))
 
     def remove(self, gone: NDArray[np.bool_]) -> None:
         if not gone.any():
@@ -79,6 +78,11 @@ class EpisodeLog:
         self.table = self.table.with_discarded(at)
         self._lines = self.table.lines
         self.generation += 1
+
+
+def _keys(ids: Ints, lanes: Ints) -> Ints:
+    row, lane = np.divmod(ids & POSITION_MASK, lanes)
+    return row_keys(ids, lanes, lane, row)
 
 
 class Evicted:
@@ -109,6 +113,9 @@ class Evicted:
         return Evicted(self.episodes.select(~np.isin(self.episodes.first >> POSITION_BITS, segments)))
 
 
+_NOTHING = Evicted(EpisodeTable.concatenate([]))
+
+
 class Evictions:
     """Finds episodes that were evicted by hand or lost to damage, by the ids of their first steps. Not thread-safe.
 
@@ -118,7 +125,7 @@ class Evictions:
     def __init__(self, root: Root) -> None:
         self._entries = EvictionEntries(root)
         self._firsts = np.zeros(0, np.int64)
-        self.found = Evicted(EpisodeTable.concatenate([]))
+        self.found = _NOTHING
 
     def read(self, count: int) -> bool:
         new = self._entries.new(count)[:, 0]
@@ -158,11 +165,6 @@ class Evictions:
             self._firsts = self._firsts[~np.isin(self._firsts >> POSITION_BITS, segments)]
 
 
-def _keys(ids: Ints, lanes: Ints) -> Ints:
-    row, lane = np.divmod(ids & POSITION_MASK, lanes)
-    return row_keys(ids, lanes, lane, row)
-
-
 class FollowedLanes(Protocol):
     """The methods of `FollowedRows` that `Discards` uses. The slot of a segment is its number minus ``origin``."""
 
@@ -187,7 +189,7 @@ class Discards:
     """
 
     def __init__(self) -> None:
-        self.episodes = EpisodeTable.concatenate([])
+        self.episodes = _NOTHING.episodes
         self._generation, self._read = -1, 0  # the log's generation and length at the last search
         # (slot, lane) of each lane that ends with an earlier part of a discarded episode, if the part was not found
         # yet.

@@ -209,7 +209,7 @@ class FollowedRows:
         slot, position = (step_id >> POSITION_BITS) - self.slots.origin, step_id & POSITION_MASK
         row, lane = divmod(position, int(self.slots.lanes[slot]))
         try:
-            self.tables.leaves[layout.TIME].ensure(*np.array([[slot], [lane], [row], [row]]))
+            self.tables.leaf(layout.TIME).ensure(*np.array([[slot], [lane], [row], [row]]))
         except (SegmentGone, *DAMAGE) as error:
             self.exclude(slot, error)
             return False
@@ -236,7 +236,7 @@ class FollowedRows:
             # After a check of new rows, nothing is mapped here: the kernel stops again if it needs an unmapped chunk.
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
-                self.tables.leaves[leaf].ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
+                self.tables.leaf(leaf).ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
 
     def reread(self, slot: int) -> bool:
         """Read the attributes of a segment in `live` again after they were replaced; return whether it is sealed."""
@@ -276,7 +276,7 @@ class FollowedRows:
             return
         start, stop = self.slots.rows[following.OPEN_START, at], committed[at - base]
         first = np.where(start < 0, self.slots.rows[following.COMMITTED, at], start)
-        done, bounds = self.tables.leaves[layout.DONE], (at - base, first, stop)
+        done, bounds = self.tables.leaf(layout.DONE), (at - base, first, stop)
         read = read_lanes(info, *bounds, lambda: done.rows_of_lanes(slot, *bounds))
         self._add_rows(at, first, read, sealed)
 
@@ -323,7 +323,7 @@ class FollowedRows:
         still_open = found.open_start >= 0
         place, row = np.append(place, at[still_open]), np.append(row, found.open_start[still_open])
         slot = slots.lane_slot[place]
-        times = self.tables.leaves[layout.TIME].values(slot, place - slots.lane_base[slot], row) + slots.clocks[slot]
+        times = self.tables.leaf(layout.TIME).values(slot, place - slots.lane_base[slot], row) + slots.clocks[slot]
         found.ended.time[:] = times[: len(found.ended)]
         slots.rows[following.OPEN_TIME, at[still_open]] = times[len(found.ended) :]
 

@@ -55,8 +55,9 @@ class Follower:
         attempts = _ATTEMPTS
         while True:
             try:
-                known = KnownSegments(self._root, self._counters, self._warns, self._least)
-                return _Generation(self._root, self._counters, known, self._kernel, generation)
+                words = self._counters.read()
+                known = KnownSegments(self._root, self._counters, words, self._warns, self._least)
+                return _Generation(self._root, self._counters, words, known, self._kernel, generation)
             except Merged as merged:
                 self._least = min(self._least, merged.least)
                 if not attempts:
@@ -132,12 +133,13 @@ class _Generation:
         self,
         root: Root,
         counters: StoreCounters,
+        words: Ints,
         known: KnownSegments,
         kernel: Callable[[str], Kernel],
         number: int,
     ) -> None:
         self._root, self._counters, self.known = root, counters, known
-        self._words = counters.read()
+        self._words = words
         # A limit hides single steps, in the order of their publication, so the follower reads the times of rows. It
         # also reads times if an earlier limit has hidden steps, which stay hidden. In all other stores, it reads none.
         self._limits = replace(root.limits)
@@ -223,8 +225,9 @@ class _Generation:
         for number in there:
             infos[number - start] = self.known.read(number)
         packs = self.known.find_packs(infos)
-        every = [info.clock for info in [*infos, *(pack.info for pack in packs)] if info is not None]
-        self._clock = next((clock for clock in reversed(every) if clock.boot == self._clock.boot), self._clock)
+        for info in [*infos, *(pack.info for pack in packs)]:
+            if info is not None and info.clock.boot == self._clock.boot:
+                self._clock = info.clock
         self.rows.add(infos, packs)
 
     def _drop_gone(self, *, everywhere: bool) -> None:

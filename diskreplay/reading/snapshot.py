@@ -343,7 +343,7 @@ class Snapshot:
         return Visible(self.reached, self.origin, self.lanes, self.lane_base, self.oldest)
 
     def leaf(self, path: str) -> ChunkTable:
-        return self.segments.tables.leaves[path]
+        return self.segments.tables.leaf(path)
 
     @computed_once
     def episodes(self) -> EpisodeTable:

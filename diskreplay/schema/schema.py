@@ -286,7 +286,7 @@ class Schema:
             If the data is invalid in any way.
         """
         parts = ("obs", "action", "reward", "extra", "episode")
-        if not isinstance(data, dict) or any(part not in data for part in parts):
+        if not isinstance(data, dict) or not data.keys() >= {*parts}:
             raise FormatError(f"schema: needs an object with the keys {', '.join(parts)}")
         for part in ("extra", "episode"):
             if not isinstance(data[part], dict):

@@ -130,10 +130,10 @@ def _as_floats(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
 def _checked_shape(shape: Any) -> tuple[int, ...]:
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
     try:
-        sizes = tuple(operator.index(size) for size in items)
+        sizes = tuple(map(operator.index, items))
     except TypeError:
         raise SchemaError(f"a field's shape is a tuple of integers, not {shape!r:.80}") from None
-    if len(sizes) > MAX_DIMENSIONS or any(isinstance(size, bool) or size < 1 for size in (*items, *sizes)):
+    if len(sizes) > MAX_DIMENSIONS or bool in map(type, items) or min(sizes, default=1) < 1:
         raise SchemaError(f"a field's shape is at most {MAX_DIMENSIONS} integers of 1 or more, not {shape!r:.80}")
     return sizes
 

@@ -24,7 +24,6 @@ from diskreplay.segments.documents.metadata import (
     is_number,
     is_uuid,
     is_whole,
-    optional,
     whole,
     wholes,
 )
@@ -350,14 +349,6 @@ def _is_pack_size(value: Any) -> bool:
     return is_whole(value.get("members"), 1, min(runs, layout.MAX_SEGMENTS))
 
 
-def _list(value: Iterable[Any] | None) -> list[Any] | None:
-    return None if value is None else list(value)
-
-
-def _tuple(value: Iterable[Any] | None) -> tuple[Any, ...] | None:
-    return None if value is None else tuple(value)
-
-
 _SEGMENT = (
     Attribute("requires", list, []),
     Attribute("uuid", is_uuid),
@@ -382,15 +373,13 @@ _SEALED = (
     Attribute("steps", whole()),
     Attribute("values", wholes(), (), make=tuple, write=list, may_lack=True),
     Attribute("sealed_at", _is_moment, 0.0, make=lambda seconds: float(min(seconds, _END_OF_TIME))),
-    Attribute(
-        "sealed_clock", optional(_is_boot_time), None, make=lambda clock: clock and BootTime(*clock), write=_list
-    ),
-    Attribute("times", optional(_are_times), make=_tuple, write=_list),
-    Attribute("episodes", optional(whole()), None, may_lack=True),
+    Attribute("sealed_clock", _is_boot_time, None, make=BootTime._make, write=list, may_be_null=True),
+    Attribute("times", _are_times, make=tuple, write=list, may_be_null=True),
+    Attribute("episodes", whole(), None, may_lack=True, may_be_null=True),
     Attribute("checksums", dict),
 )
 _UNPROVEN = (
-    Attribute("claimed", optional(wholes()), None, make=_tuple, write=_list),
+    Attribute("claimed", wholes(), None, make=tuple, write=list, may_be_null=True),
     Attribute("unproven_steps", whole(), 0),
     Attribute("unproven_time", whole(most=MOST_NS), 0),
 )
@@ -410,11 +399,12 @@ _LOST_NAMES = {attribute.name for attribute in _LOST}
 _PACK = (
     Attribute(
         "packed",
-        optional(_is_pack_size),
+        _is_pack_size,
         None,
-        make=lambda value: value and PackSize(value["members"], value["runs"]),
-        write=lambda size: size and size._asdict(),
+        make=lambda value: PackSize(value["members"], value["runs"]),
+        write=PackSize._asdict,
         may_lack=True,
+        may_be_null=True,
     ),
     Attribute(
         "compressed",
@@ -613,10 +603,9 @@ def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
 
 
 def _parse_segment(root: Root, number: int, path: Path, attributes: Any, identity: metadata.Identity) -> SegmentInfo:
-    found = metadata.read_by(_SEGMENT, attributes)
+    found = metadata.read_by(_SEGMENT + _PACK, attributes)
     root.check_owns(path, found["store"])
     lanes, arrays = len(found["lanes"]), root.blueprint.of(found["chunk_rows"]).arrays
-    found |= metadata.read_by(_PACK, attributes)
     if found["sealed"]:
         found |= metadata.read_by(_SEALED + _UNPROVEN, attributes)
         if root.blueprint.values:

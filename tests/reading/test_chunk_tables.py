@@ -22,7 +22,7 @@ assert [paths, store]  # fixtures
 def test_who_has_addresses_of_a_table_that_grows_finds_that_there_are_others(paths, monkeypatch):
     store = dr.open(paths[0])
     tables = store.snapshot.tables
-    table, add_places, asked, told = tables.leaves["done"], ChunkTable._add_places, threading.Event(), []
+    table, add_places, asked, told = tables.leaf("done"), ChunkTable._add_places, threading.Event(), []
 
     def ask():
         asked.set()
@@ -56,7 +56,7 @@ def test_who_has_addresses_of_a_table_that_grows_finds_that_there_are_others(pat
 
 def test_a_line_of_a_table_is_made_once_for_the_same_arrays(paths):
     tables = dr.open(paths[0]).snapshot.tables
-    table = tables.leaves["done"]
+    table = tables.leaf("done")
     _, ((before, arrays),) = tables.lines(["done"])
     _, ((again, _),) = tables.lines(["done"])
     assert again is before
@@ -91,12 +91,12 @@ def test_tables_tell_of_new_segments_when_all_that_is_known_of_them_is_there(tmp
             store.refresh()
         assert store.compact()["segments"] == 4
         store.refresh()
-    assert {shifts for shifts, *_ in seen} == {1, 2, 3, 4, 5}
+    assert {shifts for shifts, *_ in seen} == {0, 1, 2, 3, 4, 5}
 
 
 def test_an_interrupt_between_a_change_of_tables_and_its_note_leaves_addresses_that_stay_mapped(paths, monkeypatch):
     tables = dr.open(paths[0]).snapshot.tables
-    table = tables.leaves["done"]
+    table = tables.leaf("done")
     row = np.array([[0], [0], [0], [0]])
     table.ensure(*row)
     before, _ = tables.addresses(["done"])
@@ -146,5 +146,5 @@ def test_no_other_thread_looks_at_tables_that_are_being_filled(
             monkeypatch.setattr(ChunkTable, name, looked_at(getattr(ChunkTable, name)))
         reader.refresh()
         monkeypatch.undo()
-    assert len(locked) > 10
+    assert locked
     assert all(locked)

@@ -28,14 +28,13 @@ def test_tables_of_chunks_have_a_line_a_pack_and_not_one_a_segment(tmp_store: Pa
                 writer.append_episode(*numbered(number, 20), terminated=True)
         store.compact()
         with dr.open(tmp_store) as reader:
-            leaves = reader.snapshot.tables.leaves
-            assert [len(leaf.chunks) for leaf in leaves.values()] == [1] * len(leaves)
+            tables = [reader.snapshot.leaf(leaf) for leaf in ("obs", "action", "reward", "done", "time")]
+            assert [len(table.chunks) for table in tables] == [1] * len(tables)
         with store.writer() as writer:
             writer.append_episode(*numbered(3, 300), terminated=True)
             store.refresh()
             assert [episode.obs[0, 0] for episode in store.episodes] == [0, 1, 2, 3]
-            leaves = store.snapshot.tables.leaves
-            assert leaves["obs"].chunks[-1] > leaves["action"].chunks[-1]
+            assert store.snapshot.leaf("obs").chunks[-1] > store.snapshot.leaf("action").chunks[-1]
             for number, episode in enumerate(store.episodes):
                 found, expected = (episode.obs, episode.action, episode.reward), numbered(number, len(episode))
                 assert all(map(np.array_equal, found, expected))

@@ -30,6 +30,7 @@ Identity = tuple[int, int, int]  # inode, modification time and size of a file
 MAX_BYTES = 64 << 20
 _CHECKSUM = re.compile(rb'"diskreplay_crc32c":"([0-9a-f]{8})"')
 _BLANK = "00000000"
+_OUTSIDE = re.compile(r"^/|(?:^|/)\.\.?(?:/|\Z)")  # paths that could lead out of a segment's folder
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 # Arrays of one number per row that are not in the schema. Every segment has ``done`` and ``time``; some segments have
@@ -131,9 +132,9 @@ class Blueprint:
     """The zarr metadata of the groups and arrays that every segment of a store has, except for the shapes.
 
     A blueprint is immutable, and is made once per store: a store may have a segment for each episode, and making a
-    blueprint for each segment would take too long. ``arrays`` has the arrays with rows, by path. ``counters`` has the
-    paths of arrays with one number per lane, and ``paths`` the paths of all folders below a segment, parents first.
-    Segments with initial priorities use the blueprint `with_priority`.
+    blueprint for each segment would take too long. ``arrays`` has the arrays with rows, by path. ``values`` has the
+    paths of episode fields, and ``paths`` the paths of all folders below a segment, parents first. Segments with
+    initial priorities use the blueprint `with_priority`.
     """
 
     def __init__(
@@ -147,10 +148,14 @@ class Blueprint:
             path: RowArray(path, leaf.shape, leaf.dtype, leaf.row_bytes, layout.is_of_episodes(path), templates[path])
             for path, leaf in leaves.items()
         }
-        self.paths = sorted(path for path in templates if path)
-        others = {*self.paths} - self.arrays.keys() - tables.keys()
-        self.counters = [path for path in self.paths if path in others and _is_array(templates[path])]
+        self.paths = sorted(filter(None, templates))
         self.values = [path for path, array in self.arrays.items() if array.is_of_episodes]
+
+    @computed_once
+    def counters(self) -> list[str]:
+        """The paths of the arrays with one number per lane; only makers of segments need them."""
+        others = {*self.paths} - self.arrays.keys() - self._tables.keys()
+        return [path for path in self.paths if path in others and _is_array(self._templates[path])]
 
     @computed_once
     def _texts(self) -> dict[str, str]:
@@ -240,20 +245,21 @@ def read_blueprint(templates: object, schema: Schema) -> Blueprint:
     """
     if not isinstance(templates, dict) or not isinstance(templates.get(""), dict):
         raise FormatError("the root's segment_metadata is not a JSON object of groups and arrays")
-    for path in (*array_leaves(schema), layout.COMMITTED, layout.OBSERVED, layout.DURABLE):
+    leaves = array_leaves(schema)
+    for path in (*leaves, *layout.LANE_COUNTERS):
         document = templates.get(path)
         if not isinstance(document, dict) or document.get("node_type") != "array":
             raise FormatError(f"the root's segment_metadata has no array {path!r}; restore the root's zarr.json")
-    usable = {path: document for path, document in templates.items() if _is_safe(path) and isinstance(document, dict)}
+    usable = {
+        path: document
+        for path, document in templates.items()
+        if isinstance(document, dict) and _OUTSIDE.search(path) is None
+    }
     try:
         dump(usable)  # without this check, the error would appear only when a segment is made
-        return Blueprint(usable, array_leaves(schema))
+        return Blueprint(usable, leaves)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the root's segment_metadata is unusable ({error}); restore the root's zarr.json") from None
-
-
-def _is_safe(path: object) -> bool:
-    return isinstance(path, str) and {".", ".."}.isdisjoint(path.split("/")) and not path.startswith("/")
 
 
 # --- documents with their own checksum ------------------------------------------------------------------------------
@@ -364,6 +370,7 @@ class Attribute(NamedTuple):
     values, or a function that returns whether a value from JSON is valid. ``field`` is the attribute's name in memory;
     empty: it is ``name``, as in the file. ``make`` converts a value from JSON to the value in memory, and ``write`` is
     its inverse; None: both values are equal. With ``may_lack``, an attribute whose value is the default is not written.
+    With ``may_be_null``, the value may also be null in the file, which is None in memory.
     """
 
     name: str
@@ -373,6 +380,7 @@ class Attribute(NamedTuple):
     make: Callable[[Any], Any] | None = None
     write: Callable[[Any], Any] | None = None
     may_lack: bool = False
+    may_be_null: bool = False
 
 
 def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -381,25 +389,24 @@ def read_by(table: Iterable[Attribute], attributes: Mapping[str, Any]) -> dict[s
     Raises KeyError if a required attribute is missing, ValueError if a value is invalid.
     """
     found = {}
-    for name, check, default, stored, make, _, _ in table:
-        if name in attributes:
-            value = attributes[name]
+    for name, check, default, stored, make, _, _, may_be_null in table:
+        value = attributes.get(name, default)
+        if value is REQUIRED:
+            raise KeyError(name)
+        if name in attributes and not (value is None and may_be_null):
             if not (type(value) is check if isinstance(check, type) else check(value)):
                 raise ValueError(f"{name} is {value!r:.80}")
-            found[stored or name] = value if make is None else make(value)
-        elif default is REQUIRED:
-            raise KeyError(name)
-        else:
-            found[stored or name] = default
+            value = value if make is None else make(value)
+        found[stored or name] = value
     return found
 
 
 def write_by(table: Iterable[Attribute], read: Callable[[str], Any]) -> Document:
     found = {}
-    for name, _, default, stored, _, write, may_lack in table:
+    for name, _, default, stored, _, write, may_lack, _ in table:
         value = read(stored or name)
         if not may_lack or value != default:
-            found[name] = value if write is None else write(value)
+            found[name] = value if write is None or value is None else write(value)
     return found
 
 
@@ -433,11 +440,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def one_of(*values: object) -> Check:
-    return lambda value: value in values
-
-
-def optional(check: Check) -> Check:
-    return lambda value: value is None or check(value)
+    return values.__contains__
 
 
 def is_uuid(value: object) -> TypeGuard[str]:

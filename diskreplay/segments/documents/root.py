@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 from diskreplay.errors import FormatError, ReplayError, StoreExists, StoreNotFound
-from diskreplay.folders import OpenFolder, hidden_sibling, is_taken, show_paths, shown_paths
+from diskreplay.folders import BY_PATH, OpenFolder, hidden_sibling, is_taken, show_paths, shown_paths
 from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents import layout, metadata
 from diskreplay.segments.documents.metadata import (
@@ -23,7 +24,6 @@ from diskreplay.segments.documents.metadata import (
     is_uuid,
     is_whole,
     one_of,
-    optional,
     whole,
 )
 from diskreplay.segments.files.commit import StoreCounters
@@ -49,13 +49,14 @@ def _is_level(value: object) -> bool:
 
 
 _LIMITS = (
-    Attribute("capacity", optional(whole(1)), None),
-    Attribute("capacity_bytes", optional(whole(1)), None),
+    Attribute("capacity", whole(1), None, may_be_null=True),
+    Attribute("capacity_bytes", whole(1), None, may_be_null=True),
     Attribute(
         "max_age_s",
-        optional(lambda value: is_number(value) and 0 < value <= sys.float_info.max),
+        lambda value: is_number(value) and 0 < value <= sys.float_info.max,
         None,
-        make=lambda value: None if value is None else float(value),
+        make=float,
+        may_be_null=True,
     ),
 )
 _ROOT = (
@@ -66,14 +67,15 @@ _ROOT = (
     Attribute("schema", dict, make=Schema.from_json, write=Schema.to_json),
     *_LIMITS,
     Attribute("chunk_bytes", whole(layout.MIN_CHUNK_BYTES, layout.MAX_CHUNK_BYTES)),
-    Attribute("segment_steps", lambda value: value in (None, "episode") or is_whole(value, 1), None),
-    Attribute("validate", one_of(None, *layout.VALIDATIONS), None),
+    Attribute("segment_steps", lambda value: value == "episode" or is_whole(value, 1), None, may_be_null=True),
+    Attribute("validate", one_of(*layout.VALIDATIONS), None, may_be_null=True),
     Attribute(
         "compression",
-        optional(_is_level),
+        _is_level,
         None,
-        make=lambda value: None if value is None else value["zstd"],
-        write=lambda level: None if level is None else {"zstd": level},
+        make=itemgetter("zstd"),
+        write=lambda level: {"zstd": level},
+        may_be_null=True,
     ),
     Attribute("compaction", one_of(*layout.COMPACTIONS), layout.MANUAL),
     Attribute("created", str, ""),
@@ -357,8 +359,7 @@ def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     home = open_home(path) if home is None else home
     try:
         document_path = home.path / layout.METADATA
-        identity = metadata.identify(document_path)  # before reading, so that a later replacement is noticed
-        data = metadata.read_document(document_path)
+        data, identity = metadata.read_identified(str(document_path), BY_PATH)
     except OSError as error:
         raise _not_found(path) from error
     document = metadata.parse_document(data, document_path)
@@ -374,7 +375,7 @@ def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     metadata.check_release(attributes, path)
     metadata.check_requires(attributes, document_path)
     for name in (layout.COUNTERS, layout.EVICTIONS, layout.LIMITERS, layout.SAMPLERS, layout.SEGMENTS):
-        if (home.path / name).is_symlink():
+        if os.path.islink(f"{home.path}/{name}"):
             raise FormatError(f"{path / name} is a symbolic link; a store has none, restore the folder itself")
     return _parse_root(path, home, identity, attributes)
 

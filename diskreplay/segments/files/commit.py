@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError, StorageFull
-from diskreplay.folders import BY_PATH, Lookup, shown
+from diskreplay.folders import BY_PATH, Lookup
 from diskreplay.segments.documents import layout
 from diskreplay.segments.files.durable import keeps_reservations, storage_error, sync_file, write_at
 from diskreplay.segments.files.mapping import map_file, opened
@@ -106,7 +106,7 @@ class StoreCounters:
     nbytes = 2 * layout.COUNTER_WORDS * 8
 
     def __init__(self, path: str, *, writable: bool = False) -> None:
-        self._file, self._shown = path, shown(path)
+        self._file = path
         self._words: Counters
         if writable:
             self._words = open_counters(path, 2 * layout.COUNTER_WORDS)
@@ -139,7 +139,7 @@ class StoreCounters:
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)
             time.sleep(1e-4 * attempt)
-        raise FormatError(f"{self._shown}: a counter and its complement disagree; restore this file from a backup")
+        raise FormatError(f"{self._file}: a counter and its complement disagree; restore this file from a backup")
 
     def _checked(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
         if (
@@ -147,7 +147,7 @@ class StoreCounters:
             or (words > layout.MOST_COUNTED).any()
             or not words[layout.FIRST_LIVE] <= words[layout.NEXT_SEGMENT] <= layout.MAX_SEGMENTS
         ):
-            raise FormatError(f"{self._shown} holds impossible counters {words.tolist()}; restore it from a backup")
+            raise FormatError(f"{self._file} holds impossible counters {words.tolist()}; restore it from a backup")
         return words
 
     def raw(self) -> bytes:

@@ -206,6 +206,7 @@ def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
 
 
 def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:
-    for name in names:
-        if lookup.is_link(f"{segment}/{name}"):
-            raise FormatError(f"{segment}/{name} is a symbolic link; a store has none, restore the file or folder")
+    """Raise FormatError if one of a segment's files and folders ``names`` is a symbolic link."""
+    found = lookup.first_link([f"{segment}/{name}" for name in names])
+    if found is not None:
+        raise FormatError(f"{found} is a symbolic link; a store has none, restore the file or folder")
