@@ -8,7 +8,7 @@ import numpy as np
 
 MOST_DEPTH = 200
 """The maximum number of levels of nested objects and arrays. The parser is recursive, and the stack of any thread has
-room for this number."""
+room for this number of levels."""
 
 _TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _STEPS = np.zeros(256, np.int8)

@@ -308,8 +308,8 @@ def _fails_to_import(error: Exception) -> str | None:
             library = module
         at = at.tb_next
     if isinstance(error, ModuleNotFoundError):
-        # If a part of a namespace package is missing, such as google.protobuf, a library is missing, and none is
-        # broken.
+        # A missing part of a namespace package, such as google.protobuf, counts as a missing library, and not as a
+        # broken library.
         whole = library == top or getattr(sys.modules.get(top), "__file__", None) is not None
         return top if inside and whole else None
     return library or (isinstance(error, ImportError) and top) or None

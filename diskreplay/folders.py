@@ -26,10 +26,10 @@ _Error = TypeVar("_Error", bound=BaseException)
 class OpenFolder:
     """A folder that a descriptor keeps open until the last reference to this object is gone.
 
-    Code that keeps a path below `path` must also keep this object: the number of a closed descriptor is reused for the
-    next opened file.
+    Code that keeps a path below `path` must also keep this object. Otherwise, the descriptor is closed, and the next
+    opened file or folder may get its number, so that the path leads to this other file or folder.
 
-    Thread-safe. In a forked child, the descriptor stays open even if the parent closes its own.
+    Thread-safe. The descriptor of a forked child stays open even if the parent's descriptor is closed.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class LookupBelow(Lookup):
     Raises
     ------
     OSError
-        On entering the context: ``folder`` is not a folder, or is a symbolic link.
+        At the beginning of the `with` block: ``folder`` is not a folder, or is a symbolic link.
     """
 
     def __init__(self, folder: str) -> None:

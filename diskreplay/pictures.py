@@ -11,7 +11,7 @@ from diskreplay.errors import MissingExtra, ReplayError
 from diskreplay.schema.spaces import Field
 
 ROW = 8  # A row of a strip has this number of frames.
-_VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # The earlier codecs are better.
+_VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # the best codec is the first
 
 
 def is_image(leaf: Field) -> bool:

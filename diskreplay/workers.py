@@ -6,8 +6,8 @@ caller is a single operation, or may be repeated:
 
 - A job enters the queue by one operation. `Job.result` waits for a thread only if the job is in the queue.
 - The threads are created with their `Workers` object. A helper thread starts these threads, because
-  `threading.Thread.start` waits under a lock, which an interrupted caller would leave held. A thread starts only once,
-  so the start may be repeated.
+  `threading.Thread.start` waits while it holds a lock, which an interrupted caller would never release. A thread starts
+  only once, so the start may be repeated.
 - The only lock of a job is held from the beginning until a thread of `Workers` has finished the job. The caller only
   waits for this lock.
 
@@ -184,7 +184,10 @@ class Workers:
 
 
 def _start_all(threads: list[threading.Thread], line: _Line) -> None:
-    """Start the threads that have not started yet. Two helper threads run this function if a caller was interrupted."""
+    """Start the threads that have not started yet.
+
+    If a caller was interrupted after it started a helper thread, a second helper thread may run this function, too.
+    """
     with line.starting:
         for thread in threads:
             with suppress(RuntimeError):  # the thread was already started, or the system has no room for it

@@ -1,4 +1,4 @@
-"""Compute the advantages of a rollout's steps by a few operations of torch, and the values of final observations.
+"""Functions that compute the advantages of a rollout's steps, and the values of final observations.
 
 Final observations are kept apart from the tensors of steps: in these tensors, the last observation of an episode is
 followed by the first observation of the next episode.
@@ -36,7 +36,7 @@ def advantages(
     bootstraps: torch.Tensor | None = None,
     final_values: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute generalized advantage estimates (Schulman et al. 2016, equation 16), in float64 and rounded once.
+    """Compute generalized advantage estimates (Schulman et al. 2016, equation 16) in float64, and round them once.
 
     `kernels.returns.gae` computes the same for `Rollouts` of a store. This function computes on the device of its
     arguments.
@@ -46,7 +46,7 @@ def advantages(
     rewards, values : (num_steps, columns) float32
         The rewards of the steps, and the values of their observations.
     last_values : (columns,)
-        The value of the observation after the last step of each column, which bootstraps that step.
+        For each column (environment), the value of the observation after the last step, which bootstraps that step.
     done : (num_steps, columns) bool
         True at steps that are not bootstrapped, because their episode ended with them.
     bootstraps, final_values : (num_steps, columns) bool and float64, or None

@@ -25,10 +25,11 @@ FLAGS = ("terminated", "truncated")
 
 
 class Recorder:
-    """Appends steps to a store in their order, in a thread. If the thread fails, the next call raises its error.
+    """Appends steps to a store in their order, in a thread.
 
-    When a step fails, the steps that wait behind it are dropped, because their episodes would lack the failed step.
-    Steps that come after the error was raised go to a new writer. Steps that still wait at exit are written.
+    If a step cannot be appended, the next call of a method raises the error, and the steps that wait behind this step
+    are dropped, because their episodes would lack it. Steps that come after the error was raised go to a new writer.
+    Steps that still wait at exit are written.
 
     Concurrency: only one thread may call the methods.
     """
@@ -45,10 +46,11 @@ class Recorder:
     def append(
         self, schema: Schema, rows: Columns, next_rows: NextRows | None, new_writer: Callable[[], VectorWriter]
     ) -> None:
-        """Let the thread append a step of all environments (`rows`), and the next observations of some of them.
+        """Let the thread append a step of all environments.
 
-        The thread also copies tensors from a CUDA device. The tensors must not change before `wait` returns.
-        `new_writer` makes a writer for the first step, and for the first step after a failure.
+        `rows` has the step, and `next_rows` the next observations of some environments. The thread also copies tensors
+        from a CUDA device. The tensors must not change before `wait` returns. `new_writer` makes a writer for the first
+        step, and for the first step after a failure.
         """
         self._forget_parents()
         if self._host_copy is None:  # made here, since only the tensors tell which device has them

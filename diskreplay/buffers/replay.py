@@ -51,7 +51,7 @@ HIDDEN = ("truncated",)
 
 
 class Experience(NamedTuple):
-    """One step of an environment. `done` is True if the step terminated the episode: its target has no bootstrap.
+    """One step of an environment. If `done` is True, the step terminated the episode, and is not bootstrapped.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         Number of environments that step together.
     path : path or None
         The path of the store; an existing store is continued. None: a temporary folder, which is removed by `close`,
-        with the buffer, or at exit.
+        when the buffer is garbage-collected, or at exit.
     device : torch.device or str or None
         The device of batches; None is the CPU.
     n_step : int, (int, int) or None
@@ -185,7 +185,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             return
         with state_of("a replay buffer"):
             drawn = state["planner"]["distribution"]
-        # A sampler can load only a state of the same kind of distribution.
+        # The kinds of the sampler's distribution and of the distribution in the state must be the same.
         sampler.distribution = self._uniform if drawn == type(self._uniform).__name__ else self._priorities
         sampler.load_state_dict(state)
         sampler.distribution = self._priorities
@@ -231,7 +231,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     @property
     def beta(self) -> float | Schedule:
-        """Exponent of the weights, or a schedule over the batches so far; it may be set at any time."""
+        """Exponent of the weights, or its schedule over the number of batches so far; it may be set at any time."""
         return self._priorities.beta
 
     @beta.setter
@@ -262,7 +262,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             The step. `next_obs` is the observation after the action. At the end of an episode, `next_obs` is the final
             observation, not the observation after the reset. `next_obs` may be None if `done` is True.
         done : bool
-            Whether the step terminated its episode, so that it is not bootstrapped. Numbers are 0 or 1.
+            Whether the step terminated its episode, so that it is not bootstrapped. 1 and 0 are accepted, too.
         truncated : bool
             Whether the episode ended without termination, for example by a time limit. The step is bootstrapped from
             `next_obs`.
@@ -289,7 +289,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         if mask is not None and not mask.any():
             return
         schema = self._schema(obs, action, self._num_envs)
-        # All values are cast before anything changes, so that an invalid one changes nothing.
+        # All values are cast before anything changes, so that an invalid value changes nothing.
         obs, action = checked(schema, "obs", obs, self._lanes), checked(schema, "action", action, self._lanes)
         reward = checked(schema, "reward", reward, self._lanes)
         next_obs = None if next_obs is None else checked(schema, "obs", next_obs, self._lanes)
@@ -342,7 +342,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         ValueError
             The buffer has never been prioritized, or an error is not finite.
         StorageFull
-            The disk is full, so the priorities were updated, but not saved.
+            The disk is full: the priorities were updated, but could not be saved.
         """
         if not self._prioritized and self._priorities.is_new:
             raise ValueError("this buffer has no priorities: make it with prioritized=True, or set that attribute")
@@ -401,8 +401,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def clear(self) -> None:
         """Forget all steps: only later steps are sampled and counted.
 
-        The store keeps the old steps until later steps replace them, so the next buffer at the same path has these
-        steps.
+        The store keeps the old steps until later steps replace them. So another buffer that is later opened at the path
+        may have old steps.
         """
         store = self._refreshed()
         if store is None or self._sampler is None or not len(store):

@@ -193,7 +193,7 @@ class RolloutBuffer(Backed):
             The observations, the actions taken on them, and the rewards of these actions.
         dones : (num_envs,)
             Whether the step terminated each environment's episode, so that it is not bootstrapped. If `truncated` is
-            None: whether the episode ended in any way. Numbers are 0 or 1.
+            None: whether the episode ended in any way. 1 and 0 are accepted, too.
         values, log_probs : (num_envs,) or (num_envs, 1)
             The critic's value of the observation, and the logarithm of the action's probability.
         privileged_observations : (num_envs, num_privileged_obs) or None
@@ -259,7 +259,7 @@ class RolloutBuffer(Backed):
             raise BufferFull(f"the rollout buffer is full, with {len(self)} steps: call clear() before the next one")
         schema = self._fields or self._schema(obs, action, self._num_envs, reward)
         lanes = (self._num_envs,)
-        # All values are cast before anything changes, so that an invalid one changes nothing.
+        # All values are cast before anything changes, so that an invalid value changes nothing.
         ended = self._flags(done, "dones", reward)
         rows = {"terminated": ended}
         if truncated is not None:
@@ -381,7 +381,7 @@ class RolloutBuffer(Backed):
         ValueError
             An argument is invalid.
         """
-        # Not a decorator, since warnings would then name the decorator's line instead of the caller's line.
+        # `inference_mode` is not a decorator here, since warnings would then name its line and not the caller's line.
         with torch.inference_mode(False):
             self._estimates = self._estimated(last_values, gamma, gae_lambda, value_fn, final_values)
 

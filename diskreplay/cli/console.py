@@ -34,7 +34,7 @@ from diskreplay.segments.files.durable import write_atomic
 # The width of tables in a pipe, in characters. At rich's default of 80, long lines would be folded, and grep could not
 # find them.
 PIPE_WIDTH = 200
-BROKEN_PIPE = 141  # 128 + SIGPIPE, as in a shell
+BROKEN_PIPE = 141  # the exit code that a shell reports for a broken pipe: 128 + SIGPIPE
 
 PROBLEMS = 1  # the exit code of a command that found problems
 
@@ -46,7 +46,7 @@ Row = TypeVar("Row")
 
 
 def not_nan(value: float) -> float:
-    """Check the value of an option: typer before 0.29 accepts NaN as within any bounds."""
+    """Refuse NaN as the value of an option: typer before 0.29 accepts NaN for an option with bounds."""
     if value != value:
         raise typer.BadParameter("nan is not a number")
     return value
@@ -74,7 +74,7 @@ def save(path: Path, data: bytes) -> None:
 
 
 def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, problems: object = None) -> None:
-    """Print ``record`` as JSON, or else ``shown``; exit with code 1 if there are ``problems``."""
+    """Print ``record`` as JSON if ``json`` is true, else ``shown``; exit with code 1 if there are ``problems``."""
     if json:
         emit(to_json(record))
     elif isinstance(shown, (Group, Table)):
@@ -127,7 +127,10 @@ def ask(question: str) -> bool:
 
 @contextmanager
 def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
-    """Show a progress bar on a terminal during the `with` block, which calls the yielded `progress(done, total)`."""
+    """Show a progress bar on a terminal during the `with` block.
+
+    The block calls the yielded function with the amount done and the total.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, total: None
@@ -200,7 +203,7 @@ class TextTable:
 
     ``columns`` has, for each header, a function that returns the text of a row in this column. Columns whose headers
     begin with > are aligned to the right. At most ``limit`` rows are shown. If there are more rows, the last line has
-    the number of missing rows, and ends with ``hint``, which names the option that shows all rows.
+    the number of rows that are not shown, and ends with ``hint``, which names the option that shows all rows.
     """
 
     def __init__(

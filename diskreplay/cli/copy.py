@@ -85,7 +85,10 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
 
 @contextmanager
 def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
-    """Yield a hidden store with the schema and settings of ``like``; the end of the `with` block moves it to ``to``."""
+    """Yield a new store at a hidden path; the end of the `with` block moves this store to ``to``.
+
+    The new store has the schema and settings of ``like``.
+    """
     building = hidden_sibling(to.absolute(), f".new-{os.getpid()}")
     try:
         with dr.create(

@@ -1,7 +1,7 @@
 """`diskreplay demo`: runs the example `dqn_per`: four processes play CartPole, and this process learns.
 
-`diskreplay/cli/dqn_per.py` is a link to the example. A wheel does not include the folder of examples, and a copy could
-become outdated.
+`diskreplay/cli/dqn_per.py` is a link to the example, because a wheel does not include the folder of examples, and a
+copy of the example could become outdated.
 """
 
 import math
@@ -94,9 +94,9 @@ def demo(
 def signals_noted() -> Iterator[Callable[[], None]]:
     """Delay the effect of signals that would end the process, and yield a function that checks for a signal.
 
-    After a signal, the next call of this function or the end of the block raises SystemExit. The signal handler itself
-    raises only at a second signal: an exception during compilation would crash the process, and Python ignores an
-    exception in a finalizer.
+    After a signal, the next call of this function or the end of the block raises SystemExit. At the first signal, the
+    signal handler itself raises nothing, because an exception during compilation would crash the process, and Python
+    ignores an exception in a finalizer. At a second signal, the handler raises SystemExit.
     """
     received: list[int] = []
 

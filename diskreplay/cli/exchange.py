@@ -37,7 +37,10 @@ SCHEMES: Mapping[str, str] = {
     "d4rl": "an HDF5 file of D4RL",
     "robomimic": "an HDF5 file of demonstrations of robosuite, robomimic or Isaac Lab",
 }
-"""The formats: {SCHEME: description of WHERE}. Each SCHEME is the name of a module of `diskreplay.interop`."""
+"""The formats of data sets, for an argument SCHEME:WHERE, as a dict of SCHEME to a description of WHERE.
+
+Each SCHEME is the name of a module of `diskreplay.interop`.
+"""
 
 
 def _complete(incomplete: str) -> list[str]:

@@ -73,7 +73,7 @@ _KINDS = {float: "a number", str: "a text"}
 def compile_where(
     expression: str, schema: Schema, properties: Mapping[str, tuple[type, Read]] = PROPERTIES
 ) -> Predicate:
-    """Return a function that tells whether an episode meets an expression, for any ``where`` argument.
+    """Return a function that tells whether an episode meets an expression.
 
     A comparison with a missing value is false, and the result of a calculation with a missing value is missing.
     ``properties`` has the names that an expression may use in addition to episode fields. Raises SchemaError if the

@@ -156,7 +156,7 @@ class Schema:
         Raises
         ------
         SchemaError
-            If a space, or one inside it, cannot be stored, or ``dtype_map`` is invalid; the message names it.
+            If a space, or a space inside it, cannot be stored, or ``dtype_map`` is invalid; the message says which.
         """
         dtypes = dtype_map_argument(dtype_map)
         obs = tree_from_space(observation_space, "obs", dtypes)
@@ -186,8 +186,8 @@ class Schema:
         Raises
         ------
         SchemaError
-            If a space, or one inside it, cannot be stored. If ``dtype_map`` maps anything but dtypes, or maps floats to
-            integers, because floats are never cast to integers. The message names the culprit.
+            If a space, or a space inside it, cannot be stored. If ``dtype_map`` maps anything but dtypes, or maps
+            floats to integers, because floats are never cast to integers. The message says which.
         """
         prefix = "single_" if hasattr(env, "single_observation_space") else ""
         try:
@@ -227,8 +227,8 @@ class Schema:
         part : str
             ``"obs"``, ``"action"``, ``"extra"`` or ``"episode"``.
         value
-            Nested like the schema. A tuple may be a tuple, a list or a dict with the keys ``"0"``, ``"1"``, ... For the
-            part ``"episode"``, names may be missing.
+            Nested like the schema. In place of a tuple, a list or a dict with the keys ``"0"``, ``"1"``, ... is
+            accepted. For the part ``"episode"``, names may be missing.
 
         Raises
         ------

@@ -128,7 +128,7 @@ def check_episode(real: Any, expected: ModelEpisode) -> None:
 def check_transitions(
     batch: Any, starts: Iterable[tuple[ModelEpisode, int]], n_step: int | None, gamma: float, frame_stack: int = 1
 ) -> int:
-    """Compare a batch of `Transitions` with `transition` at each pair of `starts`. Return the batch size."""
+    """Compare a batch of `Transitions` with `transition` of each (episode, step) in `starts`. Return the batch size."""
     rows = [transition(episode, t, n_step, gamma, frame_stack) for episode, t in starts]
     got = {leaf: x for name, value in batch.numpy().items() for leaf, x in flat(value, name).items()}
     for leaf in rows[0]:
@@ -221,7 +221,8 @@ def _same(what: str, got: Flat, expected: Flat) -> None:
 
 def _close(leaf: str, got: np.ndarray, expected: np.ndarray) -> None:
     _equal(f"{leaf}: dtype and shape", (got.dtype, got.shape), (np.dtype(np.float32), expected.shape))
-    # If float64 terms are added in another order, the float32 may be its neighbour, or a tiny number instead of 0.
+    # If float64 terms are added in another order, the float32 result may be the next larger or smaller float32, or a
+    # tiny number instead of 0.
     wrong = ~np.isclose(got, expected, rtol=1.3e-7, atol=1e-11)
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])

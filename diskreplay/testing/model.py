@@ -66,7 +66,8 @@ class ModelEpisode:
     def frame(self, t: int) -> Flat:
         """Return the observation of step `t`; `t = len(steps)` is the final observation.
 
-        A negative `t` is an observation of `before` if its rows can be read, else the first observation.
+        A negative `t` counts steps back from the end of `before`, if the rows of `before` can be read. Otherwise, a
+        negative `t` stands for 0.
         """
         if t < 0 and self.before is not None and self.shows_before:
             return self.before.frame(t + len(self.before.steps))
@@ -77,7 +78,10 @@ class ModelEpisode:
 
     @property
     def window_end(self) -> int:
-        """The number of steps that windows may contain: not the last step without an observation to bootstrap from."""
+        """The number of steps that windows may contain.
+
+        The last step is left out if it did not terminate the episode, and no observation after it is known.
+        """
         return len(self.steps) if self.terminated or self.final is not None else len(self.steps) - 1
 
     def sampleable(self, n_step: int | None) -> list[int]:
@@ -101,7 +105,7 @@ class ModelEpisode:
         return rest
 
     def show_end(self, seen: bool) -> None:
-        """If no row marks the end, make it visible to readers if `seen` is true, or hide it."""
+        """If no row marks the end of the episode, show the end to readers if `seen` is true, else hide the end."""
         if self.derived:
             self.ended = self.cut = self.truncated = seen
 
@@ -175,7 +179,7 @@ class ModelLane:
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Cut the open episode, and append a complete episode, which counts as cut if neither flag is set."""
+        """Cut the open episode, and append a complete episode, cut unless it is terminated or truncated."""
         self.end_episode()
         length = len(reward)
         frames = len(next(iter(flat(obs, "obs").values())))
@@ -317,7 +321,7 @@ class ModelStore:
         """Hide the oldest steps of the episodes that were not evicted, so that at most `capacity` steps are visible.
 
         `order` maps a step's value of the extra field `key` to the step's id: the oldest step has the lowest id. If
-        other episodes are evicted by hand, a hidden step stays hidden.
+        `evict` later evicts other episodes, a hidden step stays hidden.
         """
         left = [episode for writer in self.writers for episode in writer.episodes if not episode.evicted]
         ranked = sorted(order[int(step.extra[key])] for episode in left for step in episode.steps)

@@ -19,7 +19,7 @@ def transition(
     frame_stack: int = 1,
     discount: str | None = None,
 ) -> dict[str, Any]:
-    """Compute the transition that starts at step `t`; leaves are keyed by path ("obs/image", "next_obs/image").
+    """Compute the transition that starts at step `t`, as a dict by path, such as "obs/image" or "next_obs/image".
 
     `t` must be one of `episode.sampleable(n_step)`. `discount` is the name of the extra field with the environment's
     discounts. Sums are float64, but a batch has them rounded to float32.
@@ -90,7 +90,7 @@ def window(
     start_only: tuple[str, ...] = (),
     continues: bool = False,
 ) -> dict[str, Any]:
-    """Compute the window of `length` steps that starts at one of `window_starts`; leaves are keyed by path.
+    """Compute the window of `length` steps that starts at step `start`, one of `window_starts`, as a dict by path.
 
     `continues` says whether the episode continues an earlier one, which was cut because its segment was full. If
     `length` is the length of the whole episode and `burn_in` is 0, the result is an item of `Episodes`.
@@ -142,7 +142,7 @@ def crossing_window(
     start_only: tuple[str, ...] = (),
     continuing: Collection[int] = (),
 ) -> dict[str, Any]:
-    """Compute the window that starts at one of `crossing_starts`; leaves are keyed by path.
+    """Compute the window that starts at `start`, one of `crossing_starts`, as a dict by path.
 
     `continuing` has the index in `lane` of each episode that continues an earlier one, which was cut because its
     segment was full.

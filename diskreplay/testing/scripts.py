@@ -20,7 +20,7 @@ class EpisodePlan:
 
     - `end`: "terminated", "truncated", "both", "cut" or "open".
     - `final`: whether the final observation is given.
-    - `breaks`: whether one `next_obs` in the middle differs from the next observation.
+    - `breaks`: whether one `next_obs`, in the middle of the episode, differs from the observation of the next step.
     - `whole`: whether one call of `append_episode` appends all steps.
     - `values`: whether the episode fields have values.
     """

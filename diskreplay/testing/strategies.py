@@ -1,7 +1,7 @@
 """Hypothesis strategies for schemas, and for plans of episodes and writers.
 
 Hypothesis draws the structure (shapes, lengths, ends, whether lanes are skipped) and shrinks it. The numbers in the
-arrays come from a seeded generator (see `scripts`), because smaller numbers would not make a failure clearer.
+arrays come from a seeded generator (see `scripts`), because shrinking these numbers would not make a failure clearer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def schemas() -> st.SearchStrategy[Schema]:
 
 
 def episode_plans(max_steps: int = 40) -> st.SearchStrategy[EpisodePlan]:
-    """Draw episodes of 1 to `max_steps` steps. Short episodes are as likely as long ones."""
+    """Draw plans of episodes with 1 to `max_steps` steps; plans with at most 6 steps are frequent."""
     steps = st.integers(1, 6) | st.integers(1, max_steps)
     flags = [st.booleans() for _ in range(4)]
     return st.builds(EpisodePlan, steps, st.sampled_from(ENDS), *flags)

@@ -103,7 +103,7 @@ def with_index(columns: Columns) -> Columns:
 
 
 def read_columns(store: dr.Store, progress: console.Report) -> Columns:
-    """Return the columns of the episodes and their fields; if a segment is evicted meanwhile, read them again."""
+    """Return columns with properties and fields of all episodes; read again if a segment was evicted meanwhile."""
     for _ in range(TRIES):
         with suppress(dr.SegmentGone):
             return with_fields(store, with_index(store.episode_table(progress=progress)))
@@ -112,7 +112,7 @@ def read_columns(store: dr.Store, progress: console.Report) -> Columns:
 
 
 def with_fields(store: dr.Store, columns: Columns) -> Columns:
-    """Add the episode fields to the columns, by path, as arrays that mask missing values."""
+    """Return the columns, plus a masked array of each episode field by its path; missing values are masked."""
     found = {**columns}
     for path in store.schema.leaves:
         if path in store.schema.step_leaves:
@@ -166,7 +166,7 @@ def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: b
         return found
     keys = columns[sort][found]
     missing = np.ma.getmaskarray(keys) | np.isnan(np.ma.getdata(keys))
-    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # values of some dtypes cannot be negated
+    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # ranks can be negated; values of some dtypes cannot
     return found[np.lexsort((-rank if descending else rank, missing))]
 
 

@@ -148,7 +148,7 @@ def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | Non
 
 
 def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
-    """Return a histogram: a bar for each whole number if there are at most `BINS`, otherwise `BINS` equal bins."""
+    """Return a histogram: a bar for each of at most `BINS` different integers, or else `BINS` bins of equal width."""
     return distributions(title, {"": values}, label)
 
 
@@ -214,7 +214,7 @@ Saved = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 
 def read_priorities(store: dr.Store, samplers: Sequence[str]) -> Saved:
-    """Return saved ids and priorities |td| + eps by sampler; an empty ``samplers`` stands for all samplers."""
+    """Return, by sampler, the saved ids and their priorities |td| + eps; an empty ``samplers`` means all samplers."""
     found: Saved = {}
     for name in samplers or state_names(read_root(store.path)):
         state = store.load_sampler_state(name)

@@ -66,7 +66,7 @@ def as_slice(steps: str) -> slice:
 
 
 def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str], part: slice) -> dict[str, Any]:
-    """Return a dict of an episode's properties, fields and the steps ``part``.
+    """Return a dict of an episode's properties, its episode fields, and its steps in the slice ``part``.
 
     "final_obs" is None, unless the last step is among these steps and has an observation after it.
     """

@@ -60,7 +60,7 @@ def watch(
         with console.bar("Measuring segments") as progress:
             activity = Activity(path, limiters, progress)
         with activity:
-            first = activity.look()  # the next look measures rates since then
+            first = activity.look()  # the next look measures the rates since this look
             if not (once or json) and sys.stdout.isatty():
                 _draw(first, _look_again(activity, interval, count and count - 1))
                 return
@@ -94,7 +94,7 @@ def _look_again(activity: Activity, interval: float, count: int | None) -> Itera
 
 
 def _draw(look: Look, looks: Iterator[Look]) -> None:
-    """Draw the looks in place of each other on the whole terminal; at the end, print the newest look."""
+    """Draw each `Look` on the whole terminal, in place of the `Look` before; at the end, print the newest `Look`."""
     terminal = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     try:
         with (

@@ -90,7 +90,7 @@ def ended_counts(info: Mapping[str, Any], where: str | None, episodes: Episodes)
     return {kind: int(np.count_nonzero(episodes.ended == kind)) for kind in kinds}
 
 
-INCHES = (5.0, 2.7)  # the size of a chart, with text of 10 points
+INCHES = (5.0, 2.7)  # the width and height of a chart whose text has 10 points
 
 
 def page_renderer() -> Callable[..., str]:

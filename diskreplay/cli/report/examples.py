@@ -36,7 +36,10 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Frames:
-    """Images of a field with ``rows`` rows: ``moving``, a GIF of ``count`` rows, and ``strip``, a PNG of ``steps``."""
+    """Images of a field that has ``rows`` rows in an episode.
+
+    ``moving`` is a GIF of ``count`` rows, and ``strip`` a PNG of the rows with the numbers in ``steps``.
+    """
 
     field: str
     rows: int
@@ -48,7 +51,7 @@ class Frames:
 
 @dataclass(frozen=True)
 class StepsTable:
-    """A table of some of ``total`` steps; a header that begins with > belongs to a column of numbers."""
+    """A table of some of an episode's ``total`` rows; a header that begins with > belongs to a column of numbers."""
 
     headers: list[str]
     cells: list[list[str]]

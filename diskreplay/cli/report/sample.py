@@ -126,7 +126,7 @@ class Steps:
 
 
 def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
-    """Sample ranges of successive steps of these episodes (None: all episodes); each step is equally likely."""
+    """Sample ranges of successive steps, spread over all steps of these episodes; None: of all episodes."""
     table = store.snapshot.episodes
     if episodes is not None:
         table = table.select(np.sort(episodes.at))
