@@ -62,7 +62,10 @@ class OpenFolder:
 
     @classmethod
     def of(cls, place: "OpenFolder | os.PathLike[str] | str") -> "OpenFolder":
-        """Return ``place`` if it is an open `OpenFolder`. Otherwise open the folder at its `name`, or at the path."""
+        """Return ``place`` if it is an open `OpenFolder`.
+
+        Otherwise, ``place`` is a closed `OpenFolder`, whose `name` is opened again, or a path, which is opened.
+        """
         if isinstance(place, OpenFolder):
             return place if place.fd >= 0 else cls(place.name)
         return cls(Path(place).absolute())

@@ -2,14 +2,14 @@
 
 A signal handler may raise between any two lines of the main thread. In an executor of `concurrent.futures`, such an
 interrupt can leave two threads with the same job, or a lock that is held forever. In this module, each step of the
-caller is a single operation, or may be repeated:
+caller is a single operation, which cannot be interrupted, or may be repeated:
 
 - A job enters the queue by one operation. `Job.result` waits for a thread only if the job is in the queue.
 - The threads are created with their `Workers` object. A helper thread starts these threads, because
   `threading.Thread.start` waits while it holds a lock, which an interrupted caller would never release. A thread starts
   only once, so the start may be repeated.
-- The only lock of a job is held from the beginning until a thread of `Workers` has finished the job. The caller only
-  waits for this lock.
+- The only lock of a job is held from the job's creation until a thread of `Workers` has finished the job. The caller
+  only waits for this lock.
 
 Until a call is over, its job references the call, and with the call the memory that the call writes to. So this memory
 is not reused too early.
@@ -71,7 +71,7 @@ class computed_once(Generic[T]):
     @overload
     def __get__(self, instance: object, owner: type) -> T: ...
     def __get__(self, instance: object, owner: type) -> Self | T:
-        """Compute the value, and put it into the instance's dict, where Python finds it before this descriptor."""
+        """Compute the value, and put it into the instance's dict, where Python looks before it calls this method."""
         if instance is None:
             return self
         value = instance.__dict__[self._name] = self._compute(instance)

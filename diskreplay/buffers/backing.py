@@ -62,7 +62,7 @@ class Backed(ABC):
         self._capacity, self._segment_steps = capacity, segment_steps
         self._closed = False
         self._writer: Writer | VectorWriter | None = None
-        # This closes and removes a temporary store, at exit or when the buffer is garbage-collected.
+        # Closes and removes a temporary store, when called, at exit, or when the buffer is garbage-collected.
         self._remove: Closing | None = None
         self._kept: Kept = []
         self._store: Store | None = None

@@ -421,8 +421,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def save(self) -> None:
         """Make all steps durable, and save the priorities; the next buffer at `path` continues from this state.
 
-        The steps and the priorities are durable when this method returns. A crash during the call leaves either the
-        previous save or this one.
+        The steps and the priorities are durable when this method returns. After a crash during the call, the
+        next buffer continues from the previous save or from this save.
 
         Raises
         ------

@@ -103,7 +103,7 @@ def _write(write: Callable[[], None]) -> None:
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the text of a table; on a terminal that is too narrow, each row is a paragraph."""
+    """Return the text of a table; on a terminal that is narrower than the table, each row is a paragraph."""
     console = Console(file=sys.stdout)
     if not console.is_terminal:
         return "\n".join(aligned(headers, rows))
@@ -144,7 +144,7 @@ def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
 
 @contextmanager
 def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
-    """Show the finished episodes and bytes, and the time left, during the `with` block.
+    """Show the numbers of finished episodes and bytes, and the time left, during the `with` block.
 
     The block calls the yielded function with the amount done and the total. A terminal shows a bar. Another output,
     such as the log of a job, gets a line every 30 seconds.
@@ -184,7 +184,7 @@ def _amounts(task: Task) -> str:
 
 @contextmanager
 def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call ``handler`` for these signals during the `with` block; outside the main thread, this has no effect.
+    """Call ``handler`` for these signals during the `with` block, if the block runs in the main thread.
 
     Signals that the process ignores, as with nohup, stay ignored.
     """
@@ -199,7 +199,7 @@ def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType
 
 
 class TextTable:
-    """A table for rich; on a terminal that is too narrow, each row is a paragraph.
+    """A table for rich; on a terminal that is narrower than the table, each row is a paragraph.
 
     ``columns`` has, for each header, a function that returns the text of a row in this column. Columns whose headers
     begin with > are aligned to the right. At most ``limit`` rows are shown. If there are more rows, the last line has

@@ -237,7 +237,10 @@ def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Epis
 
 
 def _number(value: Any, keys: list[Any]) -> Value:
-    """Return the number ``value[keys[0]][keys[1]]...`` or None; a float32 of 0.1 becomes 0.1, as it is printed."""
+    """Return the number ``value[keys[0]][keys[1]]...``; None if ``value`` is None.
+
+    A float has the digits that numpy prints: a float32 of 0.1 becomes 0.1.
+    """
     if value is None:
         return None
     for key in keys:

@@ -28,7 +28,7 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
 
     `key` names the integer extra field whose value is different in every step. A writer may cut an open episode when it
     begins a new segment, and the model cannot predict this. With `length_cuts`, the model's episodes are cut where the
-    store's episodes are.
+    store's episodes were cut.
 
     Returns
     -------
@@ -210,7 +210,7 @@ def _equal(what: str, got: Any, expected: Any) -> None:
 
 
 def _same(what: str, got: Flat, expected: Flat) -> None:
-    """Raise AssertionError unless all leaves have the same bytes. So NaN equals NaN."""
+    """Raise AssertionError unless all leaves have the same bytes; NaN equals a NaN with the same bytes."""
     _equal(f"{what}: leaves", list(got), list(expected))
     for leaf, x in expected.items():
         _equal(f"{leaf}: dtype and shape", (got[leaf].dtype, got[leaf].shape), (x.dtype, x.shape))

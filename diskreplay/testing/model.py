@@ -228,7 +228,10 @@ class ModelLane:
 
 
 class ModelWriter:
-    """The model of a writer of `num_envs` lanes. None: one lane, and arguments without a leading axis of lanes."""
+    """The model of a writer of `num_envs` lanes.
+
+    If `num_envs` is None, the writer has one lane, and its arguments have no axis of lanes.
+    """
 
     def __init__(self, number: int = 0, num_envs: int | None = None) -> None:
         self.number, self.num_envs = number, num_envs

@@ -72,7 +72,7 @@ def _rows(episode: Episode, leaf: str, part: slice, are_few: bool) -> NDArray[An
 
 
 def image_leaf(schema: Schema, name: str | None) -> str:
-    """Return the path of the first field with images, or of the first such field within ``name``."""
+    """Return the path of the first field with images; with ``name``, only ``name`` and fields within ``name`` count."""
     images = [path for path, leaf in schema.step_leaves.items() if is_image(leaf)]
     found = [path for path in images if name is None or path in chosen_leaves(schema, [name])]
     if not found:

@@ -1,4 +1,4 @@
-"""`diskreplay show`: prints one episode step by step. Other commands also use these functions to format values."""
+"""`diskreplay show`: prints one episode step by step. Other commands use functions of this module to format values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -127,7 +127,7 @@ EXTRA, EPISODE = "extra", "episode"
 
 
 def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
-    """Return the paths of these step fields (None: all); "obs" also stands for "obs/image"."""
+    """Return the paths of the step fields with these names (None: all); the name "obs" also selects "obs/image"."""
     chosen: dict[str, None] = {}
     for name in names or ():
         roots = (name, f"{EXTRA}/{name}")

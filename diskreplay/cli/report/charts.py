@@ -20,7 +20,7 @@ from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import read_root
 from diskreplay.segments.documents.state_files import state_names
 
-BINS = 40  # bins of time
+BINS = 40  # the number of bins of the time axis
 ACTIONS, STATES = 3, 4  # the maximum numbers of actions and of saved states with a chart
 STATE_BYTES = 64 << 20  # larger saved states are not read
 

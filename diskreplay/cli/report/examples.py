@@ -68,7 +68,7 @@ class EpisodeParts:
 
 
 def choose_examples(episodes: Episodes, most: int) -> list[Example]:
-    """Return at most ``most`` episodes: the best, worst, median and newest, then others at evenly spaced ranks."""
+    """Return at most ``most`` episodes: the best, worst, median and newest, then others, evenly spaced by rank."""
     finite = np.flatnonzero(np.isfinite(episodes.total_reward) & (episodes.ended != "open"))
     ranked = finite[np.argsort(episodes.total_reward[finite], kind="stable")]
     named, between = {}, {}

@@ -94,7 +94,7 @@ def began_at(store: dr.Store, at: int) -> float:
 
 @dataclass(frozen=True)
 class Steps:
-    """The ids of sampled steps; ``total`` is the number of steps before sampling."""
+    """The ids of sampled steps; ``total`` is the number of steps from which these were sampled."""
 
     snapshot: Snapshot
     ids: Ints
@@ -104,7 +104,7 @@ class Steps:
         return len(self.ids)
 
     def read(self, path: str, most: int = STEPS) -> tuple[Ints, NDArray[Any]]:
-        """Return ids and a field's values of at most ``most`` steps, without steps evicted meanwhile."""
+        """Return the ids of at most ``most`` steps, and the steps' values of a field; leave out evicted steps."""
         ids = self.ids if len(self.ids) <= most else self.ids[np.linspace(0, len(self.ids) - 1, most).astype(int)]
         snapshot, leaf = self.snapshot, self.snapshot.leaf(path)
         if not len(ids):
@@ -134,7 +134,7 @@ def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
 
 
 def places(total: int) -> Ints:
-    """Return the positions of sampled steps: all of ``total``, or a random range in each of `PIECES` equal parts."""
+    """Return the positions of sampled steps: all below ``total``, or a random range in each of `PIECES` equal parts."""
     if total <= STEPS:
         return np.arange(total)
     size, part = STEPS // PIECES, total / PIECES
