@@ -1,4 +1,4 @@
-"""Checks of arguments: the limits and the compression of a store, and functions that select episodes."""
+"""Checks of arguments: the limits and the compression of a store, and `where`, a function that selects episodes."""
 
 import sys
 from typing import Any

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 POSITION_BITS = 35
 POSITION_MASK = (1 << POSITION_BITS) - 1
 
-# Bits of one row of `done`.
+# The flags of a row: the bits of its byte in the array `done`.
 TERMINATED = 1
 TRUNCATED = 2
 FIRST = 4
@@ -34,12 +34,12 @@ DISCARD = END_MARKER | DISCARDED
 DISCARD_BEFORE = FIRST | CUT | DISCARD
 
 # The bits of `EpisodeTable.end` are TERMINATED, TRUNCATED, OBSERVATION_ONLY (the episode has a final observation), CUT,
-# EPISODE_VALUES, DISCARDED, CONTINUES (the episode continues another one that was cut for its length), and OPEN (the
+# EPISODE_VALUES, DISCARDED, CONTINUES (the episode continues an episode that was cut for its length), and OPEN (the
 # episode has not ended).
 CONTINUES = FIRST
 OPEN = 256
 
-# Columns of an `EpisodeTable`.
+# The numbers of the columns of an `EpisodeTable`.
 FIRST_ID, STRIDE, STEPS, OBS_ROWS, END, TIME = range(6)
 EPISODE_COLUMNS = 6
 

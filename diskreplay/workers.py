@@ -12,7 +12,7 @@ caller is a single operation, which cannot be interrupted, or may be repeated:
   only waits for this lock.
 
 Until a call is over, its job references the call, and with the call the memory that the call writes to. So this memory
-is not reused too early.
+is not reused before the call is over.
 
 The module also has `fork_listeners`, to call functions in forked children, and `computed_once`, for cached values
 without a lock.

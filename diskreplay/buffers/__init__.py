@@ -1,6 +1,6 @@
 """Buffers with well-known interfaces.
 
-A replay buffer keeps its steps in a store. Other buffers keep their steps in tensors.
+A replay buffer keeps its steps in a store. Other buffers keep their steps in tensors only, unless they get a `path`.
 """
 
 from diskreplay.errors import MissingExtra

@@ -38,8 +38,8 @@ def advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute generalized advantage estimates (Schulman et al. 2016, equation 16) in float64, and round them once.
 
-    `kernels.returns.gae` computes the same for `Rollouts` of a store. This function computes on the device of its
-    arguments.
+    `kernels.returns.gae` computes the same estimates for the view `Rollouts` of a store. This function computes on the
+    device of its arguments.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def _numbers(values: Any, device: torch.device) -> torch.Tensor:
 
 
 class NextRows(NamedTuple):
-    """The observations after one step of some environments.
+    """The next observations of some environments, after one step of a rollout.
 
     `step` is the number of the step in its rollout, and `lanes`, (n,), has the numbers of the environments. `rows` has
     their observations: tensors (n, ...) by the path of a field.

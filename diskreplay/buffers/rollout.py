@@ -59,7 +59,7 @@ class RolloutBuffer(Backed):
     also takes values without the axis of environments.
 
     The attributes, such as `rewards`, are these tensors without a copy, (steps so far, num_envs, ...). `clear` does not
-    change tensors that are still referenced: the buffer then uses other memory.
+    change tensors that are still referenced: afterwards, the buffer uses other memory.
 
     With a `path`, a thread also appends the steps to a store, for later runs and other processes. Reading a field
     or `store` waits for that thread. An error of the store is raised by the next call. The store then lacks the steps
@@ -422,7 +422,7 @@ class RolloutBuffer(Backed):
 
     @torch.inference_mode(False)
     def sample(self) -> Batch:
-        """Return all steps as a flat batch: the first step of each environment, then the second, and so on.
+        """Return all steps as a flat batch: step 0 of every environment, then step 1 of every environment, and so on.
 
         The steps stay in the buffer until `clear`. ``sample().minibatches(size, epochs)`` shuffles the steps.
         `sequences` keeps their order, for recurrent networks.
@@ -527,7 +527,7 @@ class RolloutBuffer(Backed):
 
     @property
     def dones(self) -> torch.Tensor:
-        """1 if a step was added as done, else 0, (steps so far, num_envs) float32."""
+        """1 for each step that was added with a true flag in `dones`, else 0, (steps so far, num_envs) float32."""
         return self._tensor("terminated")
 
     @property

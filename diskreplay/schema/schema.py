@@ -26,7 +26,7 @@ _Plan = Any  # a leaf's path, or a dict of key -> _Plan
 MAX_DEPTH = 16
 MAX_LEAVES = 10_000
 MAX_KEY_BYTES = 200
-LEAVES_SHOWN = 50  # the maximum number of rows of the table in a notebook
+LEAVES_SHOWN = 50  # the maximum number of rows of the table that a notebook shows
 
 # These names are already arguments of append, attributes of an episode or fields of a batch. "self" is the first
 # argument of append.

@@ -1,4 +1,4 @@
-"""Functions that compare a real store with its model: each raises AssertionError with the first difference."""
+"""Functions that compare a real store with its model: each function raises AssertionError with the first difference."""
 
 from __future__ import annotations
 

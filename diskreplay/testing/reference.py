@@ -92,7 +92,7 @@ def window(
 ) -> dict[str, Any]:
     """Compute the window of `length` steps that starts at step `start`, one of `window_starts`, as a dict by path.
 
-    `continues` says whether the episode continues an earlier one, which was cut because its segment was full. If
+    `continues` says whether the episode continues an earlier episode that was cut because its segment was full. If
     `length` is the length of the whole episode and `burn_in` is 0, the result is an item of `Episodes`.
     """
     total = episode.window_end if episode.ended else episode.num_frames - 1
@@ -144,7 +144,7 @@ def crossing_window(
 ) -> dict[str, Any]:
     """Compute the window that starts at `start`, one of `crossing_starts`, as a dict by path.
 
-    `continuing` has the index in `lane` of each episode that continues an earlier one, which was cut because its
+    `continuing` has the index in `lane` of each episode that continues an earlier episode, which was cut because its
     segment was full.
     """
     found: dict[str, list[Any]] = {}

@@ -21,7 +21,7 @@ from diskreplay.schema.schema import Field, Schema
 # each side.
 FRAMES, FPS, WIDEST = 24, 6.0, 128
 STRIP = 8  # frames in a strip
-IMAGES, CHARTS, COLUMNS = 2, 8, 12  # the maximum numbers of fields that are shown in each way
+IMAGES, CHARTS, COLUMNS = 2, 8, 12  # the maximum numbers of fields shown as images, as charts, and as columns
 STEPS_DRAWN, STEPS_LISTED = 500, 10
 ROW_BYTES = 1 << 22  # fields with larger rows are not read
 

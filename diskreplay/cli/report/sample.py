@@ -1,4 +1,4 @@
-"""Chooses the episodes and steps of a report: all of a small store, otherwise a sample that is always the same."""
+"""Chooses the episodes and steps of a report: all of a small store, or always the same sample of a large store."""
 
 from collections.abc import Callable
 from contextlib import suppress
