@@ -16,8 +16,8 @@ _NEVER_ON_DEVICE = frozenset({np.ndarray, bool, int, float, NoneType})
 def fetched(*values: Any) -> tuple[Any, ...]:
     """Return ``values``, nested in dicts and tuples, with CPU tensors in place of tensors on CUDA devices.
 
-    A copy starts after the earlier operations of the current stream of the tensor's device. All copies are complete
-    when the function returns. If no tensor is on a CUDA device, the values are returned unchanged.
+    A copy starts when all earlier operations on the current stream of the tensor's device are complete. All copies
+    are complete when the function returns. If no tensor is on a CUDA device, the values are returned unchanged.
     """
     if not _are_on_device(values):
         return values

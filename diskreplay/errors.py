@@ -1,4 +1,4 @@
-"""The errors that diskreplay raises on purpose. Each is also a subclass of the builtin error that callers expect.
+"""The errors that diskreplay raises on purpose. Each error is also a subclass of the builtin error that callers expect.
 
 ReplayError
 ├── SchemaError     ValueError         a value, field or space does not fit the schema

@@ -79,7 +79,7 @@ class OpenFolder:
         return (status.st_dev, status.st_ino) == self.key
 
     def is_deleted(self) -> bool:
-        """Return whether the folder was deleted, or its descriptor was closed and now belongs to another file."""
+        """Return whether the folder was deleted, or its descriptor is closed, or now belongs to another file."""
         try:
             status = os.fstat(self.fd)
         except OSError:  # ESTALE: the folder was deleted on a server; EBADF: the descriptor is closed

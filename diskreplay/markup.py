@@ -34,7 +34,7 @@ def element(tag: str, /, *content: Html, **attributes: object) -> Html:
 def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0) -> Html:
     """Return a table of rows of cells. A header that begins with ">" marks a column of numbers, aligned to the right.
 
-    ``total`` is the number of existing rows. If this number is larger than the number of ``rows``, the caption says how
+    ``total`` is the number of all rows. If this number is larger than the number of ``rows``, the caption says how
     many rows are not shown.
     """
     names = [header.removeprefix(">") for header in headers]

@@ -69,7 +69,7 @@ class DistillationBuffer(Backed):
         given = Given(obs_shape, action_shape, obs_dtype, action_dtype)
         self._seed = seed_argument(seed)
         self._fields: Schema | None = None  # The schema of the first pair, or of the store.
-        self._columns: Columns = {}  # This is empty if there is a path.
+        self._columns: Columns = {}  # The tensors of the pairs; empty if there is a path.
         self._added = 0
         self._lock = threading.Lock()
         self._rng = np.random.default_rng(self._seed)

@@ -63,7 +63,7 @@ def advantages(
     known = rewards.new_empty((steps + 1, columns), dtype=wide_dtype(rewards.device))
     known[:-1].copy_(values)
     known[-1].copy_(last_values)
-    # `where` instead of a product with 0: a NaN times 0 is NaN, and would reach the steps of the episode before.
+    # A product with 0 would not replace NaN, because NaN times 0 is NaN; `where` replaces all values.
     zero = known.new_zeros(())
     following, stops = torch.where(done, zero, known[1:]), done
     if bootstraps is not None and final_values is not None:

@@ -277,7 +277,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             `next_obs` is None, but a step is not done.
         """
         self._check_open()
-        if self._num_envs > 1:  # the small values of one environment are copied from a device one by one
+        if self._num_envs > 1:  # with one environment, the small values are copied from a device one by one
             obs, action, reward, next_obs, done, truncated, mask = fetched(
                 obs, action, reward, next_obs, done, truncated, mask
             )

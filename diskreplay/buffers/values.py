@@ -124,7 +124,7 @@ def rows_of(schema: Schema, obs: NDArray[np.object_], lanes: NDArray[np.bool_]) 
 def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> Any:
     """Return the values of a part of a step, such as "obs", with the shapes and dtypes of the schema.
 
-    Shapes may differ in axes of length 1, as in `fitted`.
+    The shapes in `value` may differ from these shapes in axes of length 1, as in `fitted`.
     """
     value = fitted(getattr(schema, part), value, leading)
     return schema.unflatten(part, schema.cast(part, value, leading))
@@ -154,8 +154,8 @@ class Given:
     def field(self, part: str, value: Any, lanes: int | None) -> Tree:
         """Return the `Field` for the first `value` of `part`, which is "obs" or "action".
 
-        For a dict or tuple, the result is a tree of fields. `lanes` is the length of the leading axis of environments.
-        If `lanes` is None, the value has no such axis.
+        If `value` is a dict or tuple, the result is a tree of fields. `lanes` is the length of the leading axis of
+        environments; None: the value has no such axis.
         """
         shape, dtype = self.of(part)
         if isinstance(value, Mapping):

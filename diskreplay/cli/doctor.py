@@ -134,8 +134,8 @@ def _file_system(path: Path) -> dict[str, Any]:
 def _mount(path: Path) -> tuple[str | None, list[str]]:
     found: tuple[str | None, list[str]] = None, []
     for line in _read("/proc/self/mountinfo").splitlines():
-        # The fields of a line: number, parent, device, root, mount point, options, optional fields, "-", type, source,
-        # options of all mounts.
+        # The fields of a line of mountinfo: number, parent, device, root, mount point, options, optional fields, "-",
+        # type, source, options of all mounts.
         before, _, after = line.partition(" - ")
         with suppress(IndexError):
             escaped, options, shared = before.split(" ")[4], before.split(" ")[5], after.split(" ")[2]

@@ -278,7 +278,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, data: Any) -> "Schema":
-        """Read the result of ``to_json``.
+        """Return the schema that ``to_json`` converted to ``data``.
 
         Raises
         ------

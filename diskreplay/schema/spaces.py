@@ -155,7 +155,7 @@ def _checked_space(space: Any) -> dict[str, Any] | None:
     if not isinstance(space, dict):
         raise SchemaError(f"a field's space is a dict or None, not {type(space).__name__}")
     try:
-        # After the round trip through JSON, the space equals the space that is later read from the disk.
+        # The space is converted to JSON and back, so that it equals the space that is later read from the disk.
         return dict(parse_json(json.dumps(space, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(f"a field's space holds plain JSON only: {error}") from None

@@ -30,11 +30,11 @@ class ModelEpisode:
     """Consecutive steps of a lane.
 
     - `final`: the observation after the last step, if it is known; an open episode may have it, too.
-    - `derived`: whether no row marks the end. Then readers see the end when another episode follows in the lane, or
-      when the segment is sealed.
+    - `derived`: whether no row marks the end. Without such a row, readers see the end when another episode follows in
+      the lane, or when the segment is sealed.
     - `hidden`: the number of the episode's oldest steps that the store's capacity hides.
     - `evicted`, `discarded`: whether the episode was evicted or discarded, and so has no visible step.
-    - `before`: the episode that this one continues; it was cut because its segment was full.
+    - `before`: the episode that this episode continues, and that was cut because its segment was full.
     - `shows_before`: whether the rows of `before` can be read.
     - `left_behind`: whether the episode was cut because its segment was full, and no step continues it yet.
     """

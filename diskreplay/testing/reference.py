@@ -178,7 +178,7 @@ def _without(extra: Flat, names: tuple[str, ...]) -> Flat:
 
 
 def _padded_stack(episode: ModelEpisode, t: int, depth: int, frames: int) -> Flat:
-    """Stack the `depth` frames that end with frame `t`, with zeros for the frames from index `frames` on."""
+    """Stack the `depth` frames that end with frame `t`; each frame with an index of at least `frames` is zeros."""
     rows = []
     for back in reversed(range(depth)):
         at = t - back
