@@ -108,9 +108,9 @@ def import_dataset(
 
     Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last flag are an episode that was cut.
     An episode is also cut after a row whose ``next_observations`` is not the observation of the next row. The
-    comparison is by value: ``observations`` and ``next_observations`` may differ in dtype, and one of the two may be
-    rounded to float32. The attribute ``cut`` of the result is the number of cuts after such rows. A warning is issued
-    if this number is more than a tenth of the number of steps. Episodes have a final observation if the file has
+    comparison is by value: ``observations`` and ``next_observations`` may differ in dtype, and one of these two arrays
+    may be rounded to float32. The attribute ``cut`` of the result is the number of cuts after such rows. A warning is
+    issued if this number is more than a tenth of the number of steps. Episodes have a final observation if the file has
     ``next_observations``.
 
     Parameters
@@ -243,7 +243,7 @@ def array_of(path: str) -> str | None:
 
 
 def leaf_of(array: str) -> str:
-    """Return the path of the leaf that an array holds."""
+    """Return the path in the store of the leaf whose values ``array`` holds."""
     first, _, below = array.partition("/")
     return f"{_PARTS[first]}/{below}".rstrip("/") if first in _PARTS else f"{EXTRA}/{array}"
 
@@ -308,7 +308,7 @@ class Reader:
         self.episodes = len(self._bounds) - 1
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the episodes in order, from number ``first`` on, with the wanted leaves."""
+        """Yield the episodes in the order of the file, from number ``first`` on, with the wanted leaves."""
         names = {path: array for path, array in self.names.items() if path in wanted}
         row_bytes = sum(self._arrays[array].row_bytes for array in names.values()) or 1
         rows = max(1, _BLOCK_BYTES // row_bytes, self._chunk_rows())

@@ -9,7 +9,8 @@ reward that came with it, and the action that followed it.
 An import follows these rules:
 
 - If any discount in the folder is neither 0 nor 1, the discounts become the extra field ``step_discount``.
-- One-hot actions stay vectors. If a file has no key ``action`` but keys such as ``action/move``, the action is a dict.
+- One-hot actions stay vectors. If a file has keys such as ``action/move`` in place of the key ``action``, the action is
+  a dict.
 
 In an export, an episode that was cut becomes truncated. If an episode has no final observation, the observation of its
 last step is written a second time as the final observation.
@@ -214,8 +215,8 @@ class _Replay:
     def paths(self, actions: Sequence[str], extra: Sequence[str]) -> dict[str, str]:
         """Return the key of each leaf in the files, by its path in the store, such as ``{"obs/image": "image"}``.
 
-        ``actions`` and ``extra`` are the keys that the caller chose for actions and extra fields. Whether a key is an
-        observation, an action or an extra field decides from which row a step takes the key's value.
+        ``actions`` and ``extra`` are the keys that the caller chose for actions and extra fields. A step takes
+        observations, actions and extra fields from different rows.
         """
         keys = self._open(self.episodes[0][0].file)
         found = {REWARD: REWARD}
@@ -254,7 +255,8 @@ class _Replay:
         terminal = rows.get(_DISCOUNT, np.ones(1))[-1] == 0
         if _TERMINAL in rows:
             terminal = as_flags(rows[_TERMINAL], f"{where}: {_TERMINAL}", FormatError)[-1]
-        # A file of DreamerV1 and V2 is a complete episode, even if a time limit ended it without a flag.
+        # A file of DreamerV1 and V2 is a complete episode, even if a time limit ended the episode without setting a
+        # flag.
         is_last = rows[_LAST][-1] if self._takes_actions and _LAST in rows else True
         return EpisodeData(steps, bool(terminal), bool(is_last and not terminal))
 
@@ -309,7 +311,7 @@ def _extra_name(key: str) -> str:
     try:
         Schema(Field((), "float32"), Field((), "float32"), extra={name: Field((), "float32")})
     except SchemaError:
-        return f"{_LOG}{name}"  # a store refuses an extra field of this name
+        return f"{_LOG}{name}"  # a store refuses an extra field called ``name``
     return name
 
 

@@ -1,7 +1,8 @@
 """The options of imports and exports, and how they choose the leaf of a store for each feature of a data set.
 
 A feature is a named array of a data set. A leaf is a field of a store's nested schema, and has a path, such as
-``"obs/image"``. A feature's default path is the path of the leaf that the feature becomes if no option names it.
+``"obs/image"``. A feature's default path is the path of the leaf that the feature becomes if no option names the
+feature.
 """
 
 import re
@@ -48,8 +49,8 @@ class Options(TypedDict, total=False):
         default become extra fields. If ``extra`` is given, the extra fields are only the features in ``extra``, and all
         other features that would be extra fields are left out.
     rename : dict of str to str
-        ``{name in the data set: name in the store}``. A new name that begins with a part, such as "obs/top", moves the
-        feature to this path. Any other new name renames the feature within its part.
+        ``{name in the data set: name in the store}``. A new name that begins with a part, such as "obs/top", is the
+        feature's path in the store. Any other new name renames the feature within its part.
     skip : str or list of str
         The features, or folders of features, that are left out.
     on_error : {"raise", "skip"}
@@ -219,7 +220,7 @@ class Layout:
             path: self._cast(what, path, rows if is_final and is_obs(path) else rows[:count])
             for path, rows in steps.items()
         }
-        rewards = made.get(REWARD)  # a data set without rewards gets zeros
+        rewards = made.get(REWARD)  # if the data set has no rewards, all rewards are zero
         made[REWARD] = np.zeros(count, self.schema.reward.dtype) if rewards is None else rewards.reshape(count)
         fields = {path: self._cast(what, path, value) for path, value in given.items()}
         for path in self.schema.leaves:
@@ -235,7 +236,8 @@ class Layout:
             return rows
         with np.errstate(invalid="ignore", over="ignore"):
             made: NDArray[Any] = rows.astype(wanted)
-            # A cast can wrap an integer, and the reverse cast can restore it, so the cast values are compared, too.
+            # If a cast wraps an integer, the cast back can restore the integer, so the wrapped values are compared,
+            # too.
             same = (made.astype(rows.dtype) == rows) & (made == rows)
         if rows.dtype.kind == "f" and wanted.kind == "f":
             same |= np.isnan(rows)
@@ -257,7 +259,7 @@ def _rounded(rows: NDArray[Any], cast: NDArray[Any]) -> NDArray[Any]:
     """
     if cast.dtype.kind not in "iu":
         return cast
-    # The comparisons with the bounds are exact: a bound that float64 cannot hold is rounded to the next integer outside
+    # The comparisons with the bounds are exact: float64 rounds a bound that it cannot hold to the next integer outside
     # of the dtype.
     whole = np.asarray(np.rint(rows.astype(np.float64)) if rows.dtype.kind == "f" else rows)
     bounds = np.iinfo(cast.dtype)
@@ -285,7 +287,7 @@ def lay_out(
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()
     dtypes, unsafe = _dtypes(place, choice.dtype or {}, {*paths.values(), REWARD})
-    made = {REWARD: Field((), dtypes.get(REWARD, "float32"))}  # rewards are zeros if no feature is the reward
+    made = {REWARD: Field((), dtypes.get(REWARD, "float32"))}  # kept if no feature is the reward
     for old, new in paths.items():
         kind = leaves[old]
         shape = () if new == REWARD and kind.shape == (1,) else kind.shape
@@ -345,7 +347,8 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            # A feature of steps and an episode field may have the same name. The later of the two is named by its path.
+            # A feature of steps and an episode field may have the same name. Then the name of the later one in
+            # ``names`` is its path.
             if path in leaves:
                 self._names[path if name in self._names else name] = path
 
@@ -441,7 +444,7 @@ class _Chooser:
         obs = [name for name in obs or steps if name != action]
         call = {OBS: obs[0] if len(obs) == 1 else obs, ACTION: action or "..."}
         reward = min((name for name in steps if "rew" in name.lower() and name != action), key=len, default=None)
-        if reward is not None and REWARD not in self._leaves:  # without this option, all rewards would be zeros
+        if reward is not None and REWARD not in self._leaves:  # otherwise all rewards would be zero
             call[REWARD] = reward
         words = ", ".join(f"{part}={value!r}" for part, value in call.items())
         commas = {part: value if isinstance(value, str) else ",".join(value) for part, value in call.items()}

@@ -41,7 +41,7 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally
 Where = Callable[[Episode], bool]
 
 RENAMED = {"names": "rename"}
-"""New names of options, by the name in earlier releases."""
+"""The present name of each renamed option. The keys are the options' names in earlier releases."""
 
 _PREFIX_CHARACTERS = 48
 
@@ -62,8 +62,8 @@ class ExportOptions(TypedDict, total=False):
         extra fields. If ``extra`` is given, the extra fields are only the leaves in ``extra``, and all other leaves
         that would be extra fields are left out.
     rename : dict of str to str
-        ``{path in the store: new name}``. A new name that begins with a part, such as "obs/top", moves the leaf to this
-        path. Any other new name renames the leaf within its part.
+        ``{path in the store: new name}``. A new name that begins with a part, such as "obs/top", is the leaf's path in
+        the exported schema. Any other new name renames the leaf within its part.
     skip : str or list of str
         The paths of leaves, or of dicts of the schema, that are left out.
     dtype : dict of str to str
@@ -294,7 +294,7 @@ def _read(
 
 def _counted(episodes: Iterable[EpisodeData], tally: Tally) -> Iterator[EpisodeData]:
     for episode in episodes:
-        yield episode  # the writer asks for the next episode when it has written this one
+        yield episode  # the next line runs when the writer has written this episode
         tally.add(len(episode))
 
 
@@ -329,8 +329,8 @@ def place_hidden(
     """Return a format whose data sets tell which steps are hidden from samplers, and the path of a new extra field.
 
     The bool field at this path is true for hidden steps. The path is None if no step is hidden, or if the format has
-    its own column for this. If the format cannot hold the field, the path is None, and ``not_held`` of the returned
-    format has the entry `HIDDEN`. ``plain`` is the format for the schema of the exported leaves.
+    its own column for hidden steps. If the format cannot hold the field, the path is None, and ``not_held`` of the
+    returned format has the entry `HIDDEN`. ``plain`` is the format for the schema of the exported leaves.
     """
     count = sum(episode.hidden_steps for episode in episodes)
     if plain.marks_hidden or not count:
@@ -389,7 +389,7 @@ def find_not_held(
 
     ``lacking`` has the form of `Format.not_held`. Priorities are the only arrays of steps that are read.
     """
-    # `place_hidden` puts HIDDEN into ``lacking`` only if steps are hidden.
+    # HIDDEN is a key of ``lacking`` only if steps are hidden: see `place_hidden`.
     found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | (schema.step_leaves.keys() if episodes else set())
     for episode in episodes:
         missing = lacking.keys() - found
@@ -400,7 +400,7 @@ def find_not_held(
 
 
 def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return the keys of `Format.not_held` that name data of an episode, except leaves of steps.
+    """Return the keys of `Format.not_held` for data that this episode has, without the leaves of steps.
 
     Episode fields and priorities are looked up only if their names are in ``among``.
     """
@@ -418,7 +418,7 @@ def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[st
 class ColumnWriter:
     """Appends rows to an array of h5py or zarr in a file, from row ``begin`` on, and writes them in whole blocks.
 
-    ``fill`` is the value for earlier rows in the block of row ``begin``.
+    The rows before row ``begin`` in the same block are written, too, with the value ``fill``.
     """
 
     def __init__(self, array: Any, block_rows: int, begin: int = 0, fill: float = 0) -> None:

@@ -40,7 +40,7 @@ _DOCUMENT_BYTES = 64 << 20
 # A file of any size may claim `_SMALL_BYTES` bytes of uncompressed data. A larger claim may have `_MOST_PACKED` bytes
 # for each stored byte, since deflate compresses at most 1032 bytes into one.
 _SMALL_BYTES, _MOST_PACKED = 256 << 20, 1100
-_MOST_ABSENT = 1 << 17  # the number of chunks that a file of any size may omit
+_MOST_ABSENT = 1 << 17  # an array of up to this number of chunks passes in a file of any size
 _OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINTR),
@@ -51,7 +51,7 @@ _OF_THE_SYSTEM = {
 def foreign(place: Path) -> Iterator[int]:
     """Check the files of a data set, and yield their total size in bytes.
 
-    Errors of the ``with`` block are converted as by `reading`.
+    `reading` converts errors of the ``with`` block.
     """
     with reading(place):
         yield check_files(place)
@@ -184,8 +184,8 @@ def check_claim(nbytes: int, stored: int, what: str, small: int = _SMALL_BYTES) 
 def check_chunks(shape: Sequence[int], chunks: Sequence[int], stored: int, what: str) -> None:
     """Raise FormatError if a file of ``stored`` bytes is too small to list all chunks of an array.
 
-    A file's list of chunks has at least eight bytes for each chunk. A small number of chunks always passes, since a
-    file may omit chunks of zeros.
+    A file's list of chunks has at least eight bytes for each chunk. A small number of chunks always passes the check,
+    since a file may omit chunks of zeros.
     """
     count = math.prod(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True))
     if count > max(_MOST_ABSENT, stored // 8):

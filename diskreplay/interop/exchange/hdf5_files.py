@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 _MOST_DEEP = 64
 _SUFFIXES = ".hdf5", ".h5"
 _SHOWN = 5  # a message lists at most this number of files
-_PLAIN_FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)  # filters that do not compress
+_PLAIN_FILTERS = (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32)  # these filters do not compress
 
 
 def check_is_file(path: Path) -> None:
@@ -134,7 +134,7 @@ def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
         for key, link in links:
             name = f"{above}{os.fsdecode(key)}"
             if link == h5py.h5l.TYPE_SOFT:
-                yield name, None  # the link's target, if it is in this file, is yielded under its own name
+                yield name, None  # if the link's target is in this file, the target is yielded by its own name
                 continue
             if link != h5py.h5l.TYPE_HARD:
                 raise FormatError(f"{path}: {name} is a link to another file; copy its data into this file")

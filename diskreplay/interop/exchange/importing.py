@@ -54,8 +54,8 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally, ste
 from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
-# A note of the store holds the notes of up to this number of episodes. A resumed import reads the episodes of the
-# newest note again, since this note may be incomplete.
+# The notes of up to this number of episodes are written together, as one note of the store. A resumed import reads the
+# episodes of the newest such note again, since an interrupted import may have left it out.
 EPISODES_A_NOTE = 128
 # A compressed import makes segments of at least this number of bytes, except the last segment, and about this number of
 # segments at most. With more segments, the background compaction would merge packs, and a merge needs the disk space of
@@ -103,20 +103,20 @@ class Source:
     metadata : dict
         The format's metadata of the whole data set, as JSON.
     cut : int
-        The number of cuts. The reader cuts an episode after a step whose next observation is not the observation of the
-        next row.
+        The number of cuts. The reader cuts an episode after each step whose next observation is not the observation of
+        the next row.
     part : str
         The part of the data set, such as a split. Empty: the whole data set.
     export_path : Path, optional
-        The path to which the data set was exported. The side folder of an earlier release is searched inside of this
-        path and next to it. None: the path is ``place``.
+        The path to which the data set was exported. An import looks inside of this path and next to this path for the
+        side folder of an earlier release. None: the path is ``place``.
     not_kept : list of str
         Names of data in the data set that are not features, and that an import leaves out.
     left_out : list of str
         Features that the reader left out because the caller skips them.
     texts : dict of str to list of str
-        Lists of texts for leaves whose numbers stand for texts: number i stands for item i. A key is the default path
-        of a leaf, or another key of `Store.texts`, such as "task".
+        Lists of texts for leaves whose numbers stand for texts: the number i stands for item i of the list. A key is
+        the default path of a leaf, or another key of `Store.texts`, such as "task".
     leaves : dict of str to Field, optional
         The field of each feature, by default path. None: the leaves of ``schema``.
     names : dict of str to str, optional
@@ -331,7 +331,7 @@ def _append(
     """
     existing, steps = store.episodes[:begun], 0
     # If the options leave out no episode, episode n of the store is episode n of the data set. In other imports, the
-    # data set is read from the beginning, to find out which episodes the store has.
+    # data set is read from the beginning, to find out which of its episodes the store has.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     source = selection.source
     done = first, sum(map(len, existing[:first]))
@@ -533,7 +533,7 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
         text is empty if there is no side folder, or if the data set itself has all values.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
-        if not os.path.isfile(side / _DOCUMENT):  # also False for a name that is too long
+        if not os.path.isfile(side / _DOCUMENT):  # a path that is too long is no file, too
             continue
         with foreign(side):
             document = read_document(side / _DOCUMENT)

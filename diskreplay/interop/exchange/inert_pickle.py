@@ -19,13 +19,14 @@ _MOST_DEEP = 64  # levels of nested tuples; hashing deeper tuples, as keys of a 
 _MOST_ARGUMENTS = 64
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 _PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
-# Opcodes whose values are bytes. `_Opcodes` skips such a value if it has at least `_LARGE` bytes.
+# Opcodes that are followed by a value of bytes, such as the data of an array. `_Opcodes` skips such a value if it has
+# at least `_LARGE` bytes.
 _ARRAYS, _LARGE = (pickle.BINBYTES8, pickle.BYTEARRAY8, pickle.BINBYTES), 4096
-_OF_NUMPY = ("numpy._core", "numpy.core")  # the second is the name in NumPy 1
+_OF_NUMPY = ("numpy._core", "numpy.core")  # NumPy 1 has the name numpy.core
 
 
 class Record:
-    """An object in a pickle whose class was not imported.
+    """An object in a pickle. The object's own class is not imported.
 
     Attributes
     ----------
@@ -123,7 +124,7 @@ class _Unpickler(pickle.Unpickler):
 
     def _latin1(self, text: str, _: str = "") -> bytes:
         self._copy(len(text))
-        return text.encode("latin1")  # protocol 2 writes bytes as a text and a call of `_codecs.encode`
+        return text.encode("latin1")  # protocol 2 of pickle writes bytes as a text and a call of `_codecs.encode`
 
     def _dict(self, items: Any = ()) -> dict[Any, Any]:
         self._copy(len(items))
@@ -140,7 +141,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Function:
-    """A function that a pickle may call but not change."""
+    """A function that a pickle may call. The pickle cannot set attributes of the function."""
 
     __slots__ = ("_function",)
 
@@ -247,7 +248,7 @@ def _top(stack: list[int | None]) -> int:
 
 
 def _taken(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> list[int]:
-    """Remove from the stack the values that an opcode consumes, and return their depths."""
+    """Remove the values that an opcode consumes from ``stack``, and return the depths of these values."""
     found: list[int] = []
     names = [each.name for each in opcode.stack_before]
     if "mark" in names:

@@ -92,7 +92,7 @@ def differ(one: NDArray[Any], other: NDArray[Any]) -> Bools:
     words = f"u{math.gcd(one.shape[1] * one.itemsize, 8)}"
     unequal = one.view(words) != other.view(words)
     found = np.zeros(len(one), np.bool_)
-    found[np.flatnonzero(unequal) // max(1, unequal.shape[1])] = True  # twice as fast as `any` over short rows
+    found[np.flatnonzero(unequal) // max(1, unequal.shape[1])] = True  # twice as fast as `np.any` for short rows
     if (at := np.flatnonzero(found)).size:
         found[at] = ~_same(one[at], other[at])
     return found
@@ -135,8 +135,8 @@ def with_final(obs: NDArray[Any], final: NDArray[Any], name: str) -> NDArray[Any
 def pieces(ended: Bools) -> list[Piece]:
     """Divide all lanes into `Piece` objects, and return them sorted by start position and then by lane.
 
-    ``ended``, ``(T, lanes)``, is true for the last transition of each piece. The last piece of a lane ends with the
-    lane.
+    ``ended``, ``(T, lanes)``, is true for the last transition of each piece. The last piece of a lane ends at the end
+    of the lane.
     """
     found: list[Piece] = []
     for lane in range(ended.shape[1]):

@@ -35,7 +35,7 @@ class Announced:
 class Tally:
     """Counts episodes, and reports the progress after each episode.
 
-    ``done`` has the numbers of episodes and steps that an earlier call finished.
+    ``done`` has the numbers of episodes and of steps that earlier calls of an import finished.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Read episodes ahead in a thread, and write episodes in a thread while the next ones are read."""
+"""Read episodes ahead in a thread, and write episodes in a thread while the next episodes are read."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -34,7 +34,7 @@ def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
 
 
 def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, None, None]:
-    """Yield the episodes of an iterator in order, while a thread reads the next ones.
+    """Yield the episodes of an iterator in order, while a thread reads the next episodes.
 
     The thread reads at least one episode ahead, and more until the arrays of these episodes take ``_AHEAD_BYTES``. If
     an episode cannot be read, the error is raised after the episodes before it.
@@ -69,7 +69,7 @@ def write_behind(
     most_bytes: int,
     most_episodes: float = math.inf,
 ) -> None:
-    """Write episodes in groups: a thread writes a group while the next one is read.
+    """Write episodes in groups: a thread writes a group while the next group is read.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ _FILTERS = {"shuffle", "delta", "crc32", "crc32c", "adler32", "fletcher32"}
 _IMAGES = "imagecodecs_"  # codecs of the library imagecodecs, which zarr has only if the program registered them
 _OF_NUMCODECS = "numcodecs."
 _SHARDS = "sharding_indexed"
-# A compressed chunk takes at most twice the bytes of the uncompressed chunk, plus this number of bytes.
+# A compressed chunk of more than twice `Layout.most` bytes plus this number of bytes is refused.
 _OVERHEAD = 64 << 10
 _ZSTD_BLOCK, _BLOSC_HEADER, _CHECKSUMS = 128 << 10, 16, 64
 
@@ -62,8 +62,8 @@ class Layout(NamedTuple):
     def may_unpack(self, data: memoryview) -> bool:
         """Tell whether a compressed chunk is complete and unpacks to at most ``most`` bytes.
 
-        The check reads the sizes in the chunk's headers. If the headers have no sizes, at most ``most`` + 1 bytes are
-        unpacked.
+        The check reads the sizes in the chunk's headers. Chunks of zlib, gzip and bz2 have no sizes in their headers,
+        so up to ``most`` + 1 bytes of such a chunk are unpacked.
         """
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
@@ -74,7 +74,7 @@ class Layout(NamedTuple):
         if self.compressor == "lz4":
             return int.from_bytes(data[:4], "little") <= most
         if self.compressor == "zstd":
-            return _zstd_size(data) <= 2 * most  # the estimate assumes the largest size of each block
+            return _zstd_size(data) <= 2 * most  # the estimate may be too large
         make = _STREAMS.get(self.compressor or "")
         return make is None or _stream_fits(make, data, most)
 
@@ -226,7 +226,7 @@ class Documents:
         )
 
 
-class _Stream(Protocol):  # the decompressors of zlib and bz2
+class _Stream(Protocol):  # implemented by the decompressors of zlib and bz2
     @property
     def eof(self) -> bool: ...
 
@@ -237,7 +237,7 @@ class _Stream(Protocol):  # the decompressors of zlib and bz2
 
 
 def _any_zlib() -> _Stream:
-    return zlib.decompressobj(zlib.MAX_WBITS | 32)  # accepts the header of zlib or of gzip
+    return zlib.decompressobj(zlib.MAX_WBITS | 32)  # accepts data with the header of zlib or gzip
 
 
 _STREAMS: Mapping[str, Callable[[], _Stream]] = {"zlib": _any_zlib, "gzip": _any_zlib, "bz2": bz2.BZ2Decompressor}
@@ -267,7 +267,7 @@ def _zstd_size(data: memoryview) -> int:
     """Estimate the number of bytes that a zstd frame unpacks to: the size in its header, or the sum over its blocks.
 
     In this sum, a compressed block counts as `_ZSTD_BLOCK`, the largest size that a block unpacks to. But if the last
-    block is compressed, its compressed size counts.
+    block is compressed, the block's compressed size counts.
     """
     flags = data[4] if len(data) > 4 else 0
     code, is_single = flags >> 6, flags >> 5 & 1
