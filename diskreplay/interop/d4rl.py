@@ -106,11 +106,11 @@ def import_dataset(
 ) -> Imported:
     """Import a file of D4RL into a new store, or resume an interrupted import.
 
-    Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last flag are an episode that was cut.
-    An episode is also cut after a row whose ``next_observations`` is not the observation of the next row. The
+    Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last such row are an episode that was
+    cut. An episode is also cut after a row whose ``next_observations`` is not the observation of the next row. The
     comparison is by value: ``observations`` and ``next_observations`` may differ in dtype, and one of these two arrays
-    may be rounded to float32. The attribute ``cut`` of the result is the number of cuts after such rows. A warning is
-    issued if this number is more than a tenth of the number of steps. Episodes have a final observation if the file has
+    may be rounded to float32. `Imported.cut` is the number of cuts after such rows. A warning is issued if this number
+    is more than a tenth of the number of steps. Episodes have a final observation if the file has
     ``next_observations``.
 
     Parameters
@@ -132,7 +132,7 @@ def import_dataset(
     StoreNotFound
         There is no such file.
     FormatError
-        The file is not one of D4RL, its arrays differ in length, or an array has a dtype that a store cannot hold.
+        The file is not a file of D4RL, the file's arrays differ in length, or a store cannot hold an array's dtype.
     SchemaError
         ``max_episode_steps`` is less than 1, or is given for a file that has ``timeouts``.
     StoreExists
@@ -284,7 +284,7 @@ class Reader:
     StoreNotFound
         There is no such file.
     FormatError
-        The file is not one of D4RL, or has data that a store cannot hold.
+        The file is not a file of D4RL, or has data that a store cannot hold.
     """
 
     def __init__(self, path: Path, max_episode_steps: int | None = None) -> None:
@@ -373,7 +373,8 @@ class Reader:
         """Tell whether an array has a row for each step.
 
         The arrays that D4RL defines and the arrays in ``infos`` have a row for each step. Arrays in ``metadata`` and
-        ``virtual`` do not. Any other array has a row for each step if its length is the number of rewards.
+        ``virtual`` do not have a row for each step. Any other array has a row for each step if its length is the number
+        of rewards.
         """
         first = name.split("/")[0]
         if first in RESERVED or first == "infos":
@@ -398,7 +399,7 @@ class Reader:
             raise FormatError(f"{self._path}: {name!r}: {error}") from None
 
     def _find_columns(self) -> dict[str, str]:
-        """Return the name of each array by the path of its leaf, such as ``{"obs": "observations"}``."""
+        """Return the name of the array for each leaf, by path in the store, such as ``{"obs": "observations"}``."""
         columns = {path: array for path in self.schema.step_leaves if (array := array_of(path)) is not None}
         for path in filter(is_obs, columns):
             following = self._arrays.get(next_of(path))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     AnyVectorWrapper = VectorWrapper[Any, Any, Any, Any, Any]
 else:
-    AnyVectorWrapper = VectorWrapper  # not a generic class before gymnasium 1.4
+    AnyVectorWrapper = VectorWrapper  # `VectorWrapper[...]` raises before gymnasium 1.4
 
 __all__ = ["RecordEpisodes", "RecordVectorEpisodes"]
 
@@ -56,7 +56,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     SchemaError
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
-        If ``store`` is not a Store, but a path for example, or ``env`` is already recorded into ``store``.
+        If ``store`` is not a Store but, for example, a path, or if ``env`` is already recorded into ``store``.
 
     Examples
     --------
@@ -106,7 +106,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
         An episode runs from its reset to its end. The values are stored with the episode's last step, or when the
         episode is cut. If the process is killed earlier, none of the values is stored. Values of an episode without
-        steps are dropped. A value that is set again, or that ``reset`` is called with, replaces the earlier value.
+        steps are dropped. A later value of the same field, even one that ``reset`` receives, replaces the earlier
+        value.
 
         Raises
         ------
@@ -183,7 +184,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         running = self._values.running.copy()
         for _, episode in self._values.of_episodes(running):
             writer.end_episode(episode=episode or None)
-        writer.end_episode()  # an error may have left an episode open that is not in `running`
+        writer.end_episode()  # after an error, an episode may be open although `running` is false
         self._values.forget(running)
 
     def _record(
@@ -192,7 +193,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = result
         ended = bool(terminated or truncated)
         values, next_obs = self._values, self._values.own("obs", obs)
-        values.running[:] = True  # after an autoreset or a discarded episode, this step begins an episode
+        values.running[:] = True  # false after an autoreset or `discard_episode`: this step begins an episode
         if not self._idle:
             assert self._obs is not None
             infos, episode = values.from_info(info, ended)
@@ -406,7 +407,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         running = self._values.running & lanes
         for some, episode in self._values.of_episodes(running):
             writer.end_episode(mask=some, episode=episode or None)
-        writer.end_episode(mask=lanes)  # an error may have left episodes open that are not in `running`
+        writer.end_episode(mask=lanes)  # after an error, an episode may be open although `running` is false
         self._values.forget(running)
 
     def _begin(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
@@ -426,7 +427,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         obs, reward, terminated, truncated = fetched(*result[:4])
         info = result[4]
         terminated, truncated = as_numpy(terminated), as_numpy(truncated)
-        ended = terminated.astype(bool) | truncated.astype(bool)  # the writer refuses values that are not flags
+        ended = terminated.astype(bool) | truncated.astype(bool)  # the writer checks that the values are flags
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
         # With NEXT_STEP, this call has reset the idle lanes. In a live lane, the first step after a discarded episode
@@ -446,7 +447,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             if unknown.any():
                 self._warn_of_unknown(int(np.flatnonzero(unknown)[0]))
             rest = live & ~ended
-            # `append` is called once, unless different episode fields were set for the ending episodes.
+            # `append` is called more than once only if the ending episodes have different episode fields, or if a final
+            # observation is unknown.
             for lanes, given in values.of_episodes(live & ended) or [(np.zeros_like(live), {})]:
                 own = {**given, **(episode or {})} or None
                 for some, following in ((~unknown, {"next_obs": values.nest("obs", next_obs)}), (unknown, {})):

@@ -39,7 +39,7 @@ def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
 def _to_jax(path: str, tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: _to_jax(f"{path}/{name}", below) for name, below in tree.items()}
-    if isinstance(tree, tuple):  # JAX treats an instance of a subclass of tuple as a leaf: make a plain tuple
+    if isinstance(tree, tuple):  # `jax.tree` takes an instance of a subclass of tuple for a leaf
         return tuple(_to_jax(f"{path}/{number}", below) for number, below in enumerate(tree))
     try:
         array = jax.dlpack.from_dlpack(tree.detach().contiguous())

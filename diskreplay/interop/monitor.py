@@ -51,7 +51,7 @@ class Measure(NamedTuple):
     bounds: Sequence[float] = ()
 
     def metric(self, group: str) -> str:
-        """Return the name in Prometheus. ``group`` is "store" or "sampler"."""
+        """Return the measure's name in Prometheus. ``group`` is "store" or "sampler"."""
         parts = ("diskreplay", group, self.name, self.unit, "total" if self.kind == COUNTER else "")
         return "_".join(filter(None, parts))
 
@@ -237,7 +237,7 @@ def to_wandb(
 
 def _wandb_histogram(values: NDArray[Any]) -> Any:
     with dr.MissingExtra.raised_for("a histogram of Weights & Biases", "wandb"):
-        import wandb  # already loaded, since the caller has made a run
+        import wandb  # takes no time: the caller, who made a run, has imported wandb
     return wandb.Histogram(values)
 
 
@@ -351,7 +351,8 @@ def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> 
         if not isinstance(field, dr.Field) or field.shape or field.dtype.kind not in "biuf":
             known = [key for key, one in extra.items() if isinstance(one, dr.Field) and not one.shape]
             raise ValueError(f"staleness must name an extra field with one number a step, of {known}, not {name!r}")
-    # If an extra field has one of these names, the batch has that field instead, so the histogram is left out.
+    # If an extra field has a name in ``wanted``, the batch has the extra field under this name, so the histogram is
+    # left out.
     wanted = [("age",), ("probability", "priority_sum")][: 1 + weighted]
     requested = [name for group in wanted if extra.keys().isdisjoint(group) for name in group]
     try:
@@ -367,9 +368,9 @@ def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> 
 
 def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> NDArray[np.float64]:
     values: NDArray[np.float64] = batch[name].astype(np.float64)
-    if values.ndim > batch["index"].ndim:  # of a window, only the first step counts
+    if values.ndim > batch["index"].ndim:  # only the first step of a window counts
         values = values[:, 0]
-    snapshot = sampler.store.snapshot  # read once, since other threads may refresh the store
+    snapshot = sampler.store.snapshot  # one snapshot for both lines below: other threads may refresh the store
     first, steps = snapshot.episodes.first, snapshot.episodes.steps
     # Ids of different writers are not in the order of time, so the episode with the largest ids may be old.
     youngest = int(np.argmax(snapshot.times(first)))

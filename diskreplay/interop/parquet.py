@@ -64,7 +64,7 @@ _EPISODE, _STEP, _LENGTH, _TERMINATED, _TRUNCATED, _NOTES = (
     *("episode", "step", "length"),
     *("terminated", "truncated", "notes"),
 )
-_MOST_LISTED = 256  # fields of more numbers are written as bytes of fixed size
+_MOST_LISTED = 256  # a field of more numbers than this is written as bytes of fixed size
 _FILE_BYTES = 16 << 20  # a file is written when its episodes take this number of bytes
 
 
@@ -250,7 +250,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path, wanted: _Wanted, first: int, total: int) -> Iterator[EpisodeData]:
-    files = _files(folder)  # the name of a file is the number of its first episode
+    files = _files(folder)  # a file is named by the number of its first episode
     starts = [int(file.stem) for file in files]
     spans = [span for span in zip(files, starts, [*starts[1:], total], strict=True) if span[2] > first]
     if not spans or spans[0][1] > first:

@@ -287,7 +287,7 @@ def lay_out(
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()
     dtypes, unsafe = _dtypes(place, choice.dtype or {}, {*paths.values(), REWARD})
-    made = {REWARD: Field((), dtypes.get(REWARD, "float32"))}  # kept if no feature is the reward
+    made = {REWARD: Field((), dtypes.get(REWARD, "float32"))}  # the field of zero rewards, if no feature is the reward
     for old, new in paths.items():
         kind = leaves[old]
         shape = () if new == REWARD and kind.shape == (1,) else kind.shape

@@ -268,7 +268,7 @@ def _choice(options: ExportOptions) -> Choice:
 
 
 def _lay_out(store: Store, choice: Choice) -> Layout:
-    """Lay out the leaves; the keys of ``dtype`` are paths in the store, also for leaves that other options rename."""
+    """Return the layout of the leaves. The keys of ``choice.dtype`` are paths in the store, also of renamed leaves."""
     leaves, place = store.schema.leaves, str(store.path)
     names = {path: path for path in leaves}
     found = lay_out(place, leaves, names, store.schema, replace(choice, dtype=None))

@@ -55,7 +55,7 @@ from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
 # The notes of up to this number of episodes are written together, as one note of the store. A resumed import reads the
-# episodes of the newest such note again, since an interrupted import may have left it out.
+# last of these groups of episodes again, since the group's note may not have been written.
 EPISODES_A_NOTE = 128
 # A compressed import makes segments of at least this number of bytes, except the last segment, and about this number of
 # segments at most. With more segments, the background compaction would merge packs, and a merge needs the disk space of
@@ -502,7 +502,7 @@ class _Notes:
 
 
 def import_notes(store: Store) -> tuple[dict[str, Json], dict[int, Json]]:
-    """Return an import's note about the data set, and the notes of episodes, by the id of an episode's first step.
+    """Return an import's note about the data set, and the notes of its episodes, by the id of an episode's first step.
 
     Both are empty if no import made the store.
     """

@@ -1,4 +1,4 @@
-"""Report the progress of imports and exports to a function, in steps, or to an `Announced`, in more detail."""
+"""Report the progress of imports and exports: to a function in numbers of steps, or to an `Announced` in detail."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

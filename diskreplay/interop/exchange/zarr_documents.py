@@ -120,7 +120,7 @@ class Documents:
         return found
 
     def _read(self, name: str) -> list[bytes]:
-        """Return the contents of all files of this name: a zip file may have several, and zarr may read any of them."""
+        """Return the contents of all files called ``name``: a zip file may have several, and zarr may read any one."""
         if self._archive is None:
             file = self._place / name
             if not file.is_file():

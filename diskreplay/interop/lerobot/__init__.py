@@ -151,7 +151,8 @@ def export_dataset(
     fps : float, optional
         Frames per second, for the timestamps. None: the rate of the data set that the store was imported from, or 30.
     task : str
-        The description of the task. It is used if the store was not imported from a data set with tasks.
+        The description of the task. This description is written only if the store was not imported from a data set with
+        tasks.
     video : bool
         Encode images of three channels as H.264 video, which loses detail. False: images are PNG files in a column,
         without loss.
@@ -218,7 +219,8 @@ def _flags(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json], keys: set
     """Return the names of the columns that tell how episodes ended.
 
     These columns are `FLAGS` if an episode was truncated, otherwise only `next.done`. The result is empty if a leaf of
-    the store is the column `next.done`, or if all episodes are cut and came from a data set without this column.
+    the store is written as `next.done`. The result is also empty if all episodes are cut and came from a data set
+    without the column `next.done`.
     """
     if DONE in keys:
         return ()

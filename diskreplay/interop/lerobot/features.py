@@ -43,7 +43,8 @@ _MOST_AXES = 5  # the largest number of axes that an array can have in LeRobot's
 class Column:
     """A feature of a LeRobot data set, and its leaf in a store.
 
-    ``key`` is the name of the feature. The leaf of a text has the number of the text in the feature's list of texts.
+    ``key`` is the name of the feature. If the feature is a text, the values of the leaf are numbers of texts in the
+    feature's list of texts.
     """
 
     key: str

@@ -17,7 +17,7 @@ from diskreplay.interop.exchange.foreign import check_memory
 Bytes = NDArray[np.uint8]
 
 _LEVEL = 1  # the level of PNG compression: higher levels take twice the time, and make files a few percent smaller
-_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # other formats run programs, or do not occur in data sets
+_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")  # Pillow would run programs for some other formats
 
 
 def as_rows_first(images: NDArray[Any], channels_first: bool) -> NDArray[Any]:
@@ -50,7 +50,7 @@ def _from_file(file: bytes | None, shape: tuple[int, ...], what: str) -> Bytes:
         raise FormatError(f"{what} has a row without an image")
     try:
         with Image.open(io.BytesIO(file), formats=_IMAGE_FORMATS) as image:
-            if (image.height, image.width) != shape[:2]:  # checked before the image is unpacked
+            if (image.height, image.width) != shape[:2]:  # known before the image is unpacked
                 found = (image.height, image.width, len(image.getbands()))
                 raise FormatError(f"{what} has an image of the shape {found}, and info.json says {shape}")
             pixels = np.asarray(image.convert("RGB") if image.mode == "P" else image)
@@ -68,7 +68,7 @@ Size = tuple[int, ...]
 
 CODEC: Final = "libx264"
 _VIDEO_FORMATS = {".mkv": "matroska", ".webm": "matroska", ".avi": "avi"}
-# LeRobot's settings: every second frame is a key frame, so that single frames are decoded quickly.
+# The settings of LeRobot's own encoder. Every second frame is a key frame, so that a single frame is decoded quickly.
 _ENCODING = {"g": "2", "crf": "18"}
 
 

@@ -45,7 +45,7 @@ class Metadata:
     Parameters
     ----------
     is_lenient : bool
-        Add episodes that the metadata lack to ``skipped``, instead of raising FormatError.
+        Whether episodes that the metadata lack are added to ``skipped``. If false, FormatError is raised for them.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Metadata:
                 f"{self.root}: {INFO} says {total} episodes, and the table of episodes has {len(self.numbers)}; "
                 "correct total_episodes"
             )
-        # A small file may claim any number of episodes, so gaps are named, not single numbers.
+        # A small file may claim any number of episodes, so a message names ranges of missing episodes, not each number.
         count, begin = max(last, total), np.append(0, self.numbers + 1)
         gaps = [
             (first, stop - 1) for first, stop in zip(begin, np.append(self.numbers, count), strict=True) if first < stop

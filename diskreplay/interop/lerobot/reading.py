@@ -41,8 +41,8 @@ from diskreplay.interop.step_values import as_flags
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# Row groups are read together until they have this number of bytes. Larger reads are slower, since they allocate new
-# memory.
+# Row groups are read together until they have this number of bytes. Larger reads are slower, since each of them
+# allocates new memory.
 _BLOCK_BYTES = 4 << 20
 _MOST_TASKS = 1 << 20
 
@@ -207,7 +207,7 @@ class _Scan:
     left_out : set of str
         All counters and flags, including the ones in ``kept``.
     shared : set of Path
-        Files that also have steps of episodes that were left out.
+        Files of steps in which some rows belong to episodes that were left out.
     """
 
     def __init__(self, meta: Metadata, features: Mapping[str, Feature], texts: dict[str, list[str]]) -> None:
@@ -269,7 +269,7 @@ class _Scan:
     def ends(self) -> tuple[Bools, Bools]:
         """Return whether each episode was terminated, and whether it was truncated, ``(episodes,)`` each."""
         found = {name: np.concatenate(parts or [np.zeros(0, np.bool_)]) for name, parts in self._last.items()}
-        none = np.zeros(len(self._meta.lengths), np.bool_)  # for a flag that the data set lacks
+        none = np.zeros(len(self._meta.lengths), np.bool_)  # the values of a flag that the data set lacks
         return found.get(TERMINATED, found.get(DONE, none)), found.get(TRUNCATED, none)
 
 
