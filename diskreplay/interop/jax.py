@@ -52,7 +52,7 @@ def _to_jax(path: str, tree: Any) -> Any:
 
 
 def _check_fit(path: str, values: np.ndarray, bounds: np.iinfo) -> None:
-    """Raise ValueError for integers outside the bounds. JAX would keep only their lowest bits, without a warning."""
+    """Raise ValueError for values outside of ``bounds``: JAX would silently keep only the lowest bits of these."""
     outside = values[(values < bounds.min) | (values > bounds.max)]
     if len(outside):
         raise ValueError(

@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 
 class Chunk(NamedTuple):
-    """The part of an episode to append: T steps and T + 1 observations, nested as in the schema."""
+    """The part of an episode to append to the store: T steps and T + 1 observations, nested as in the schema."""
 
     obs: Any
     action: Any
@@ -56,7 +56,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         info_fields: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
-        if isinstance(info_fields, str):  # a string would be split into letters
+        if isinstance(info_fields, str):  # otherwise each letter would be taken for a name
             raise ValueError(f'info_fields must be a sequence of names, such as ("lives",), not {info_fields!r}')
         super().__init__(capacity, **kwargs)
         self._path = Path(path.path if isinstance(path, dr.Store) else path).absolute()
@@ -66,7 +66,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         self._close = closes(self, self._kept)
         self._writers = TrajectoryWriters(self._kept, durability)
         with suppress(dr.StoreNotFound):
-            dr.open(self._path).close()  # checks an existing store; the first step makes a new store
+            dr.open(self._path).close()  # raises StoreNotFound if there is no store yet: the first step makes it
             self._open(dr.open(self._path, "a"))
             self._restore()
 
@@ -196,7 +196,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             step = dr.Schema.from_example(row_of(obs, 0), row_of(action, 0), extra=row_of(extra, 0))
             schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"), extra=step.extra)
             # The store needs more capacity than the buffer. The store evicts the oldest steps, but the buffer drops the
-            # episodes that began first, and these may have new steps.
+            # episodes that began first. Such an episode may have new steps.
             self._open(dr.create(self._path, schema, capacity=2 * self.capacity))
         assert self._store is not None
         return self._store
@@ -287,7 +287,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
                     "without a state, with the newest steps"
                 )
             episodes.extend(StoredEpisode(self._reader, **each) for each in state["episodes"])
-        self.episodes = episodes  # set first, because RLlib gives a missing attribute a default value
+        self.episodes = episodes  # set before this call, in which RLlib gives a missing attribute a default value
         super().set_state(state)
 
 
@@ -318,8 +318,8 @@ class DiskEpisodeReplayBuffer(InStore):
     trained networks are the same as with RLlib's own buffer, bit for bit. The id and the reward of each step, and
     RLlib's bookkeeping, are in memory: 100 to 160 bytes a step.
 
-    An existing store is continued: the buffer begins with the newest episodes of the store. A step in the store has
-    its observation, its action, its reward, and all other outputs of the module under their names, such as
+    An existing store is continued: the buffer begins with the newest episodes of the store. A step in the store has its
+    observation, its action, its reward, and all other outputs of RLlib's module (the policy) under their names, such as
     ``action_logp``. Up to 256 episodes may be open at the same time. If there are more, the episode with the oldest
     last step is cut.
 

@@ -40,14 +40,14 @@ class StepReader:
         self._sampler = dr.Sampler(store, dr.Transitions(n_step=1), fields=tuple(trees), seed=0, refresh=False)
         kept.append(self._sampler)
         self._windows: deque[tuple[bytes, dict[Path, Array]]] = deque(maxlen=2)
-        self.outdated = False  # whether steps were added since the last refresh
+        self.outdated = False  # true if steps were added since the last refresh
         self.longest: int | None = None
 
     @contextmanager
     def at_most(self, steps: int | None) -> Iterator[None]:
         """In the ``with`` block, limit slices of a `Column` to `steps` steps; None: no limit.
 
-        Without a limit, RLlib would read an episode to its end, although it uses only the first steps of a slice.
+        Without a limit, RLlib would read an episode to its end, although RLlib uses only the first steps of a slice.
         """
         self.longest = steps
         try:
@@ -110,7 +110,7 @@ class Column:
     """A field of an episode's steps. RLlib uses a column like an array. Indexing reads the rows."""
 
     __slots__ = ("_field", "_path", "_steps")
-    more = 0  # the number of rows beyond the number of steps
+    more = 0  # the column has this many rows more than steps
 
     def __init__(self, steps: Steps, field: dr.Field | None = None, path: Path = ()) -> None:
         self._steps, self._field, self._path = steps, field, path
@@ -143,7 +143,8 @@ class Observations(Column):
     def _rows(self, start: int, stop: int) -> Any:
         ids, reader = self._steps.ids, self._steps.reader
         if stop - start == 1:
-            # The observation of a step is also the next observation of the step before, which a kept window may have.
+            # The observation of a step is also the next observation of the step before. A kept window may have that
+            # step.
             before = ids[start - 1 : start]
             if start < len(ids) and not (start and reader.has_read(before)):
                 return super()._rows(start, stop)
@@ -187,8 +188,8 @@ def _columns(kind: Callable[..., Column], steps: Steps, tree: Any, path: Path) -
 class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
     """A `SingleAgentEpisode`, or a chunk of an episode, with ids and rewards in memory and all other data in a store.
 
-    `ids` and `rewards`, ``(T,)``, have an item for each step. The keyword arguments are other arguments of
-    `SingleAgentEpisode`, without the data of steps.
+    `ids` and `rewards`, ``(T,)``, have an item for each step. ``kwargs`` are the arguments of `SingleAgentEpisode`
+    other than the data of steps.
     """
 
     t: int
@@ -221,7 +222,7 @@ class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
         self.custom_data.update(other.custom_data)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the episode itself. RLlib's buffer copies each added episode, but nothing else uses the episode."""
+        """Return the episode itself. RLlib's buffer copies each added episode, although only the buffer uses it."""
         return self
 
     def get_state(self) -> dict[str, Any]:

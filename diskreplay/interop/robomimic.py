@@ -81,7 +81,7 @@ _ACTIONS, _REWARDS, _DONES, _NEXT, _STATES, _INITIAL = (
 )
 _PARTS = {_ACTIONS: ACTION, _REWARDS: REWARD, OBS: OBS}
 _COUNTS = "num_samples", "total"
-_ATTRIBUTE_BYTES = 60_000  # HDF5 allows 64 KiB.
+_ATTRIBUTE_BYTES = 60_000  # HDF5 itself allows 64 KiB.
 _ALONE = f"{OBS}/{OBS}"  # An export gives this name to an observation that is not a dict.
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and names of fields are not kept",
@@ -309,7 +309,7 @@ class _Demos:
             return None
 
     def _read_metadata(self, data: h5py.Group) -> dict[str, Json]:
-        """Return the attributes of the group ``data`` that notes can hold. Add all others to ``not_kept``."""
+        """Return those attributes of the group ``data`` that a note can hold. Add all others to ``not_kept``."""
         found = dict[str, Json]()
         for name, value in data.attrs.items():
             try:
@@ -395,7 +395,7 @@ class _Demos:
             if has_final and path in following:
                 self._add_final(key, self._checked(key, following[path], after[path]), found[path])
         for path in obs if self._is_isaac else ():
-            if path not in following:  # a row of states is the state after a step
+            if path not in following:  # ``states`` has the state after each step, so the initial state goes first
                 name = names[path].replace(_STATES, _INITIAL, 1)
                 before = np.asarray(read_array(self._checked(key, name, _find(demo, name)).item))[:1]
                 rows = np.concatenate([before.astype(found[path].dtype), found[path]])
@@ -424,7 +424,7 @@ class _Demos:
         return _Array(name, item, item.shape or (), dtype)
 
     def _rows(self, key: str, array: "_Array", has_final: bool = False) -> NDArray[Any]:
-        """Return the rows of an array, followed by one empty row if ``has_final``."""
+        """Return the rows of an array, followed by one uninitialized row if ``has_final``."""
         count, shape = self._counts[key], array.shape
         if shape[:1] != (count,):
             raise FormatError(f"{self._file}: {_DATA}/{key}/{array.name} has the shape {shape} and {count} actions")
@@ -456,7 +456,7 @@ def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
 def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, Shape]]:
     """Return ``{demonstration: {array: shape}}``, with sorted names of arrays.
 
-    A demonstration with links is left out, since ``shapes`` may have its arrays under other names.
+    A demonstration with links is left out, since its arrays may be in ``shapes`` by other names.
     """
     found, linked = dict[str, dict[str, Shape]](), set[str]()
     for name, shape in sorted(shapes.items()):

@@ -171,8 +171,8 @@ class DiskReplayBuffer(ReplayBuffer):
             )
         kwargs |= {"device": device, "n_envs": n_envs, "handle_timeout_termination": handle_timeout_termination}
         super().__init__(n_envs, observation_space, action_space, **kwargs)
-        # `ReplayBuffer` has set these attributes to arrays of one position. Without these arrays, the names are the
-        # columns of the class, which read the store.
+        # `ReplayBuffer` has set these attributes to arrays of one position. Without these arrays, the names refer to
+        # the class's columns, which read the store.
         del self.observations, self.next_observations, self.actions
         self._capacity = max(buffer_size, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -202,7 +202,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._forget()
         if self._path is not None:
             with suppress(dr.StoreNotFound):
-                dr.open(self._path).close()  # checks an existing store; the first step makes a new store
+                dr.open(self._path).close()  # raises StoreNotFound if there is no store yet: the first step makes it
                 self._open(self._path, found=True)
 
     def _forget(self) -> None:
@@ -211,7 +211,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._ids: Ints = np.full(shape, -1, np.int64)
         self.rewards, self.dones, self.timeouts = np.zeros((3, *shape), np.float32)
         self._last: tuple[Ints, dr.Batch] | None = None
-        self._unseen = 0  # the number of positions that were added since the last refresh of the store
+        self._unseen = 0  # the number of positions that were filled since the last refresh of the store
 
     def _open(self, path: Path, found: bool, folder: str | None = None) -> None:
         """Open the store at ``path`` if ``found`` is true, otherwise make a store there.
@@ -220,7 +220,7 @@ class DiskReplayBuffer(ReplayBuffer):
         """
         space, action = self.observation_space, self.action_space
         obs = {key: _field(part) for key, part in space.items()} if isinstance(space, spaces.Dict) else _field(space)
-        dtype = np.dtype(np.float32) if action.dtype == np.float64 else action.dtype  # as in `ReplayBuffer`
+        dtype = np.dtype(np.float32) if action.dtype == np.float64 else action.dtype  # `ReplayBuffer` does the same
         schema = dr.Schema(obs, dr.Field(action.shape, dtype))
         self._store = store = dr.create(path, schema, capacity=None if found else self._capacity, exist_ok=found)
         self._uuid = store.uuid
@@ -239,8 +239,8 @@ class DiskReplayBuffer(ReplayBuffer):
 
     def _sampler_of(self, view: dr.Transitions, seed: int = 0) -> dr.Sampler:
         assert self._store is not None
-        # The buffer itself refreshes the store when a batch needs newer steps. Only a sampler with relabelling, which
-        # draws ids itself, refreshes the store for each batch.
+        # The buffer itself refreshes the store when a batch needs steps that were added since the last refresh. Only a
+        # sampler with relabelling, which draws ids itself, refreshes the store for each batch.
         sampler = dr.Sampler(self._store, view, fields=_FIELDS, seed=seed, refresh=view.relabel is not None)
         self._kept.append(sampler)
         return sampler
@@ -305,7 +305,7 @@ class DiskReplayBuffer(ReplayBuffer):
         with dr.Sampler(store, dr.Transitions(n_step=1), fields=("reward", "terminated")) as sampler:
             batch = sampler.gather(ids.reshape(-1))
             reward, terminated = (batch[name].numpy().reshape(ids.shape) for name in ("reward", "terminated"))
-        last = np.ones(ids.shape, np.bool_)  # whether the episode ends here; True at the last position
+        last = np.ones(ids.shape, np.bool_)  # true at the last step of an episode, and at the newest position
         last[:-1] = number[1:] != number[:-1]
         self._ids[:count], self.rewards[:count] = ids, reward
         self.dones[:count], self.timeouts[:count] = last, last & ~terminated
@@ -322,7 +322,7 @@ class DiskReplayBuffer(ReplayBuffer):
         number = np.repeat(np.arange(len(episodes)), [len(episode) for episode in episodes])
         order = np.argsort(known)
         number = number[order[np.searchsorted(known, ids, sorter=order)]]
-        # Environments step together, so the steps of one position are adjacent in time.
+        # Environments step together, so the steps at the same position follow one another in ``ids``.
         lanes = np.array([episode.lane for episode in episodes], np.int64)[number]
         column = np.argsort(lanes.reshape(shape), axis=1, kind="stable")
         found = [np.take_along_axis(x.reshape(shape), column, 1)[-self.buffer_size :] for x in (ids, number)]
@@ -377,7 +377,7 @@ class DiskReplayBuffer(ReplayBuffer):
             if isinstance(writer, dr.VectorWriter):
                 self._add_to_lanes(writer, obs, next_obs, action, reward, done, infos)
             else:
-                # A Writer takes a tenth of the time of a VectorWriter.
+                # A Writer appends one step in a tenth of the time of a VectorWriter.
                 ends, now, then = bool(as_flags(done, "done")[0]), self._first(obs), self._first(next_obs)
                 cuts = self.handle_timeout_termination and bool(infos[0].get("TimeLimit.truncated", False))
                 writer.append(now, action[0], reward[0], ends and not cuts, ends and cuts, then)
@@ -468,7 +468,7 @@ class DiskReplayBuffer(ReplayBuffer):
     def _shown(self, batch: dr.Batch, env: VecNormalize | None) -> Any:
         """Return a batch of `_Steps` in the form of Stable-Baselines3, normalized by `env`."""
         obs, next_obs, action, reward = batch["obs"], batch["next_obs"], batch["action"], batch["reward"]
-        # NumPy converts in half of the time that torch needs.
+        # NumPy converts bool to float32 in half of the time of torch.
         done = torch.from_numpy(batch["terminated"].numpy().astype(np.float32))
         if env is not None:
             obs, next_obs = [

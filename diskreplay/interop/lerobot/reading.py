@@ -48,7 +48,7 @@ _MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
-    """A file of steps, the position of the first episode in the file, and the number of steps of each episode."""
+    """A file of steps, the position in the data set of its first episode, and the numbers of steps of its episodes."""
 
     path: Path
     first: int

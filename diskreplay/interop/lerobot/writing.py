@@ -85,7 +85,7 @@ class Contents:
 
     @property
     def texts(self) -> Mapping[str, Sequence[str]]:
-        """The list of texts of each text feature, by name; the leaf of the feature has numbers in this list."""
+        """The list of texts of each text feature, by name; the feature's leaf has indices of this list."""
         texts: Mapping[str, Sequence[str]] = self.noted.get("texts", {})
         return texts
 

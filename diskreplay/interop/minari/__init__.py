@@ -97,12 +97,12 @@ def open_source(source: str | PathLike[str]) -> Source:
         _check_spaces(folder, metadata)
         _check_hdf5(folder)
         storage = MinariStorage.read(folder)
-        # Minari's storage would read `metadata.json` again for each of the two numbers. The file may be large, since it
-        # has the bounds of images.
+        # Minari's storage would read `metadata.json` again for the number of episodes, and again for the number of
+        # steps. The file may be large, since it has the bounds of images.
         episodes, steps = (_count(folder, metadata, name) for name in ("total_episodes", "total_steps"))
         if not episodes:
             raise FormatError(f"{folder} has no episodes")
-        without_texts(storage.observation_space, OBS)  # raises for a space with only texts, before values are read
+        without_texts(storage.observation_space, OBS)  # SchemaError for a space with only texts
         example = next(_read_episodes(storage, metadata, 0, 1), None)
         if example is None:
             raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")

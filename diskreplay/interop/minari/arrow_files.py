@@ -123,7 +123,7 @@ def write_file(folder: Path, data_format: str, observations: AnySpace, actions: 
 
 
 def _encode(space: AnySpace, values: Any, rows: int) -> Any:
-    """Encode values in a column of ``rows`` rows; rows after the last value are zeros or nulls."""
+    """Encode values as an Arrow column of ``rows`` rows; rows after the last value are zeros or nulls."""
     if isinstance(space, spaces.Dict):
         return _struct({key: _encode(inner, values[key], rows) for key, inner in space.spaces.items()})
     if isinstance(space, spaces.Tuple):

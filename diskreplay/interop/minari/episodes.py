@@ -48,7 +48,7 @@ class Layout:
         return cls(schema, infos, texts)
 
     def episode(self, raw: Raw) -> EpisodeData:
-        """Convert an episode of Minari to an episode of the store; values without a field become notes."""
+        """Convert an episode of Minari to an episode of a store; values that have no field there become notes."""
         schema, count = self.schema, len(raw["rewards"])
         observations, texts = self._texts(raw["observations"])
         steps = dict(schema.flatten(OBS, observations)) | dict(schema.flatten(ACTION, raw["actions"]))
@@ -75,7 +75,7 @@ class Layout:
         return nest(values), texts
 
     def _infos(self, infos: Raw, count: int, steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Json]]:
-        """Add infos that have an extra field to ``steps``; return fields of the reset, and notes of all other infos."""
+        """Add infos that have an extra field to ``steps``; return episode fields of the reset, and all other infos."""
         left, fields, absent = flat(infos) if infos else {}, {}, []
         for name, path in self.infos.items():
             leaf, reset = self.schema.leaves[path], f"{FIELDS}/{RESET_INFOS}/{name}"
@@ -88,7 +88,7 @@ class Layout:
                 del left[name]
             else:
                 steps[path] = np.zeros((count, *leaf.shape), leaf.dtype)
-                if has_reset:  # a nested episode field must have all its values
+                if has_reset:  # zeros, since a nested episode field is stored only with all its values
                     fields[reset] = np.zeros(leaf.shape, leaf.dtype)
                 absent += [name]
         notes: dict[str, Json] = {_ABSENT: absent} if absent else {}
@@ -160,7 +160,7 @@ def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[
 
 
 def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:
-    """Tell whether an info's ``rows``, one for the reset and one for each step, fit the extra field ``leaf``.
+    """Tell whether an info's ``rows`` fit the extra field ``leaf``: a row for the reset, and one for each step.
 
     If the store has no field for the reset (``has_reset`` is false), the row of the reset may be missing or zeros.
     """
@@ -197,17 +197,14 @@ def _with_dtypes(tree: Any, path: str, arrays: Mapping[str, NDArray[Any]]) -> An
 
 
 def _info_fields(raw: Raw) -> tuple[dict[str, Field], dict[str, Field]]:
-    """Return the field of each info with a row for each step.
-
-    The second dict has only the infos with a further row, which belongs to the reset.
-    """
+    """Return two dicts of fields: infos with a row for each step, and those that also have a row for the reset."""
     count = len(raw["rewards"])
     infos, resets = {}, {}
     for name, rows in flat(raw[INFOS]).items() if raw[INFOS] else ():
         if isinstance(rows, np.ndarray) and rows.ndim and len(rows) in (count, count + 1):
             try:
                 leaf = Field(rows.shape[1:], rows.dtype)
-                Schema(leaf, leaf, extra={INFOS: nest({name: leaf})})  # raises for keys that a store cannot have
+                Schema(leaf, leaf, extra={INFOS: nest({name: leaf})})  # SchemaError: a key that stores refuse
             except SchemaError:
                 continue
             infos[name] = leaf

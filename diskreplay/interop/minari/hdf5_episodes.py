@@ -47,7 +47,7 @@ def _decode(space: AnySpace, item: Any, is_jpeg: bool) -> Any:
     values = read_array(item)
     if isinstance(space, spaces.Text):
         return [text.decode() for text in values]
-    # A JPEG image is one row of bytes. An image that is stored as values has the axes of the space.
+    # A JPEG image is stored as one row of bytes. An image that is stored as pixels has as many axes as the space.
     if is_jpeg and isinstance(space, spaces.Box) and values.ndim <= 2 <= len(space.shape):
         return decode_images(map(bytes, values))
     return values
@@ -58,6 +58,6 @@ def _decode_infos(group: h5py.h5g.GroupID) -> Raw:
     for key in group:
         item = h5py.h5o.open(group, key)
         is_group = isinstance(item, h5py.h5g.GroupID)
-        # Minari would return bytes for a name that is not text, and a note cannot hold bytes.
+        # If a name is not valid UTF-8, Minari would return it as bytes, which a note cannot hold.
         found[key.decode(errors="backslashreplace")] = _decode_infos(item) if is_group else read_array(item)
     return found

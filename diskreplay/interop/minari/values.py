@@ -44,7 +44,7 @@ def _array_to_json(array: NDArray[Any], name: str) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return the value that `to_json` converted; an array of texts becomes a list."""
+    """Return the value that `to_json` converted to ``value``; an array of texts becomes a list."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
@@ -101,8 +101,8 @@ def _without_texts(space: AnySpace, path: str) -> tuple[AnySpace | None, list[st
 def with_one_bound(space: AnySpace) -> AnySpace:
     """Return a copy of a space in which each Box becomes a Box of one number, with the bounds of its first number.
 
-    If the conversion to Minari's JSON and back does not change this copy, it does not change the given space either.
-    Converting the given space would take long, since a Box may have many thousand bounds.
+    If the conversion of this copy to Minari's JSON and back changes nothing, the conversion of the given space changes
+    nothing, too. Converting the given space would take long, since a Box may have many thousand bounds.
     """
     if isinstance(space, spaces.Dict):
         return spaces.Dict(OrderedDict((key, with_one_bound(inner)) for key, inner in space.spaces.items()))

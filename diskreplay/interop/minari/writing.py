@@ -27,7 +27,7 @@ __all__ = ["DATA_SET_ID", "NAME", "DataFormat", "write"]
 NAME = "minari"
 DataFormat = Literal["hdf5", "arrow", "parquet"]
 
-DATA_SET_ID = re.compile(r"[-\w][-\w/]*-v\d+")  # a name in the folder of Minari; all other texts are paths
+DATA_SET_ID = re.compile(r"[-\w][-\w/]*-v\d+")  # names in Minari's folder; all other texts are paths
 _COMPUTED = {
     *("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding"),
     *("observation_space", "action_space", "dataset_id", "minari_version"),
@@ -59,7 +59,7 @@ class _DataSet:
         )
 
     def _spaces(self) -> tuple[AnySpace, AnySpace]:
-        """Return the spaces of the imported data set if they fit the schema; if not, make spaces from the schema."""
+        """Return the spaces of the imported data set if these fit the schema, otherwise spaces made from the schema."""
         schema = self._plan.schema
         noted = [self._metadata.get(f"{part}_space") for part in ("observation", "action")]
         if all(isinstance(text, str) for text in noted):
@@ -70,7 +70,7 @@ class _DataSet:
         return space_of(schema.obs), space_of(schema.action)
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
-        """Return the properties that imported spaces and the schema must share: shapes and, except in HDF5, dtypes."""
+        """Return, by path, what must be equal in imported spaces and the schema: shapes and, except in HDF5, dtypes."""
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 

@@ -54,7 +54,8 @@ def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
     return found
 
 
-# Each answer of a shard reports the mass. A mass older than this number of seconds is requested again.
+# Each answer of a shard reports the mass. If the reported mass is older than this number of seconds, the mass is
+# requested again.
 MASS_AGE_S = 0.1
 _PAUSE_S = 0.01
 _ATTEMPTS = 100  # an attempt fails if a shard is lost or emptied during the draw
@@ -96,9 +97,9 @@ class DrawRounds:
     """Draws batches of a `Target` from shards. Not thread-safe: the sampler holds its lock during each call.
 
     A shard that does not answer within `deadline_s` is left out until it answers again. The other shards draw the
-    missing part of a batch. This part is divided in proportion to the masses by which the batch was divided. So the
-    items have the same probabilities as if the whole batch had been divided without this shard. If no shard answers, a
-    draw waits up to `patience_s` for an answer.
+    missing part of a batch. This part is divided in proportion to the masses by which the batch was divided. So each
+    item has the same probability as if the whole batch had been divided among the shards that answer. If no shard
+    answers, a draw waits up to `patience_s` for an answer.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class DrawRounds:
             return
         started = monotonic()
         refs = {asked.ref: shard for shard, asked in found.asked.items()}
-        # Do not wait again for a shard that an earlier request already waited for.
+        # Do not wait for shards that are already known as missing.
         lost = [ref for ref, shard in refs.items() if self.links[shard].lost is not None]
         ready = self._calls.wait(lost, 0.0) if lost else []
         if len(lost) < len(refs):
@@ -262,13 +263,13 @@ class DrawRounds:
         return whole.cut(start, start + int(found.counts[at, shard]))
 
     def _read(self, shard: int, part: Part | None) -> Part | None:
-        """Return a part with its fields, which are read here if the shard sent only ids; None if an id was evicted."""
+        """Return a part with its fields. They are read here if the shard sent only ids; None if an id was evicted."""
         local = self.links[shard].local
         if part is None or part.leaves is not None or local is None:
             return part
         try:
             form, leaves = local.gather(part.ids)
-        except (dr.InvalidIndex, dr.SegmentGone):  # an id was evicted: other shards complete the batch
+        except (dr.InvalidIndex, dr.SegmentGone):  # an id was evicted: other shards draw this part
             return None
         return part._replace(form=form, leaves=leaves)
 

@@ -137,8 +137,8 @@ def joined_updates(updates: Sequence[Update]) -> list[Update]:
 class Request(NamedTuple):
     """A trainer's request to a shard: apply `updates`, then draw a part of each of several batches.
 
-    `sizes` has the number of items in each part. `name` is the name of the sampler, and `version` is the version of the
-    sampler that the trainer joined. `ids_only` is true if the trainer reads the fields from the store itself.
+    `sizes` has the number of items in each part. `name` is the name of the sampler, and `version` is the sampler's
+    version that the trainer knows. `ids_only` is true if the trainer reads the fields from the store itself.
     """
 
     name: str
@@ -152,8 +152,8 @@ class Part(NamedTuple):
     """A shard's part of a batch. `within` is each id's probability in the shard, or None if all ids are equally likely.
 
     At the draw, `population` was the shard's number of drawable ids. `mass` was the same number or, if ids are drawn by
-    priorities, the sum of their priorities. `leaves` has the arrays of the fields without index and weight, and `form`
-    is their structure. `leaves` and `form` are None if only ids were requested.
+    priorities, the sum of their priorities. `leaves` has the arrays of all fields except index and weight, and `form`
+    is the structure of these fields. `leaves` and `form` are None if only ids were requested.
     """
 
     ids: Ints

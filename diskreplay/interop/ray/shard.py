@@ -22,8 +22,8 @@ _logger = logging.getLogger("diskreplay")
 class PrioritySaver:
     """Saves updated priorities every `every_s` seconds, in a thread that the first call of `follow` starts.
 
-    Other threads may use the samplers and the store during a save. A failed save does not stop draws. The error is
-    logged, and the next call of `follow` or `close` raises the error.
+    Other threads may use the samplers and the store during a save. A failed save does not stop draws. The error of a
+    save is logged, and raised by the next call of `follow` or `close`.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -47,7 +47,7 @@ class PrioritySaver:
             try:
                 shared.load(saved)
             except dr.StoreNotFound:
-                pass  # the shard died before the first save
+                pass  # the priorities have never been saved
         else:
             try:
                 store.delete_sampler_state(saved)
@@ -159,7 +159,7 @@ class Shard:
         shared = self._of(name)
         version = shared.set_target(target)
         self._follow(self._opened(), name, shared)
-        self._saver.save()  # a restarted shard must load priorities of the new kind of ids
+        self._saver.save()  # so that a restarted shard loads priorities for the ids of the new view
         return version
 
     def with_sampler(self, name: str, function: Callable[[dr.Sampler], _Found]) -> _Found:

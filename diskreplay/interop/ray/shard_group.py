@@ -5,7 +5,7 @@ from typing import Any, Protocol, Self
 
 import diskreplay as dr
 
-_START_S = 120.0  # seconds to wait for an answer, since a new process first imports torch
+_START_S = 120.0  # seconds to wait for an answer: so long because a new process first imports torch
 
 
 class Lost(Exception):
@@ -46,7 +46,7 @@ class ShardGroup:
         return self._actors[shard]
 
     def renew(self, shard: int) -> None:
-        """Get the actor of a shard again, since the old actor may be dead."""
+        """Replace the kept handle of a shard's actor by a new one, since the old actor may be dead."""
         found = self.make_actor(shard)
         # Keep the first handle of the same actor: Ray ends an actor when its first handle is deleted, even if other
         # handles exist.
@@ -65,7 +65,7 @@ class ShardGroup:
 
     @property
     def schema(self) -> dr.Schema:
-        """The schema of the stores. The first use calls a shard."""
+        """The schema of the stores. Only the first use of this attribute calls a shard."""
         if self._schema is None:
             (self._schema,) = self._asked(lambda store: store.schema, [0])
         return self._schema

@@ -27,7 +27,7 @@ class LocalShard:
 
     @classmethod
     def opened(cls, path: str, uuid: str, target: Target, seed: int) -> Self | None:
-        """Open the store at a path. Return None if it cannot be opened or has another UUID."""
+        """Open the store at a path. Return None if the store cannot be opened or has another UUID."""
         try:
             store = dr.open(path)
         except (OSError, dr.ReplayError):
@@ -62,8 +62,8 @@ class LocalShard:
 
 
 _RETRY_S = 0.25
-_CALL_S = 120.0  # A shard may take this time to save, load or gather.
-_FETCH_S = 10.0  # The copy of an answer from another node may take this time.
+_CALL_S = 120.0  # The seconds that a shard may take to save, load or gather.
+_FETCH_S = 10.0  # The seconds that the copy of an answer from another node may take.
 
 _Found = TypeVar("_Found")
 
@@ -80,9 +80,9 @@ class ShardLink:
     """One trainer's link to one shard. Not thread-safe: the sampler holds its lock during each call.
 
     `mass` and `population` are the last values that the shard reported, and 0 while the shard is missing. `heard` is
-    the time of this report. `local` reads the shard's store directly; it is None if the store is on another node.
-    `lost` is the reason why the shard is missing, and None while it answers. A ping is a request without items: it
-    sends the waiting updates of priorities, and the answer reports the mass.
+    the time of the last report. `local` reads the shard's store directly; `local` is None if the store is on another
+    node. `lost` is the reason why the shard is missing, and None while it answers. A ping is a request without items:
+    it sends the waiting updates of priorities, and the answer reports the mass.
     """
 
     def __init__(self, group: ShardGroup, shard: int, name: str, run: str, seed: int, direct: bool) -> None:
@@ -142,7 +142,7 @@ class ShardLink:
     def lose(self, reason: str) -> None:
         """Leave the shard out of draws until it is joined again.
 
-        Updates of priorities that wait, or that were sent with a ping and not answered, count as lost.
+        Updates of priorities count as lost if they wait for a request, or were sent with a ping that has no answer yet.
         """
         if self.lost is None:
             self.lost, self.since = reason, monotonic()
@@ -167,7 +167,7 @@ class ShardLink:
         return Asked(self._actor.draw.remote(request), now, updated)
 
     def ask_mass(self) -> None:
-        """Get the shard's mass from `local`, or request it by a ping, unless an earlier ping has no answer yet."""
+        """Read the shard's mass from `local`, or request the mass by a ping if no earlier ping waits for its answer."""
         if self.local is not None and self.local.draws:
             self.hear(*self.local.mass())
         elif not self._pings:

@@ -23,7 +23,7 @@ from diskreplay.interop.ray.shard_group import Lost, ShardGroup
 from diskreplay.interop.ray.shard_link import ShardLink
 from diskreplay.interop.ray.supported import check_together
 
-_START_S = 120.0  # A shard must import torch, open the store and load kernels.
+_START_S = 120.0  # Before its first answer, a shard must import torch, open the store and load kernels.
 _PATIENCE_S = 60.0  # Ray restarts an actor within seconds, but the restart of a machine takes about a minute.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
@@ -73,9 +73,9 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     direct : bool
         Whether to read a store on this node directly, without the shard's actor.
     deadline_s : float
-        Seconds that a shard may take to answer.
+        The number of seconds that a shard may take to answer.
     update_age_s : float
-        Seconds after which updates of priorities are sent even without a request for a batch.
+        The time in seconds after which updates of priorities are sent even if no batch is requested.
 
     Raises
     ------
@@ -90,8 +90,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     A trainer divides batches in proportion to the masses in the shards' last answers, and requests a mass again when
     the answer is older than 0.1 s. Each shard reports the probability p of an item among its own ids at the draw. The
     probability of the item among all ids is p · m / M, where m is the mass of the shard, and M the sum of all masses,
-    when the batch was divided. Weights are computed from this probability, so the weights are exact. Uniform draws have
-    weights of 1; until its next answer, a shard that has grown is drawn from as often as before.
+    when the batch was divided. Weights are computed from this probability, so the weights are exact. With `Uniform`,
+    all weights are 1, and new ids of a shard raise its part of the batches only after the shard's next answer.
 
     New ids begin with the largest priority of their shard. Updates are sent with the next request for a batch, or alone
     after `update_age_s`. A call of `sample` that waits for a shard delays updates by up to `deadline_s` more.
@@ -232,7 +232,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         try:
             drawn = self._rounds.next(found)
         except BaseException:
-            self._queue.popleft()  # this drops the other batches of the round, too
+            self._queue.popleft()  # the other batches of the round are dropped, too
             raise
         if found.next == len(found.counts):
             self._queue.popleft()
@@ -408,12 +408,12 @@ class ShardedSampler(IterableDataset[dr.Batch]):
                 link.with_sampler(load)
             for round_ahead in self._queue:
                 self._rounds.drop(round_ahead)
-            self._rounds.refresh()  # so that the loaded masses divide the next batch
+            self._rounds.refresh()  # the masses of the loaded priorities, for the next batch
             self._rounds.rng, self._batches, self._queue = np.random.Generator(rng), batches, deque()
         except BaseException:
             self._rounds.rng, self._batches, self._queue = before
             for link, state in begun:
-                with suppress(dr.ReplayError):  # this shard is lost; go on to restore the others
+                with suppress(dr.ReplayError):  # if this shard is lost, restore the others
                     link.with_sampler(partial(_load_state, state=state))
             self._rounds.refresh()
             raise

@@ -34,7 +34,7 @@ class RayCalls:
 
 
 NAMESPACE = "diskreplay"
-_SLICE = 0.001  # the part of a node's Ray resource that an actor takes: small, so that many actors fit
+_SLICE = 0.001  # an actor takes this part of the Ray resource that each node has: small, so that many actors fit
 
 
 class ShardActor(Shard):
@@ -46,7 +46,8 @@ def shard_actor(path: str, address: str, save_s: float) -> Any:
     """Return the actor of a store on a node; make it if it does not exist.
 
     The actor is pinned to the address of the node, not to its id, since a machine gets another id after a restart. When
-    the actor dies, Ray restarts it as soon as a node has this address. The actor ends with the process that made it.
+    the actor dies, Ray restarts it as soon as a node has this address. The actor ends when the process that made the
+    actor ends.
     """
     made = ray.remote(ShardActor).options(
         name=f"shard {address} {path}",

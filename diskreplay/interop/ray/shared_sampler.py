@@ -22,9 +22,9 @@ class SharedSampler:
     priorities and gathers nothing, since trainers on the same node need only ids. `prioritized` is None until a target
     has a distribution by priorities. From then on it keeps the priorities, even if a later target draws uniformly.
 
-    `run` is a random text from the first trainer of a run. A later run has another text, so it knows that saved
-    priorities are from an earlier run. `version` counts changes of view and distribution, and `updates` counts updates
-    of priorities.
+    `run` is a random text from the first trainer of a run. A later run has another text, by which a shard knows that
+    saved priorities are from an earlier run. `version` counts changes of view and distribution, and `updates` counts
+    updates of priorities.
     """
 
     def __init__(self, store: dr.Store, target: Target, run: str, seed: int) -> None:
@@ -75,8 +75,8 @@ class SharedSampler:
         if self.prioritized is None:
             return
         self.prioritized.load(saved)
-        # Batches that were drawn after the save have been delivered. A random number of draws is skipped, so that these
-        # batches are not drawn again.
+        # Batches that were drawn after the save have been delivered. To not draw these batches again, a random number
+        # of draws is skipped.
         if self.prioritized.sampleable:
             for _ in range(1 + secrets.randbelow(_SKIPPED_DRAWS)):
                 self.prioritized.sample(1)
@@ -141,5 +141,5 @@ class SharedSampler:
 
 
 def _described(value: object) -> str:
-    """Return the repr without memory addresses: two trainers' functions count as equal if their names are equal."""
+    """Return the repr of an argument without memory addresses: two trainers' functions are equal if their names are."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

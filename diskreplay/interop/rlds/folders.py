@@ -162,7 +162,7 @@ class DataSet:
         """Yield a `_Raw` for each record of all files, and check the number of records in each file.
 
         A damaged record raises FormatError. With ``on_error="skip"``, the error is yielded instead. If the length of a
-        record is damaged, all later records of its file are lost.
+        record is damaged, all later records in the same file are lost.
         """
         number = 0
         for split in self._splits:
@@ -243,7 +243,7 @@ class DataSet:
             inside = name.removeprefix(STEPS)
             if inside in FLAGS or self._choice.skips(inside):
                 continue
-            if feature.kind == "text" and inside != name:  # a text is not an observation
+            if feature.kind == "text" and inside != name:  # texts of steps are extra fields
                 found[f"{EXTRA}/{inside.removeprefix(f'{OBSERVATION}/')}"] = name
             elif inside == name:
                 found[f"episode/{name.removeprefix('episode_metadata/')}"] = name
@@ -251,8 +251,8 @@ class DataSet:
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
             elif is_at(inside, ACTION) or inside == REWARD:
                 found[inside] = name
-            # The options may choose further observations and actions. The last row of an observation is kept. The last
-            # row of an action decides whether the last row is a step.
+            # The options may choose further features as observations or actions. The last row of an observation is
+            # kept. The last row of an action tells whether the last row of an episode is a step.
             elif any(is_in(inside, each) for each in obs):
                 found[f"{OBS}/{inside}"] = name
             elif any(is_in(inside, each) for each in actions):
