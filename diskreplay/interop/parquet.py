@@ -327,7 +327,7 @@ def _array(column: Any, path: str, leaf: Field) -> NDArray[Any]:
 
 
 def _with_places(column: Any, path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return a column's values that are not null, and each row's position among these values; -1 for a null row."""
+    """Return a column's values without nulls, and for each row the index of its value; -1 for a row that is null."""
     rows, there = without_missing(column)
     return _array(rows, path, leaf), np.where(there, np.cumsum(there) - 1, -1)
 

@@ -83,7 +83,7 @@ _CLASSES = {
     *_SPACES,
     "stable_baselines3.her.goal_selection_strategy.GoalSelectionStrategy",
     "torch.device",
-    # A buffer of this package has a path, and spaces have random number generators.
+    # The pickle of a buffer of diskreplay has a path, and the pickles of spaces have random number generators.
     *("pathlib.PosixPath", "pathlib._local.PosixPath"),
     *("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor"),
     *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),
@@ -94,7 +94,7 @@ _CLASSES = {
 _SETTINGS = ("handle_timeout_termination", "n_steps", "gamma", "n_sampled_goal")
 _FLOAT32_HOLDS = ("float16", "float32", "int8", "int16", "uint8", "uint16")
 
-Rows = Mapping[str, NDArray[Any]]  # the keys are paths of leaves
+Rows = Mapping[str, NDArray[Any]]  # arrays of steps by path of the leaf
 
 
 def import_dataset(
@@ -106,10 +106,10 @@ def import_dataset(
 ) -> Imported:
     """Import a pickled replay buffer of Stable-Baselines3 into a new store, or resume an interrupted import.
 
-    The steps of each environment are divided into episodes. An episode ends with a step that is done, or whose next
-    observation is not the observation of the next step. A time limit is a truncation if the buffer handled timeouts,
-    and a termination otherwise. The oldest steps of a full buffer may begin in the middle of an episode. The last
-    episode of each environment is cut where the buffer ends.
+    The steps of each environment are divided into episodes. An episode ends with a step that is done, and with a step
+    whose next observation is not the observation of the next step. An episode that a time limit ended is truncated if
+    the buffer handled timeouts, otherwise terminated. The oldest steps of a full buffer may begin in the middle of an
+    episode. The last episode of each environment is cut where the buffer ends.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ class _Buffer:
 
     def _read_steps(self) -> None:
         dones = as_flags(array(self._get("dones"), "dones"), "dones", FormatError)
-        timeouts = np.zeros_like(dones)  # buffers of old versions have no timeouts
+        timeouts = np.zeros_like(dones)  # old versions of Stable-Baselines3 have no timeouts
         if "timeouts" in self._attributes:
             timeouts = as_flags(array(self._attributes["timeouts"], "timeouts"), "timeouts", FormatError)
         rows, shares_obs = len(dones), bool(self._attributes.get("optimize_memory_usage"))
@@ -430,7 +430,7 @@ def _maker(
                 f"{n_envs} environments would have {min(filler.lengths)} to {max(filler.lengths)} steps, and a buffer "
                 "has the same number of steps for each; give n_envs=1"
             )
-        lanes = 1  # episodes were added or left out, so the number in the imported buffer does not fit
+        lanes = 1  # the imported buffer's number does not fit, since episodes were added or left out
     default = "DictReplayBuffer" if isinstance(schema.obs, Mapping) else "ReplayBuffer"
     name = buffer_class or str(settings.get("class", default))
     if name.startswith(("Dict", "Her")) is not isinstance(schema.obs, Mapping):

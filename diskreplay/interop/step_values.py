@@ -8,7 +8,7 @@ import numpy as np
 
 from diskreplay import ReplayError, SchemaError, Store
 
-Source = tuple[Any, np.ndarray]  # a vector environment's info, and the lanes to read in it
+Source = tuple[Any, np.ndarray]  # a vector environment's info, and the lanes to read in this info
 
 
 class StepValues:
@@ -87,7 +87,7 @@ class StepValues:
         no value. Lanes that have False in ``lanes`` get an empty dict.
         """
         count = len(self._episodes)
-        seeds: list[Any] = [seed] * count  # seeds of other kinds are not changed
+        seeds: list[Any] = [seed] * count  # used if `seed` is neither an integer nor a sequence
         if isinstance(seed, int | np.integer):
             seeds = [int(seed) + lane for lane in range(count)]
         elif self._leading and isinstance(seed, Sequence | np.ndarray):
@@ -97,7 +97,7 @@ class StepValues:
         arguments: dict[str, list[Any]] = {"seed": seeds, "options": [options or None] * count}
         for name, values in arguments.items():
             if name in self._schema.episode and name not in self._episode_infos:
-                # Not strict: the environments raise the error for a wrong number of seeds.
+                # If the number of seeds is wrong, the environments raise the error.
                 for lane, value, is_reset in zip(given, values, lanes, strict=False):
                     if is_reset and value is not None:
                         lane[name] = value
@@ -124,7 +124,7 @@ class StepValues:
     def of_episodes(self, lanes: np.ndarray) -> list[tuple[np.ndarray, dict[str, Any]]]:
         """Return the episode fields of these lanes, as pairs ``(mask of lanes, values)``.
 
-        The lanes of one pair have values of the same fields. Values are nested like the schema, with a leading axis of
+        All lanes of a pair have values of the same fields. Values are nested like the schema, with a leading axis of
         lanes for a vector environment.
         """
         groups: dict[tuple[str, ...], np.ndarray] = {}
@@ -178,8 +178,8 @@ class StepValues:
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return a copy of ``obs`` in which ended lanes have their final observations, from info of SAME_STEP mode.
 
-        The second value is a mask of the lanes whose final observation has the same bytes as the first observation of
-        the next episode.
+        Also return a mask of the lanes whose final observation has the same bytes as the first observation of the next
+        episode.
         """
         same = np.zeros(len(ended), bool)
         rows = {path: leaf.copy() for path, leaf in obs.items()}
@@ -258,7 +258,7 @@ def _column(value: Any, lanes: np.ndarray, path: str) -> np.ndarray:
     if isinstance(value, Mapping):
         raise SchemaError(f"{path}: info has a dict where the schema has a field")
     column = as_numpy(value)[lanes]
-    # Values that are neither Python numbers nor arrays, such as numpy's bools, are batched as objects.
+    # Gymnasium puts values that are neither Python numbers nor arrays, such as numpy's bools, into arrays of objects.
     return np.stack([np.asarray(item) for item in column]) if column.dtype == object else column
 
 

@@ -27,14 +27,14 @@ Array = NDArray[Any]
 
 # The keys of Tianshou whose values are in the store, with the name of each key's field in a batch of `Transitions`.
 FIELDS = {"obs": "obs", "act": "action", "obs_next": "next_obs"}
-# Keys of the arrays that Tianshou keeps in memory. The array "obs" has the ids of the steps.
+# The keys of the arrays that Tianshou keeps in memory. In this class, the array "obs" has the ids of the steps.
 KEYS = ("obs", "act", "rew", "terminated", "truncated", "done", "info", "policy")
 
 
 class InStore(ReplayBufferManager):  # type: ignore[misc]
-    """A base class that keeps a buffer's steps in a store. Put it before Tianshou's class in a list of bases."""
+    """A base class that keeps a buffer's steps in a store. Put this class before Tianshou's in a list of bases."""
 
-    _set_keys: frozenset[str] = frozenset()  # keys that the user set, which Tianshou's `add` does not know
+    _set_keys: frozenset[str] = frozenset()  # the user's own keys, which Tianshou's `add` ignores
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
     def hasnull(self) -> bool:
         """Return whether the buffer has a NaN.
 
-        The store is not read, since `add` has looked for NaN in observations and actions.
+        This call does not read the store: `add` has noted which steps have a NaN in their observations or actions.
         """
         held = self.sample_indices(0)
         return bool(self._null[held].any()) or bool(len(held) and Batch(self._held(held)).hasnull())
@@ -193,7 +193,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
     # --- methods that would change steps -----------------------------------------------------------------------------
 
     def set_array_at_key(self, seq: Array, key: str, index: Any = None, default_value: float | None = None) -> None:
-        """Set the values of a key that is in memory. Raises ReadOnlyError for a key that is in the store."""
+        """Set the values of a key whose values are in memory. Raises ReadOnlyError for a key that is in the store."""
         if key in FIELDS:
             raise dr.ReadOnlyError(f"{key} cannot be set: the steps of a store never change")
         self._set_keys |= {key} - set(KEYS)
@@ -219,8 +219,8 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._begin()
         if self._store is not None:
             self._kept.append(self._store)
-        # After unpickling, the rings of environments have arrays of their own. Make these arrays views of the buffer's
-        # arrays again.
+        # After unpickling, the rings of environments have copies of their parts of the buffer's arrays. Replace the
+        # copies by views.
         held = self._held(slice(None))
         super().set_batch(Batch({key: held.pop(key) for key in KEYS if key in held}))
         for key, values in held.items():
@@ -264,7 +264,7 @@ class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     Raises
     ------
     InvalidIndex
-        From methods that read: the store has evicted a step of the buffer. Give the store a larger capacity.
+        Raised by methods that read steps: the store has evicted a step of the buffer. Give the store a larger capacity.
     """
 
 

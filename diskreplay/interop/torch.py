@@ -74,7 +74,7 @@ class StoreDataset(IterableDataset[dr.Batch]):
             "where": where,
             "max_times_sampled": max_times_sampled,
         }
-        # An invalid argument must raise an error here, not in a worker.
+        # Make a sampler to check the arguments: an invalid argument must raise an error here, not in a worker.
         self._sampler(rank, world_size).close()
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class StoreDataset(IterableDataset[dr.Batch]):
 
     def _sampler(self, rank: int, world_size: int) -> dr.Sampler:
         seed = None if self._seed is None else int(np.random.SeedSequence([self._seed, rank]).generate_state(1)[0])
-        # These objects may have state, so each sampler gets a copy.
+        # A distribution and a transform may have state, so each sampler gets copies.
         distribution, transform = copy.deepcopy((self._distribution, self._transform))
         own: dict[str, Any] = {"seed": seed, "rank": rank, "world_size": world_size, "transform": transform}
         return dr.Sampler(self._path, self._view, distribution, **own, **self._arguments)

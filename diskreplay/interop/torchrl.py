@@ -82,7 +82,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     """
 
     supports_conditional_update = False
-    shared_init = True  # since another process opens the store by its path
+    shared_init = True  # TorchRL asks whether processes can share the storage: they open the store by its path
     _store: dr.Store | None
 
     def __init__(
@@ -161,7 +161,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         wanted = min(self._size + len(ids), limit)
         if wanted > len(self._ids):
             self._ids = np.resize(self._ids, min(max(wanted, 2 * len(self._ids), 1024), limit))
-        self._ids[positions] = ids  # if a position is repeated, the newest id stays
+        self._ids[positions] = ids  # if ids are more than positions, the newest ids remain
         self._size, self._next = wanted, int(self._next + len(ids)) % limit
         return positions
 
@@ -184,7 +184,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     @checkpointer.setter
     def checkpointer(self, value: StorageCheckpointerBase | None) -> None:
         TensorStorage.checkpointer.fset(self, ByReference() if value is None else value)
-        # A buffer sets its storage's checkpointer after its writer, so the writer's cursor can be set now.
+        # When a buffer sets its storage's checkpointer, the buffer has its writer, whose cursor can now be set.
         self._set_cursors()
 
     def __len__(self) -> int:
@@ -234,7 +234,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         finally:
             placed = self._place(np.array(ids, np.int64))
             self._tell_samplers(int(placed[-1]) if len(placed) else None)
-            if self._untold is not None or not whole:  # otherwise the buffer moves its own cursor
+            if self._untold is not None or not whole:  # else the buffer itself moves the cursor
                 self._untold = placed if self._untold is None else np.concatenate([self._untold, placed])
         if self._untold is not None:
             self._set_cursors()
@@ -278,7 +278,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         IndexError
             The position does not exist.
         InvalidIndex
-            The store has evicted a step by another rule than its capacity.
+            The store has evicted a step for another reason than its capacity.
         """
         if isinstance(index, tuple) and len(index) == 1 and not isinstance(index[0], str):
             index = index[0]

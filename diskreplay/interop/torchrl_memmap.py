@@ -71,7 +71,7 @@ _DTYPES = {
 }
 _TYPE = "<class 'tensordict._td.TensorDict'>"
 
-Leaves = dict[str, NDArray[Any]]  # a key has the keys of tensordicts from the root on, joined by slashes
+Leaves = dict[str, NDArray[Any]]  # a key such as "next/state/x" joins the keys of the nested tensordicts
 
 
 def import_dataset(
@@ -204,7 +204,7 @@ class _Transitions:
         if not shape:
             raise FormatError(f"{folder} has a tensordict without rows")
         rows, lanes = shape[0], math.prod(shape[1:])
-        # The order and the flags of all rows are in memory at once.
+        # The order and the flags of all rows are held in memory together.
         check_memory(32 * rows * lanes, f"{folder}: the order and flags of {rows} rows of {lanes} lanes")
         self._order = _order(folder, root, rows, lanes)
         self._leaves = {key: _by_lane(key, leaf, shape, lanes) for key, leaf in leaves.items()}
@@ -305,7 +305,7 @@ def _is_at(key: str, name: str) -> bool:
 
 
 def _order(folder: Path, root: Path, rows: int, lanes: int) -> Ints:
-    """Return the indices of the filled rows, oldest first."""
+    """Return the indices of the rows that have steps, oldest first."""
     stored = _read_json(root / "storage_metadata.json", missing={})
     if stored.get("is_pytree"):
         raise FormatError(f"{folder} has a pytree and no tensordict; dump a buffer of tensordicts")
@@ -336,7 +336,7 @@ def _tensordict(
     leaves: Leaves = {}
     for key, entry in meta.items():
         if not isinstance(entry, Mapping):
-            continue  # the entry is an attribute of the tensordict itself
+            continue  # an attribute of the tensordict, not a tensor
         if "/" in key or key in ("", ".", ".."):
             raise FormatError(f"{shown}: {key!r} cannot be a key")
         if choice.skips(name := f"{above}{key}".removeprefix(f"{_NEXT}/")):
@@ -429,7 +429,7 @@ class _Folder:
     def add(self, episode: EpisodeData) -> None:
         count = len(episode)
         last = np.arange(count) == count - 1
-        # If the last episode was cut, it stays open, as in a buffer that was saved in the middle of an episode.
+        # If the last episode was cut, it is written without an end, like the last episode of a buffer in use.
         is_open = episode.cut and self._rows + count == self._plan.steps
         truncated = last & ((episode.truncated or episode.cut) and not is_open)
         terminated = last & episode.terminated

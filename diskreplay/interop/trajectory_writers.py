@@ -24,7 +24,7 @@ class TrajectoryWriters:
         self._durability: Any = durability
         self._writers: list[dr.Writer] = []
         self._free: list[dr.Writer] = []
-        self._open: dict[Hashable, dr.Writer] = {}  # by trajectory; the trajectory with the oldest last step is first
+        self._open: dict[Hashable, dr.Writer] = {}  # the trajectory with the oldest last step is first
 
     def of(self, store: dr.Store, trajectory: Hashable) -> dr.Writer:
         """Return the writer of a trajectory. At the first step of a trajectory, this is a free or new writer."""
@@ -50,7 +50,7 @@ class TrajectoryWriters:
             writer.flush()
 
     def close(self) -> None:
-        """Close the writers, and so cut the open trajectories. Later trajectories get new writers."""
+        """Close the writers, which cuts the open trajectories. Later trajectories get new writers."""
         for writer in self._writers:
             self._kept.remove(writer)
             writer.close()

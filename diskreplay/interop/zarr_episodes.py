@@ -3,7 +3,8 @@
 ``data/NAME`` are arrays ``(steps, ...)``. ``meta/episode_ends`` has the number of steps up to the end of each episode.
 The format has no place for rewards, for the kind of an episode's end, or for an observation after the last action. An
 export writes these data to further arrays, which other readers of the format ignore: ``data/reward``, and arrays in
-``meta`` with one row for each episode. The attribute ``diskreplay`` of the root group maps leaves to arrays.
+``meta`` with one row for each episode. The attribute ``diskreplay`` of the root group has the name of each leaf's
+array.
 
 An export also writes extra fields and initial priorities to ``data``. An export writes ``terminated``, ``truncated``,
 final observations and episode fields to ``meta``, and the schema to the attribute ``diskreplay``. The arrays are
@@ -184,7 +185,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
             else:
                 documents, store = Documents(file, None, stored), LocalStore(file, read_only=True)
             chunks = _BoundedStore(file, store)
-            # Only the metadata files of the arrays are checked, and consolidated metadata may differ from these files.
+            # Consolidated metadata are not used: they may differ from the arrays' metadata files, which are checked.
             root = zarr.open_group(chunks, mode="r", use_consolidated=False)
         except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):
@@ -389,15 +390,15 @@ class _Column:
     def read(self, start: int, stop: int, stops: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows from ``start`` to before ``stop``.
 
-        A larger block of rows is read, and kept for later calls. The block ends at one of ``stops``, the ends of
-        episodes. So all rows of a later call are in one block.
+        A larger block of rows is read, and kept for later calls. The block ends at one of ``stops``, the rows after the
+        last rows of episodes. So the rows of an episode are never in two blocks.
         """
         if start < self._start or stop > self._start + len(self._rows):
             first = start - start % self._chunk
             whole = int(np.searchsorted(stops, first + self._block_rows, "right")) - 1
             try:
                 rows = self._array[first : max(stop, int(stops[max(0, whole)]))]
-            except Exception:  # a codec may raise any error; the rows of this call may be intact
+            except Exception:  # a codec may raise any error; the rows from start to stop may be intact
                 rows = self._array[first:stop]
             self._start, self._rows = first, np.asarray(rows)
         return self._rows[start - self._start : stop - self._start]
@@ -415,7 +416,7 @@ def _names(schema: Schema) -> dict[str, str]:
 
 
 def _meta_name(path: str) -> str:
-    return path.replace("/", "_", 1).replace("/", ".")  # such as episode_seed
+    return path.replace("/", "_", 1).replace("/", ".")  # the field "episode/seed" becomes episode_seed
 
 
 def _write(zarr_format: Literal[2, 3], names: Mapping[str, str], plan: Plan, episodes: Iterable[EpisodeData]) -> None:

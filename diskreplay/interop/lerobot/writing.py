@@ -70,7 +70,7 @@ class Contents:
 
     @property
     def stored(self) -> list[Column]:
-        """The columns in the files of steps: leaves that are not videos, ``flags``, and `COUNTERS` without a leaf."""
+        """The columns in the files of steps: leaves except videos, ``flags``, and `COUNTERS` that are not leaves."""
         made = [Column(name, "", Field((), "bool")) for name in self.flags]
         made += [Column(name, "", leaf) for name, leaf in COUNTERS.items() if name not in self._keys]
         return [column for column in self.columns if column.kind != "video"] + made
@@ -151,7 +151,7 @@ class _DataSet:
         (self._root / INFO).write_text(json.dumps(self._info(), indent=4, ensure_ascii=False), encoding="utf-8")
 
     def close(self) -> None:
-        """Close the files that are still open if an error occurred before `finish`."""
+        """Close the files that `finish` has not closed, because an error occurred."""
         if self._file is not None:
             self._file.close()
 
@@ -306,7 +306,7 @@ def _arrow_schema(columns: Sequence[Column]) -> pa.Schema:
 
 
 def _tasks_table(tasks: Mapping[int, str]) -> pa.Table:
-    """Return the table of tasks in the form in which pandas writes a data frame whose index is the texts."""
+    """Return the table of tasks as pandas would write a data frame with the texts as its index."""
     numbers = sorted(tasks)
     columns = {"task_index": pa.array(numbers, pa.int64()), "task": pa.array([tasks[n] for n in numbers], pa.string())}
     described = [

@@ -29,7 +29,7 @@ def decode_image(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
         check_claim(4 * image.height * image.width, len(data), "an image")
         if dtype == np.uint8:
             pixels = _decode_bytes(data, image, channels)
-        elif dtype == np.float32 and image.mode == "RGBA":  # TFDS packs the four bytes of a number as channels
+        elif dtype == np.float32 and image.mode == "RGBA":  # TFDS stores a float32 as four channels
             pixels = np.asarray(image).view("<f4")
         elif dtype == np.uint16 and image.mode.startswith("I") and channels == 1:
             pixels = np.asarray(image).astype(dtype)
