@@ -309,7 +309,7 @@ class _Demos:
             return None
 
     def _read_metadata(self, data: h5py.Group) -> dict[str, Json]:
-        """Return those attributes of the group ``data`` that a note can hold. Add all others to ``not_kept``."""
+        """Return those attributes of the group ``data`` that a note can hold. Add the others to ``not_kept``."""
         found = dict[str, Json]()
         for name, value in data.attrs.items():
             try:

@@ -290,7 +290,7 @@ class _Buffer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The name of each array by the path of its leaf. An array in a dict has a name such as "observations/KEY"."""
+        """The name of each leaf's array, by path. An array in a dict has a name such as "observations/KEY"."""
         obs = {path: f"observations{path.removeprefix(OBS)}" for path in self.schema.leaves if is_obs(path)}
         return {**obs, ACTION: "actions", REWARD: "rewards"}
 

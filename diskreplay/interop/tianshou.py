@@ -295,7 +295,7 @@ class Column:
 
 def _shown(tree: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(tree, torch.Tensor):
-        return tree.numpy().reshape((*shape, *tree.shape[1:]))[()]  # a single index gives a number, as in NumPy
+        return tree.numpy().reshape((*shape, *tree.shape[1:]))[()]  # as in NumPy, one index gives a number
     return Batch({name: _shown(part, shape) for name, part in tree.items()})
 
 
