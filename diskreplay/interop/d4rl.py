@@ -179,7 +179,8 @@ def export_dataset(
     path : path
         The HDF5 file. Nothing may exist at this path.
     hdf5_compression : str or None
-        The compression of the arrays: "gzip" (as in D4RL's own files), "lzf", or None, which is many times faster.
+        The compression of the arrays: "gzip" (as in D4RL's own files), "lzf", or None: no compression, which is many
+        times faster.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
@@ -323,7 +324,7 @@ class Reader:
                 except OSError:
                     if stop == first + 1:
                         raise
-                    rows = 1  # read one episode at a time from here on, so that all episodes before the damage are read
+                    rows = 1  # read the episodes one by one, so that all episodes before the damage are read
                     continue
                 yield from episodes
                 first = stop

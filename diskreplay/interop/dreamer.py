@@ -1,10 +1,10 @@
 """Replay folders of Dreamer: compressed NumPy files of rows.
 
 There are two kinds of folders. DreamerV1 and V2, and ports of them, write one file for each episode,
-``TIME-ID-LENGTH.npz``. A row holds an observation, and the action and the reward that led to this observation. The
-first row of an episode has zeros for action and reward. DreamerV3 writes the rows of each environment to a chain of
-files ``TIME-ID-NEXT-LENGTH.npz``. NEXT is the ID of the file that continues the rows. A row holds an observation, the
-reward that came with it, and the action that followed it.
+``TIME-ID-LENGTH.npz``. A row of these files holds an observation, and the action and the reward that led to this
+observation. The first row of an episode has zeros for action and reward. DreamerV3 writes the rows of each environment
+to a chain of files ``TIME-ID-NEXT-LENGTH.npz``. NEXT is the ID of the file that continues the rows. A row of these
+files holds an observation, the reward that came with the observation, and the action after the observation.
 
 An import follows these rules:
 
@@ -84,7 +84,8 @@ def import_dataset(
     end before a row with ``is_last``.
 
     Every key is an observation, except ``action``, ``reward`` and the flags. But keys that begin with ``log_``, and the
-    keys in the option ``extra``, are extra fields. A step takes the values of extra fields from the row of its reward.
+    keys in the option ``extra``, are extra fields. A step takes the values of extra fields from the row that has the
+    step's reward.
 
     Parameters
     ----------
@@ -376,5 +377,5 @@ def _one_hot(values: NDArray[Any], field: Field) -> NDArray[Any]:
 
 
 def _stem(number: int) -> str:
-    # These names sort before the names of files from a later training run, which begin with the time.
+    # A later training run writes files whose names begin with the time. The names from an export sort before those.
     return f"00000000T000000-{number:032x}"

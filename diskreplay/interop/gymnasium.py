@@ -294,7 +294,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._values = StepValues(store, info_fields, (env.num_envs,))
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
-        self._obs: dict[str, np.ndarray] | None = None  # The last observations. If None, `step` raises.
+        self._obs: dict[str, np.ndarray] | None = None  # The last observation of each lane. If None, `step` raises.
         self._idle = np.zeros(env.num_envs, bool)  # Lanes without an episode. Their next step is not recorded.
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)

@@ -34,7 +34,7 @@ KEYS = ("obs", "act", "rew", "terminated", "truncated", "done", "info", "policy"
 class InStore(ReplayBufferManager):  # type: ignore[misc]
     """A base class that keeps a buffer's steps in a store. Put this class before Tianshou's in a list of bases."""
 
-    _set_keys: frozenset[str] = frozenset()  # the user's own keys, which Tianshou's `add` ignores
+    _set_keys: frozenset[str] = frozenset()  # the user's own keys, which Tianshou's `add` does not write
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
     # --- methods that would change steps -----------------------------------------------------------------------------
 
     def set_array_at_key(self, seq: Array, key: str, index: Any = None, default_value: float | None = None) -> None:
-        """Set the values of a key whose values are in memory. Raises ReadOnlyError for a key that is in the store."""
+        """Set a key's values in memory. Raises ReadOnlyError for a key whose values are in the store."""
         if key in FIELDS:
             raise dr.ReadOnlyError(f"{key} cannot be set: the steps of a store never change")
         self._set_keys |= {key} - set(KEYS)
@@ -227,7 +227,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             super().set_array_at_key(values, key)
 
     def save_hdf5(self, path: str, compression: str | None = None) -> None:
-        """Save the state that a pickle has, without the steps, to an HDF5 file."""
+        """Save the same state as in a pickle, which lacks the steps, to an HDF5 file."""
         plain: Any = SimpleNamespace(**self.__getstate__())
         ReplayBufferManager.save_hdf5(plain, path, compression)
 

@@ -22,8 +22,9 @@ class StoreDataset(IterableDataset[dr.Batch]):
     """Batches of a store, drawn in the worker processes of a loader: ``DataLoader(dataset, batch_size=None)``.
 
     Each worker of each rank draws its own share of the ids with a `Sampler`. Shares are disjoint, cover all ids, and
-    have about the same size, also while the store grows (see `Sampler`, `rank`). New steps are drawn as they arrive.
-    The data set ends when its distribution ends: a `Sweep` of one pass draws every id once over all workers and ranks.
+    have about the same size, also while the store grows (see `Sampler`, `rank`). Steps that are added later are drawn,
+    too. The data set ends when its distribution ends: a `Sweep` of one pass draws every id once over all workers and
+    ranks.
 
     The trainer cannot update priorities, since the priorities are in the workers. For prioritized replay use a
     `Sampler`, which prefetches in threads.

@@ -49,7 +49,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
     TorchRL's samplers, transforms and collectors work with this class as with a `LazyTensorStorage`, and equal seeds
     give equal batches. Items are steps: ``add`` and ``extend`` append steps, and a sampled batch has the keys of
-    `Batch.to_tensordict`. Memory holds the id of each position, 8 bytes.
+    `Batch.to_tensordict`. Memory holds only the id of each step, 8 bytes a step.
 
     A step never changes, and a new step can be written only at the position of the buffer's cursor. With a capacity,
     positions are a ring as in TorchRL's other storages, and the store evicts overwritten steps. Only one buffer may
@@ -68,8 +68,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     ----------
     store : Store or path
         A store that is open with mode "a", or a path. If the path has no store, the first item makes a store, whose
-        schema has all keys of this item. An existing store keeps only the keys in its schema. An extra field is a key
-        at the root, which may be nested.
+        schema has all keys of this item. An existing store keeps only the keys in its schema. An extra field of the
+        schema is a key at the root of an item, and may be nested.
     capacity : int or None
         Capacity of a new store; None: unbounded.
     durability : float or str
@@ -82,7 +82,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     """
 
     supports_conditional_update = False
-    shared_init = True  # TorchRL asks whether processes can share the storage: they open the store by its path
+    shared_init = True  # for TorchRL: processes can share the storage, since each opens the store by its path
     _store: dr.Store | None
 
     def __init__(

@@ -477,7 +477,7 @@ class _Arrays:
 def _column(root: zarr.Group, name: str, rows: int, field: Field, fill: float = 0, begin: int = 0) -> ColumnWriter:
     """Create an array of ``rows`` rows. Return a writer from row ``begin`` on; earlier rows have the fill value."""
     if root.metadata.zarr_format == 2:
-        compressor: Any = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}  # as in diffusion_policy
+        compressor: Any = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}  # the settings of diffusion_policy
     else:
         compressor = BloscCodec(cname="lz4", clevel=5, shuffle="noshuffle")
     chunk = max(1, min(rows, _CHUNK_BYTES // max(1, field.row_bytes)))

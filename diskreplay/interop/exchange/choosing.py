@@ -49,8 +49,8 @@ class Options(TypedDict, total=False):
         default become extra fields. If ``extra`` is given, the extra fields are only the features in ``extra``, and all
         other features that would be extra fields are left out.
     rename : dict of str to str
-        ``{name in the data set: name in the store}``. A new name that begins with a part, such as "obs/top", is the
-        feature's path in the store. Any other new name renames the feature within its part.
+        ``{name in the data set: name in the store}``. A new name that begins with the name of a part, such as
+        "obs/top", is the feature's path in the store. Any other new name renames the feature within its part.
     skip : str or list of str
         The features, or folders of features, that are left out.
     on_error : {"raise", "skip"}
@@ -347,8 +347,8 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            # A feature of steps and an episode field may have the same name. Then the name of the later one in
-            # ``names`` is its path.
+            # A feature of steps and an episode field may have the same name. Then the later of the two, in the order of
+            # ``names``, is called by its path.
             if path in leaves:
                 self._names[path if name in self._names else name] = path
 

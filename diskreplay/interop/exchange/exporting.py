@@ -50,7 +50,7 @@ class ExportOptions(TypedDict, total=False):
     """The options that every ``export_dataset`` takes.
 
     Imports have the same options, with names of features in the data set instead of paths in the store. The data set is
-    written as if the store had the resulting leaves, and an import of the data set finds these leaves.
+    written as if the store had the leaves that result from the options. An import of the data set finds these leaves.
 
     Attributes
     ----------
@@ -62,8 +62,8 @@ class ExportOptions(TypedDict, total=False):
         extra fields. If ``extra`` is given, the extra fields are only the leaves in ``extra``, and all other leaves
         that would be extra fields are left out.
     rename : dict of str to str
-        ``{path in the store: new name}``. A new name that begins with a part, such as "obs/top", is the leaf's path in
-        the exported schema. Any other new name renames the leaf within its part.
+        ``{path in the store: new name}``. A new name that begins with the name of a part, such as "obs/top", is the
+        leaf's path in the exported schema. Any other new name renames the leaf within its part.
     skip : str or list of str
         The paths of leaves, or of dicts of the schema, that are left out.
     dtype : dict of str to str
@@ -268,7 +268,7 @@ def _choice(options: ExportOptions) -> Choice:
 
 
 def _lay_out(store: Store, choice: Choice) -> Layout:
-    """Return the layout of the leaves. The keys of ``choice.dtype`` are paths in the store, also of renamed leaves."""
+    """Return the layout of the leaves. The keys of ``choice.dtype`` are paths in the store, even of renamed leaves."""
     leaves, place = store.schema.leaves, str(store.path)
     names = {path: path for path in leaves}
     found = lay_out(place, leaves, names, store.schema, replace(choice, dtype=None))
@@ -387,7 +387,7 @@ def find_not_held(
 ) -> list[NotHeld]:
     """Return the entries of ``lacking`` whose data at least one episode has.
 
-    ``lacking`` has the form of `Format.not_held`. Priorities are the only arrays of steps that are read.
+    ``lacking`` has the form of `Format.not_held`. Of the arrays of steps, only the priorities are read.
     """
     # HIDDEN is a key of ``lacking`` only if steps are hidden: see `place_hidden`.
     found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | (schema.step_leaves.keys() if episodes else set())

@@ -533,7 +533,7 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
         text is empty if there is no side folder, or if the data set itself has all values.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
-        if not os.path.isfile(side / _DOCUMENT):  # a path that is too long is no file, too
+        if not os.path.isfile(side / _DOCUMENT):  # false also for a path that is too long
             continue
         with foreign(side):
             document = read_document(side / _DOCUMENT)

@@ -22,7 +22,7 @@ _PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET"
 # Opcodes that are followed by a value of bytes, such as the data of an array. `_Opcodes` skips such a value if it has
 # at least `_LARGE` bytes.
 _ARRAYS, _LARGE = (pickle.BINBYTES8, pickle.BYTEARRAY8, pickle.BINBYTES), 4096
-_OF_NUMPY = ("numpy._core", "numpy.core")  # NumPy 1 has the name numpy.core
+_OF_NUMPY = ("numpy._core", "numpy.core")  # numpy.core is the name in NumPy 1
 
 
 class Record:
@@ -102,7 +102,8 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: Any, classes: Collection[str], nbytes: int) -> None:
         super().__init__(file)
         self._classes, self._left = classes, 2 * nbytes
-        # Each file gets new classes and functions, since a pickle may change the attributes of those that it receives.
+        # Each file gets new classes and functions, since a pickle may change attributes of the classes and functions
+        # that it gets.
         self._known: dict[str, Any] = {
             "numpy.dtype": _subclass(_Dtype),
             "numpy.ndarray": _subclass(Record),

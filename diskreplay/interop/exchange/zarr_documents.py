@@ -158,7 +158,7 @@ class Documents:
         return self._layout(name, np.dtype(kind), document.get("shape"), chunks, names)
 
     def _named(self, name: str, codecs: Json, *, in_shard: bool = False) -> list[tuple[str, Mapping[str, Json]]]:
-        """Return pairs (name, configuration) of the codecs in a zarr.json; codecs inside of shards are only checked."""
+        """Return pairs (name, configuration) of the codecs in a zarr.json, without codecs inside of shards."""
         found: list[tuple[str, Mapping[str, Json]]] = []
         for each in codecs if isinstance(codecs, list) else [codecs]:
             codec = each if isinstance(each, Mapping) else {"name": each}

@@ -19,9 +19,9 @@ An import follows these rules:
   episode, and a note says so.
 - Images that Minari keeps as JPEG are imported with the pixels that Minari decodes.
 
-An export writes the notes of an import back. The extra fields of other stores become infos. The first row of these
-infos, which belongs to the reset, is zeros. An episode that was cut is marked as truncated. In an episode without a
-final observation, the last observation is repeated.
+An export writes the notes of an import back. The extra fields of a store that was not imported from Minari become
+infos. The first row of these infos, which belongs to the reset, is zeros. An episode that was cut is marked as
+truncated. In an episode without a final observation, the last observation is repeated.
 """
 
 import os

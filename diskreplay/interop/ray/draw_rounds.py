@@ -70,7 +70,7 @@ class Given(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """The parts of one batch. `total` is the sum of all shards' masses when the batch was divided."""
+    """The shards' parts of one batch. `total` is the sum of all shards' masses when the batch was divided."""
 
     given: list[Given]
     total: float

@@ -69,7 +69,7 @@ _Found = TypeVar("_Found")
 
 
 class Asked(NamedTuple):
-    """A request to a shard. `ref` is the reference to the answer, and `updated` is the number of ids in the updates."""
+    """A request to a shard. `ref` refers to the answer, and `updated` is the number of ids in the request's updates."""
 
     ref: Any
     sent: float

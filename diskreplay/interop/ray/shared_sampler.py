@@ -141,5 +141,5 @@ class SharedSampler:
 
 
 def _described(value: object) -> str:
-    """Return the repr of an argument without memory addresses: two trainers' functions are equal if their names are."""
+    """Return the repr without memory addresses, so that functions of the same name count as equal."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

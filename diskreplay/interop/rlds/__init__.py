@@ -53,8 +53,8 @@ def import_dataset(
 ) -> Imported:
     """Import a data set of RLDS into a new store, or resume an interrupted import.
 
-    An episode is terminated if its last row is terminal, otherwise truncated. Features of a step other than
-    observation, action and reward are extra fields; the discount is ``step_discount``. Features of an episode are
+    An episode is terminated if ``is_terminal`` is true in its last row, otherwise truncated. Features of a step other
+    than observation, action and reward are extra fields; the discount is ``step_discount``. Features of an episode are
     episode fields. A text of a step or of an episode is stored as its number in `Store.texts`. The name of an episode's
     split is stored in the same way.
 

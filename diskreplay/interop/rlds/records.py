@@ -193,7 +193,7 @@ def make_example(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> byte
 
 @cache
 def example_class() -> Any:
-    """Return the protobuf class of an example, from a pool of its own, since TensorFlow uses the default pool."""
+    """Return the protobuf class of an example, from a separate pool, since TensorFlow uses the default pool."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="records", syntax="proto3")
     field = descriptor_pb2.FieldDescriptorProto
 
