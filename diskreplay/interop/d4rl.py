@@ -9,7 +9,7 @@ kept in the notes of the store.
 An import finds the same episodes as D4RL's ``sequence_dataset``, and the same transitions as ``qlearning_dataset``. An
 export writes the arrays in the notes back to the file. For an episode without a final observation, the last row of
 ``next_observations`` repeats the last observation. The last step of a cut episode has the flag ``timeouts``, unless the
-episode is the last one of the file.
+episode is the last episode of the file.
 """
 
 import base64
@@ -532,7 +532,7 @@ def write(
 ) -> None:
     """Write episodes to the file ``plan.path``, which gets the array `next_observations` if ``has_next`` is true.
 
-    The last step of a cut episode has the flag `timeouts`, unless the episode is the last one of the file.
+    The last step of a cut episode has the flag `timeouts`, unless the episode is the last episode of the file.
     """
     layout = _layout(plan, has_next)
     columns = {path: array for path in plan.schema.step_leaves if (array := array_of(path)) is not None}

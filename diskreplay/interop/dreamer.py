@@ -78,10 +78,10 @@ def import_dataset(
 ) -> Imported:
     """Import a replay folder of Dreamer into a new store, or resume an interrupted import.
 
-    A step is the observation of a row, the action that followed it, and the reward of the next row. An episode is
-    terminated if ``is_terminal`` is true in its last row. In a folder without ``is_terminal``, an episode is terminated
-    if its last row has the discount 0. Any other episode is truncated. But an episode of DreamerV3 is cut if its files
-    end before a row with ``is_last``.
+    A step is the observation of a row, the action that followed the observation, and the reward of the next row. An
+    episode is terminated if ``is_terminal`` is true in its last row. In a folder without ``is_terminal``, an episode is
+    terminated if its last row has the discount 0. Any other episode is truncated. But an episode of DreamerV3 is cut if
+    its files end before a row with ``is_last``.
 
     Every key is an observation, except ``action``, ``reward`` and the flags. But keys that begin with ``log_``, and the
     keys in the option ``extra``, are extra fields. A step takes the values of extra fields from the row that has the

@@ -15,9 +15,9 @@ def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a batch as JAX arrays on the batch's device, a pytree for `jax.jit`.
 
     Dicts and tuples of fields stay dicts and tuples. The arrays share memory with the batch's tensors. The memory is
-    freed when no array and no computation uses it any longer. Do not change a shared tensor, since JAX assumes
-    that arrays are constant. Fields that are not contiguous are copied, such as `obs` and `next_obs` of `Sequences`,
-    which are views of one array.
+    freed when no array and no computation uses it any longer. Do not change a shared tensor, since JAX assumes that
+    arrays are constant. Fields that are not contiguous are copied, such as `obs` and `next_obs` of `Sequences`, which
+    are views of the same array.
 
     `index` is left out, since ids need 64 bits. Pass `batch.index` to `Sampler.update_priorities`; the TD errors may be
     a JAX array. Without ``jax_enable_x64``, fields of 64 bits are copied to 32 bits: floats are rounded, and

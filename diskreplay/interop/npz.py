@@ -483,7 +483,7 @@ class _Files(_Arrays):
         """Raise FormatError if flags show that a file has several episodes, which would be imported as one."""
         for name in (*self._told.ends(), *self._told.limits(), _STARTS):
             flags = as_flags(np.ravel(arrays.get(name, False)), f"{file}: {name}", FormatError)
-            # Some environments repeat the flag after the end, so only a false flag after a true one begins an episode.
+            # Some environments repeat the flag after the end, so only a false flag after a true flag begins an episode.
             inside = flags[1:] if name == _STARTS else flags[:-1] & ~flags[1:]
             if inside.any():
                 raise FormatError(

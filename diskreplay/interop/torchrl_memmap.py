@@ -87,8 +87,8 @@ def import_dataset(
     observation has the key "observation", this observation becomes ``obs`` itself, not a dict. If rows have trajectory
     ids, in the key ``("collector", "traj_ids")``, rows are ordered by these ids. Without this key, each index along the
     axes after the first is a lane, the stream of an environment. An episode ends after a step that is done, or whose
-    next observation is not the observation of the next row. If several environments wrote to one axis in turn, their
-    episodes are therefore cut at each turn.
+    next observation is not the observation of the next row. If several environments wrote to one axis in turn, the
+    episodes of these environments are therefore cut at each turn.
 
     Parameters
     ----------

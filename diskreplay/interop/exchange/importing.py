@@ -441,7 +441,7 @@ def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: i
 
 
 class _Segments:
-    """Appends the episodes of an import to a store, and compresses each segment before the next one begins.
+    """Appends the episodes of an import to a store, and compresses each segment before the next segment begins.
 
     So the disk needs room only for the compressed steps, one uncompressed segment, and the pack that replaces this
     segment. If ``most_bytes``, the size of an uncompressed segment, is None, segments are not compressed.

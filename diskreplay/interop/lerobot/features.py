@@ -174,8 +174,8 @@ def is_key_of(key: str, prefix: str) -> bool:
 def _path(part: str, prefix: str, key: str, keys: list[str]) -> str:
     """Return the path of the feature ``key``, which is one of the features ``keys`` of the observation or action.
 
-    The path is the part itself if there is only one feature. If there are several, dots in the name become slashes,
-    unless one feature would be inside of another.
+    If there is only one feature, the path is the part itself, "obs" or "action". If there are several, dots in the name
+    become slashes, unless one feature would be inside of another.
     """
     if len(keys) == 1:
         return part

@@ -205,7 +205,7 @@ class _Scan:
     kept : list of str
         Counters and flags that become extra fields.
     left_out : set of str
-        All counters and flags, including the ones in ``kept``.
+        All counters and flags, including those in ``kept``.
     shared : set of Path
         Files of steps in which some rows belong to episodes that were left out.
     """

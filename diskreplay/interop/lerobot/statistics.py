@@ -88,7 +88,7 @@ def as_json(found: Mapping[str, Statistics]) -> dict[str, Json]:
 
 
 def agree(found: Mapping[str, Statistics], noted: Mapping[str, Json]) -> bool:
-    """Tell whether the statistics of the written rows agree with the imported ones, except statistics of images."""
+    """Tell whether the statistics of the written rows agree with the imported statistics, except those of images."""
     try:
         return found.keys() == noted.keys() and all(
             np.allclose(np.ravel(noted[key][name]), np.ravel(values), rtol=1e-4, atol=1e-6)

@@ -81,8 +81,8 @@ class ShardLink:
 
     `mass` and `population` are the last values that the shard reported, and 0 while the shard is missing. `heard` is
     the time of the last report. `local` reads the shard's store directly; `local` is None if the store is on another
-    node. `lost` is the reason why the shard is missing, and None while it answers. A ping is a request without items:
-    it sends the waiting updates of priorities, and the answer reports the mass.
+    node. `lost` is the reason why the shard is missing, and None while the shard answers. A ping is a request without
+    items: it sends the waiting updates of priorities, and the answer reports the mass.
     """
 
     def __init__(self, group: ShardGroup, shard: int, name: str, run: str, seed: int, direct: bool) -> None:

@@ -1,4 +1,4 @@
-"""The sampler over many shards: batches from all of them, and one set of priorities for all trainers."""
+"""The sampler over many shards: batches from all shards, and one set of priorities for all trainers."""
 
 import re
 import secrets

@@ -20,7 +20,8 @@ class SharedSampler:
 
     A private `Sampler` gathers fields, and draws ids uniformly. `prioritized` is a second `Sampler`, which draws ids by
     priorities and gathers nothing, since trainers on the same node need only ids. `prioritized` is None until a target
-    has a distribution by priorities. From then on it keeps the priorities, even if a later target draws uniformly.
+    has a distribution by priorities. From then on, `prioritized` keeps the priorities, even if a later target draws
+    uniformly.
 
     `run` is a random text from the first trainer of a run. A later run has another text, by which a shard knows that
     saved priorities are from an earlier run. `version` counts changes of view and distribution, and `updates` counts

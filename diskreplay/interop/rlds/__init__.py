@@ -18,7 +18,7 @@ An import follows these rules:
 
 An export writes files of at most 256 MiB. TFDS stores numbers as float32 and int64. Values that these dtypes cannot
 hold, or that would take much space, are written as bytes. uint32 and uint64 are written as int64, since TFDS cannot
-read their bytes. In an episode without a final observation, the last observation is repeated.
+read them as bytes. In an episode without a final observation, the last observation is repeated.
 """
 
 from collections.abc import Sequence
