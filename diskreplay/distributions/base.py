@@ -23,9 +23,9 @@ class Draw(NamedTuple):
     """Drawn ids, and the numbers from which their weights are computed.
 
     `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` is the
-    number of ids that could be drawn, and `least` the smallest probability of these ids. Only a `weighted` distribution
-    has to set them. A draw of a `sized` distribution has fewer ids than requested only if the
-    distribution has ended; see `Distribution.ends`. After the end of a distribution, all draws are empty.
+    number of ids that could be drawn, and `least` is the smallest probability of these ids. Only a `weighted`
+    distribution has to set them. A draw of a `sized` distribution has fewer ids than requested only if the distribution
+    has ended; see `Distribution.ends`. After the end of a distribution, all draws are empty.
     """
 
     ids: Ints
@@ -55,7 +55,7 @@ class Distribution(ABC):
     # Whether a draw has exactly `size` ids, unless the distribution ends. If False, the distribution itself chooses the
     # number of ids.
     sized: bool = True
-    # The number of ids that a population must have for a draw.
+    # A draw needs a population with at least this number of ids.
     least: int = 1
     # Whether a drawn id is used up, as in a pass over all ids. If so, `delivered` is called, and a batch that lost some
     # ids before its delivery keeps its other ids.
@@ -82,8 +82,8 @@ class Distribution(ABC):
         """Draw `size` ids of the population's share, with the same ratios of probabilities as in `draw`.
 
         Draws from all ids of the population, and rejects the ids of other ranks. If too few ids remain, draws the
-        missing ids from a list of the share's ids. Without `chances`, a distribution continues to draw and reject
-        instead. Raises NotEnoughData if the share is empty.
+        missing ids from a list of the share's ids. A distribution that does not define `chances` continues to draw and
+        reject instead. Raises NotEnoughData if the share is empty.
         """
         share = population.share
         if share.world_size == 1 or self.keeps_share:
@@ -204,8 +204,8 @@ class Distribution(ABC):
     def place(self) -> Any:
         """Return the current state, for `go_back`.
 
-        If `gives_once` is True, a sampler calls this before each draw. So its time should not grow with the number of
-        ids.
+        If `gives_once` is True, a sampler calls this before each draw. So the time of a call should not grow with the
+        number of ids.
         """
         return self.state_dict()
 

@@ -110,7 +110,7 @@ class Mixture(Distribution):
         return [part.place() for part in self._parts]
 
     def go_back(self, place: list[Any]) -> None:
-        """Restore the states of all distributions that `place` returned."""
+        """Restore the states that `place` returned."""
         for part, its_place in zip(self._parts, place, strict=True):
             part.go_back(its_place)
 

@@ -95,9 +95,9 @@ EVERY_ID = Share()
 class Progress(NamedTuple):
     """The point up to which a follower, such as a table of priorities, has read a population.
 
-    The fields are the values that `epoch`, `_rewrites`, `_hidden` and `_ended` of the population had then. `epoch`
-    and `rewrites` change when older runs move to other positions. `hidden` and `ended` are numbers of runs, see the
-    module's docstring.
+    The fields are the values that the population's `epoch`, `_rewrites`, `_hidden` and `_ended` had when it was read.
+    `epoch` and `rewrites` change when older runs move to other positions. `hidden` and `ended` are numbers of runs, see
+    the module's docstring.
     """
 
     epoch: int
@@ -164,7 +164,7 @@ class Crossing(Protocol):
         """Return two tables of starts (steps at which a sample can start), with a line for each episode that has any.
 
         The first table has the episodes whose starts are final. The second table has the episodes that may get more
-        starts. The steps of an episode in the tables are only its starts.
+        starts. In these tables, only the starts count as steps of an episode.
 
         `ended` are the episodes that ended since the last call, or None if no episode ended. `admitted` are the
         episodes of `ended` that the filter admits, and `still_open` are the open episodes that the filter admits. If
@@ -223,8 +223,8 @@ class View(Protocol):
         """Return an object that finds samples across the ends of episodes; None: each sample is in one episode."""
 
 
-# A function of (snapshot, ids, eta) that returns the initial |td| of each id: it is computed from the priorities that
-# writers gave to the steps of the id. The result is NaN for an id whose steps have no priorities.
+# A function of (snapshot, ids, eta) that returns the initial |td| of each id, computed from the priorities that writers
+# gave to the steps of the id. The result is NaN for an id whose steps have no priorities.
 InitialErrors = Callable[[Any, Ints, float], Floats]
 
 
@@ -255,8 +255,8 @@ class Population:
         self._restored: Order | None = None  # the order of runs for the next refresh that reads all episodes
         self.kind = view.kind
         self.epoch = self.version = 0
-        self._let_in: Ints = np.zeros(0, np.int64)  # The first ids of the open episodes that the filter admitted.
-        # The number of refreshes that found an episode refused or discarded that could be drawn while it was open.
+        self._let_in: Ints = np.zeros(0, np.int64)  # The first id of each open episode that the filter admitted.
+        # A number that grows when an episode that could be drawn while it was open is refused or discarded.
         self._refusals = 0
         self._share_size = _ShareSize()
         self._clear()
@@ -401,8 +401,8 @@ class Population:
     def _restore_order(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
         """Fill the empty block with the runs of `order`; return the runs of `found` that are not in `order`."""
         # Hiding steps moves the start of a run, never its end, so runs are compared by their last ids. `found` lacks
-        # runs that are wholly hidden by now. They stay until `_hide` is called, as in the population that saved the
-        # order.
+        # runs that are wholly hidden by now. These runs of `order` stay in the block until `_hide` is called, as in the
+        # population that saved the order.
         there, known = last_ids(found), [last_ids(runs) for runs in order]
         main, ended, partly = (
             keep(runs, np.isin(last, there) | (runs.time < visible.reached) & (last < visible.least_ids(runs.first)))
@@ -420,7 +420,7 @@ class Population:
             self._oldest_new = min(self._oldest_new, int(found.time.min()))
 
     def _hide(self) -> bool:
-        """Move the runs of episodes that began before `_reached`, and so may have hidden steps, to `_partly`.
+        """Move runs to `_partly`: the runs of episodes that began before `_reached`, which may have hidden steps.
 
         Returns whether any run was moved. Usually no run is moved, because the newest hidden step is in the same
         episode as at the last refresh.
@@ -520,7 +520,7 @@ class Population:
         if since == self._same_progress[0]:
             since = self._same_progress[1]
         array, provisional = self._block.array[:TIME], self._end - self._ended
-        # If runs that came after `since` are hidden already, all visible runs are returned, too.
+        # All visible runs are also returned if runs that came after `since` are hidden already.
         if since is None or since[:2] != now[:2] or self._hidden > since.ended:
             return Changes(now, True, array[:, :0], array[:, self._hidden : self._end], provisional, partly)
         reached = array[:, since.hidden : self._hidden]
@@ -537,7 +537,7 @@ class Population:
 
     @property
     def generation(self) -> int:
-        """A number that grows if ids other than the oldest may have left; -1 before the first refresh."""
+        """A number that grows if not only the oldest ids may have left the population; -1 before the first refresh."""
         return -1 if self.snapshot is None else int(self.snapshot.generation) + self._refusals
 
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:
@@ -691,7 +691,8 @@ class _Block(GrowingRuns):
     def settle(self, end: int) -> None:
         """Extend `coarse` to the runs before `end`.
 
-        From then on, only `write`, `sort` and `merge` may change these runs, because they also shorten `coarse`.
+        From then on, only `write`, `sort` and `merge` may change these runs, because only these methods also shorten
+        `coarse`.
         """
         known, parts = len(self.coarse), end >> COARSE_BITS
         if parts > known:
@@ -732,8 +733,8 @@ class _Block(GrowingRuns):
 def _block_array(capacity: int) -> Ints:
     """Return an array of zeros for at least `capacity` runs.
 
-    If a row is at least as long as a large page of memory, it begins at the start of a page, and so touches fewer
-    pages.
+    If a row of the array is at least as long as a large page of memory, the row begins at the start of a page, so that
+    it touches fewer pages.
     """
     large = LARGE_PAGE // np.dtype(np.int64).itemsize
     columns = capacity + 1
@@ -754,7 +755,7 @@ def _no_population() -> Population | None:
 
 
 class Cursor:
-    """The point up to which one follower has read one population, and the last id of each lane that it has taken.
+    """The point up to which a follower has read a population, and the last id that the follower took of each lane.
 
     Not thread-safe. `population` is a weak reference to the population that was read last. `visible` is the boundary
     between hidden and visible steps at the last `reach`. A follower that keeps ids in their order of arrival uses
@@ -762,8 +763,8 @@ class Cursor:
     these ids.
 
     A follower calls `kept` first, which needs the state of the last `reach`, then `changes`, and `reach` after it has
-    processed all changes. If `may_miss` is True, ids that left may have come back. `new_of` does not return them, so a
-    follower that does not find them itself begins again with a new cursor.
+    processed all changes. If `may_miss` is True, ids that left may have come back. `new_of` does not return such ids,
+    so a follower that does not find these ids itself begins again with a new cursor.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:

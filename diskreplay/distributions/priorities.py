@@ -105,8 +105,8 @@ class PriorityTable:
         self._bounds = np.zeros(0)
         self._shared: _Shared | None = None
         self._cursor = Cursor()
-        # The runs at the last `follow`, after two columns that `priority_pages.ENDED` describes. These columns have the
-        # address of the second array, the number of lanes of each segment.
+        # The table `new` of the last `follow`, see `priority_pages.ENDED`, and the number of lanes of each segment. The
+        # table has the address of this second array.
         self._offered = np.zeros((4, priority_pages.RUNS), np.int64), _NO_LANES
         self._pages = np.zeros((0, priority_pages.COLUMNS), np.int64)
         self._ints, self._floats = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
@@ -115,7 +115,7 @@ class PriorityTable:
 
     @property
     def largest(self) -> float:
-        """The largest raw priority that was given to an id that can be drawn, or 0 if there is no such id.
+        """The largest raw priority that an update or a writer gave to an id that can be drawn, or 0 without such an id.
 
         New ids enter with this priority, or with 1 if it is 0.
         """
@@ -144,7 +144,8 @@ class PriorityTable:
             *self._ints, *self._floats,
         )  # fmt: skip
         changed = {"_pages": pages, "_slots": found, "_stacks": stacks, "_heights": heights, "_raw": raw}
-        # This is one operation, because an interrupt could leave a record with addresses of freed memory.
+        # This is one operation: an interrupt between two operations could leave a record with addresses of freed
+        # memory.
         vars(self).update(changed, _bounds=bounds, tree=tree, _table=table)
 
     @property
@@ -221,7 +222,7 @@ class PriorityTable:
         self.tree.set(places, masses)
 
     def _with_reached(self, reached: Ints) -> Ints:
-        """Return the runs of the last `follow`, without final runs, with `reached` among the partially hidden runs."""
+        """Return the last `follow`'s table without final runs, and with `reached` after the partially hidden runs."""
         runs = self._offered[0]
         ended, left = runs[[priority_pages.ENDED, priority_pages.LEFT], 0].tolist()
         start, end = priority_pages.RUNS + ended, priority_pages.RUNS + ended + left
@@ -242,7 +243,7 @@ class PriorityTable:
         self._list_pages()
 
     def _alive(self, population: Population) -> tuple[Ints, NDArray[np.bool_], int]:
-        """Return the pages in use, which of them have existing steps, and the number of pages that all steps need."""
+        """Return the pages in use, whether each has steps that still exist, and the number of pages for these steps."""
         width = priority_pages.PAGE
         episodes = population.episodes()
         keys = lane_keys(episodes.first, *population.segments)

@@ -1,4 +1,4 @@
-"""Prioritized replay: ids in proportion to their last errors."""
+"""Prioritized replay: ids are drawn in proportion to powers of their last errors."""
 
 import json
 from collections.abc import Mapping
@@ -180,9 +180,9 @@ class Prioritized(Owned):
         draw : Draw
             A result of `draw`.
         beta : float or schedule or None
-            Exponent of this batch's weights; None: the distribution's own.
+            Exponent of this batch's weights; None: the distribution's own beta.
         batches : int
-            Number of batches delivered before this one; a schedule reads it.
+            Number of batches delivered before this one, the argument of a schedule.
         """
         exponent = self._beta if beta is None else beta_argument(beta)
         if callable(exponent):
@@ -194,7 +194,7 @@ class Prioritized(Owned):
             if chances.ndim != 1:
                 raise ValueError(f"chances must have one axis, not shape {list(chances.shape)}")
             self._scratch = np.empty((3, len(chances)))
-        # N cancels out, because the largest weight belongs to the smallest chance.
+        # N is not needed: it cancels out in the division by the largest weight, which belongs to the smallest chance.
         least = draw.least if self._normalize == "store" else 0.0
         get_kernel("weights")(chances, least, exponent, self._scratch, weights)
         return weights
@@ -205,7 +205,7 @@ class Prioritized(Owned):
         Parameters
         ----------
         population : Population
-            The ids that can be drawn, refreshed at least once.
+            The population of the ids; it must have been refreshed at least once.
         ids : (n,) int64
             Ids, a contiguous array. If an id is repeated, its last error counts.
         errors : (n,) float64
@@ -237,7 +237,7 @@ class Prioritized(Owned):
         self._tables = place
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a dict of arrays and numbers for each table of priorities, by the table's kind of id as JSON."""
+        """Return the state of each table of priorities, a dict; its key is the table's kind of id as JSON."""
         return {json.dumps(kind): table.state_dict() for kind, table in self._tables.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

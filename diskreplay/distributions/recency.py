@@ -39,8 +39,8 @@ BLOCKS = 32
 HALF_LIVES = 40
 # A block with this number of pieces is full, even if it has few steps.
 _MOST_PIECES = 256
-# Runs are cut into pieces before they are sorted by time. A piece has at most the number of steps of a block, divided
-# by this number.
+# Runs are cut into pieces before they are sorted by time. This many pieces of the largest size have as many steps as
+# one block.
 _PARTS = 4
 _AT_ONCE = 1 << 20
 # The factor by which a block's weight falls with age is at least e ** -500, which is a normal float64.
@@ -59,7 +59,7 @@ class Recency(Owned):
     Parameters
     ----------
     half_life : float
-        Number of drawable steps, above 0.
+        Number of newer drawable steps that halve the probability, above 0.
 
     Raises
     ------
@@ -363,7 +363,7 @@ class Arrivals:
 
 
 def _merged(pieces: Ints) -> Ints:
-    """Join each piece of one block to the piece that it continues."""
+    """Join pieces of one block: if a piece begins where another one ends, the two become one piece."""
     pieces = pieces[:, np.lexsort((pieces[0], pieces[0] % pieces[1], pieces[0] >> POSITION_BITS))]
     first, stride, count = pieces
     begins = np.ones(len(first), np.bool_)

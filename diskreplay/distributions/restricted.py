@@ -58,7 +58,7 @@ class Restricted(Distribution):
             if len(good) > size - len(ids):
                 # Excess ids are left out at random, because the first ids of a stratified draw are similar.
                 good = rng.permutation(good)
-            # Further ids must not count as drawn, so ids are taken one by one until the batch is full.
+            # Only the ids of the batch may count as drawn, so ids are taken one by one until the batch is full.
             is_left = _earlier(draw.ids[good]) < allowed[good]
             good = np.sort(good[is_left][: size - len(ids)])
             ids = np.append(ids, draw.ids[good])
@@ -74,7 +74,7 @@ class Restricted(Distribution):
     def _draw_left(
         self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
     ) -> tuple[Ints, Floats]:
-        """Draw the ids that are missing after `drawn` in a batch of `size` ids, from a list of all allowed ids."""
+        """Draw, from a list of all allowed ids, the ids that are missing if a batch of `size` ids has only `drawn`."""
         left = self.drawable(population)
         mass = self._distribution.chances(population, left)
         left, mass = left[mass > 0], mass[mass > 0]
@@ -96,7 +96,7 @@ class Restricted(Distribution):
 
 
 def share_of(population: Population) -> str:
-    """Return words for a message that name the population's share, or "" if the share has all ids."""
+    """Return words that name the population's share in a message, or "" if the share has all ids."""
     rank, world_size = population.share
     return "" if world_size == 1 else f" of rank {rank} of {world_size}"
 
@@ -133,9 +133,9 @@ class Index:
 
     "lowest_priority" and "random" may choose the new id itself.
 
-    With "random", all ids are in the index with the same probability: Vitter's algorithm R (1985). After evictions, the
-    algorithm is random pairing (Gemulla et al. 2008): each new id takes the place of a random evicted id, and enters
-    the index only if the evicted id was in the index.
+    With "random", all ids of the population are in the index with the same probability: Vitter's algorithm R (1985).
+    After evictions, the algorithm is random pairing (Gemulla et al. 2008): each new id takes the place of a random
+    evicted id, and enters the index only if the evicted id was in the index.
     """
 
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:
@@ -144,8 +144,8 @@ class Index:
         self._count = 0  # The number of ids that have arrived.
         self._cursor = Cursor()
         self._size = 0  # The number of ids of the population at the last call of `follow`.
-        # For random pairing: the number of evicted ids from the index, and of other evicted ids. An id no longer counts
-        # when a new id has taken its place.
+        # For random pairing: how many evicted ids were in the index, and how many were not. An evicted id no longer
+        # counts when a new id has taken its place.
         self._evicted, self._others_evicted = 0, 0
 
     @property
@@ -217,7 +217,8 @@ class Index:
             self._others_evicted -= paired - in_place
             chosen = np.sort(self._rng.permutation(paired)[:in_place])
             self._column = self._column.with_others(new[chosen], came[chosen])
-        # Unpaired new ids fill the index. When it is full, each further id replaces a random id, or is left out.
+        # New ids that take no evicted id's place fill the index. When it is full, each further id replaces a random id,
+        # or is left out.
         room = paired + max(0, min(len(new) - paired, self.most - len(self.ids)))
         self._column = self._column.with_others(new[paired:room], came[paired:room])
         rest, came = new[room:], came[room:]
@@ -382,8 +383,8 @@ class TimesSampled:
 class AtMost(Restricted):
     """Draw each id of another distribution at most `times.most` times.
 
-    An id counts as soon as it is drawn; `forget` takes a draw back. `times` counts all draws of the sampler, including
-    its draws from other distributions. `kind` is the population's kind of id.
+    A draw is counted at once, before its delivery; `forget` takes back a draw. `times` counts all draws of the sampler,
+    including its draws from other distributions. `kind` is the population's kind of id.
     """
 
     gives_once = True

@@ -13,8 +13,8 @@ from diskreplay.kernels.runs import Visible
 class Snapshot(Protocol):
     """The attributes and methods of `reading.snapshot.Snapshot` that distributions use."""
 
-    # A time, in nanoseconds since 1970. Episodes that began at this time or later have no hidden steps: steps beyond
-    # the limits of the store.
+    # A time, in nanoseconds since 1970. Episodes that began at this time or later have no hidden steps. Hidden steps
+    # are beyond the limits of the store.
     reached: int
     record: Ints  # See `kernels.frozen`.
     log: EpisodeTable  # The ended episodes in discovery order.
@@ -59,7 +59,7 @@ class Snapshot(Protocol):
         """Return the time of each step's publication, in nanoseconds since the epoch."""
 
     def episode_values(self, leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return, for each step, the value of an episode field of its ended episode, and whether there is a value."""
+        """Return, for each step, its ended episode's value of an episode field, and whether the episode has a value."""
 
 
 class EpisodeFilter:

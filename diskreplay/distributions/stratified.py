@@ -84,7 +84,7 @@ class Stratified(Owned):
         )
 
 
-# --- by episode: an episode has one run of ids, or two runs with a moved sample (see `Population.find_moved`) ---------
+# --- by episode: an episode has a run of ids; a moved sample is a second run (see `Population.find_moved`) ------------
 
 
 def _draw_of_episodes(population: Population, size: int, rng: np.random.Generator) -> Ints:
@@ -120,9 +120,9 @@ class _Groups:
     """The ids of ended episodes, in groups by the value of an episode field.
 
     The ids of a group are numbered in the order of arrival of their runs: first the runs in `_old`, then the runs in
-    `_new`. The first `_hidden[group]` of these ids are not drawn, because their runs have hidden ids: ids of steps
-    beyond the store's limits. The visible parts of such runs are in `_left`, and their ids come last. `some` has the
-    numbers of the groups with visible ids, in the order of the groups' values.
+    `_new`. The first `_hidden[group]` of these ids are not drawn, because their runs have hidden ids. Hidden ids belong
+    to steps beyond the store's limits. The visible parts of runs with hidden ids are in `_left`, and the ids of `_left`
+    come last. `some` has the numbers of the groups with visible ids, in the order of the groups' values.
     """
 
     def __init__(self, leaf: str) -> None:

@@ -113,7 +113,7 @@ class TimePass(Pass):
         self._last = last
         self._pieces: IdRuns | None = None  # unread pieces, by the times of their first ids; None before the first read
         self._begins: Ints = np.zeros(0, np.int64)
-        self._ids = self._carried = np.zeros((2, 0), np.int64)  # times and ids
+        self._ids = self._carried = np.zeros((2, 0), np.int64)  # a row of times and a row of ids
 
     @classmethod
     def begun(cls, population: Population, rng: np.random.Generator) -> Self:

@@ -46,10 +46,10 @@ def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
-    """Call `follow` and return its result; if it is DONE and found a change, write the `record` of a new snapshot.
+    """Call `follow` and return its result; if this is DONE and CHANGED is not 0, write the `record` of a new snapshot.
 
-    For `tables` see `advancing.GROWING`. `until` and `newer` are ignored: they make the parameters the same as those
-    of `advance_hiding`.
+    For `tables` see `advancing.GROWING`. `until` and `newer` are ignored; `advance` takes them only because
+    `advance_hiding` has the same parameters.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, status = packed.ints(tables, advancing.HIDDEN), follow(tables, head[frozen.ORIGIN], found)

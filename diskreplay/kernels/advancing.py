@@ -6,7 +6,8 @@ the call.
 
 UNREADY, UNMAPPED = range(5, 7)
 """Results of `advance_hiding`, in addition to the results of `follow`. UNREADY: the caller must first make the arrays
-that `hide_oldest` reads. UNMAPPED: the time of the step with the id NEEDED of `hiding` is not mapped."""
+that `hide_oldest` reads. UNMAPPED: the caller must first map the time of a step, whose id is found[NEEDED] of
+`hiding`."""
 
 # Lines of the record `tables`, which describes one array per line; see `packed`.
 # - GROWING, ROWS: the tables `growing` and `lanes` of `following`.
@@ -16,8 +17,8 @@ that `hide_oldest` reads. UNMAPPED: the time of the step with the id NEEDED of `
 # - HEAD: the head of the next snapshot's record, see `frozen`.
 # - FOUND, HIDDEN: the arrays `found` of `following` and of `hiding`.
 # Only `advance_hiding` reads the arrays from LANES on.
-# - LANES, LANE_BASE, FOLDERS, FIRST_ROWS: the arrays at the numbers of `frozen` with these names.
-# - CLOCKS: for each segment, the number to add to its times to get times since the epoch.
+# - LANES, LANE_BASE, FOLDERS, FIRST_ROWS: arrays whose addresses are also in the record of `frozen`, under these names.
+# - CLOCKS: for each segment, the number to add to its times to get nanoseconds since the epoch.
 # - HEAP, BY_PLACE: the tables of `hiding`.
 # - FOLLOWING: for each line of the log, the line of the next ended episode in the same lane, or -1.
 (

@@ -1,9 +1,10 @@
 """The folder of compiled kernels, and how processes share the work of compiling.
 
-numba saves machine code next to the source file. If that file changes, numba compiles its functions again. But numba
-does not notice a change of another file whose functions are called. So the sources of all kernels are copied to a
-folder whose name is a digest of everything that the machine code depends on. The folder is never next to the package,
-because it would stay there after an uninstall, and Python would import it as an empty namespace package.
+numba saves machine code next to the source file. If that file changes, numba compiles its functions again. But if these
+functions call a function of another file, numba does not notice when the other file changes. So the sources of all
+kernels are copied to a folder whose name is a digest of everything that the machine code depends on. The folder is
+never next to the package, because it would stay there after an uninstall, and Python would import it as an empty
+namespace package.
 
 If processes start together, one of them compiles a kernel, and the others wait for the saved code.
 """
@@ -49,7 +50,7 @@ _POLL = 0.02
 # Modification time of all copied sources, in seconds since the epoch. If the time of a source changes, numba compiles
 # its functions again.
 _ONE_TIME = 1e9
-# Moves a terminal's cursor to the start of its line and clears the line.
+# A text that moves a terminal's cursor to the start of the line and clears the line.
 _LINE = "\r\x1b[K"
 
 compiling = threading.RLock()
@@ -58,7 +59,7 @@ _refusing = set[str]()
 
 
 def _hold_at_forks() -> None:
-    """Make forks wait while a thread compiles: a child does not have this thread, and would wait forever for its lock.
+    """Make forks wait while a thread compiles: a child would inherit the thread's lock, but no thread that releases it.
 
     Before a fork, Python calls the functions given to `register_at_fork` in the reverse order of their registration.
     At a fork, the lock `compiling` must be acquired first. So call this function again after an import that calls
@@ -76,7 +77,7 @@ def is_disabled() -> bool:
 
 @cache
 def compile_kernel(module: str, name: str) -> Callable[..., Any]:
-    """Load a kernel from the disk, or compile it, after the shared kernels that it calls; see `jit.kernel`."""
+    """Load or compile the shared kernels that a kernel calls, see `jit.kernel`; then load or compile the kernel."""
     path = folder()
     package = import_kernels(path)
     jit, function = import_module(f"{package}.jit"), getattr(import_module(f"{package}.{module}"), name)
@@ -259,8 +260,8 @@ _here = threading.local()
 class Several:
     """Iterates over names of kernels, while the caller compiles or loads each kernel; only one thread may use it.
 
-    The iteration shows its progress on the terminal. When the first kernel must be compiled, a helping process starts
-    to compile the kernels in reverse order. Processes that start together share one helping process.
+    The iteration shows its progress on the terminal. As soon as a kernel must be compiled, a helping process starts to
+    compile the kernels in reverse order. Processes that start together share one helping process.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -321,7 +322,7 @@ def _file_lock() -> "type[BaseFileLock]":
     with MissingExtra.raised_for("sampling", "torch"):
         from filelock import FileLock
     # filelock acquires its own lock at a fork. A compiling thread acquires `compiling` before filelock's lock, so a
-    # fork must acquire them in this order, too.
+    # fork must acquire the two locks in this order, too.
     _hold_at_forks()
     return FileLock
 

@@ -1,7 +1,7 @@
 """Kernels that copy successive rows into a batch, one row into each of many lanes, or bytes without using the caches.
 
-`write_lanes` writes rows that are mostly in separate pages of memory. It prefetches the rows of later lanes, because
-this reduces the time to a third.
+`write_lanes` writes rows that are mostly in separate pages of memory. Therefore it prefetches the rows of later lanes,
+which reduces its time to a third.
 
 An ordinary write instruction first reads the cache line that it overwrites. A streamed (non-temporal) write does not.
 With batches of 14 MB, streaming had 1.45 times the bandwidth of memcpy; with batches of 37 MB, it had 1.7 to 2.4 times
@@ -37,7 +37,7 @@ def _copy_spaced(target: int, spacing: int, source: int, row_bytes: int, count: 
 
 @jit.inner
 def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[int, int]:
-    """Return the address of row `done` of run `i`, or 0, and the number of rows from this row to its chunk's end."""
+    """Return the address of row `done` of run `i` (0: unmapped), and the number of rows from it to its chunk's end."""
     slot, lane, row = runs[SLOT, i], runs[LANE, i], runs[ROW, i] + done
     folder = jit.load_int(record[frozen.FOLDERS] + 8 * slot)
     if folder < 0 or folder >= line[cols.FOLDERS]:

@@ -42,7 +42,7 @@ from .packed import number
 # - PLACE: the number of the segment's first lane among the lanes of all segments.
 # - OBSERVED_AT, COMMITTED_AT: the addresses of the first lane's counters. The counters of the other lanes follow.
 # - CHECKED: all rows before this row are in chunks that a check has found complete.
-# - CLOCK: the number to add to the times of the segment's rows to get times since the epoch.
+# - CLOCK: the number to add to the times of the segment's rows to get nanoseconds since the epoch.
 # - FOLDER: the number of the segment's folder in `Chunks`.
 SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK, FOLDER = range(8)
 GROWING_COLUMNS = 8
@@ -62,7 +62,7 @@ LANE_ROWS = 5
 Chunks = tuple[Ints, ...]
 
 # The numbers of `found`.
-# - ENDED: the number of ended episodes, and of filled lines of the table ENDED of `advancing`.
+# - ENDED: the number of ended episodes, which is the number of filled lines of the table ENDED of `advancing`.
 # - CHANGED: 0 if the snapshot stays the same; for its bits see HIDDEN.
 # - LEFT: the line in `growing` of the segment that `follow` read last.
 # - FOLLOWED: 1 when all lanes were read. Then `follow` does nothing until the caller sets FOLLOWED to 0.
@@ -284,7 +284,7 @@ def _follow_lane_plain(
         *over, (start, so_far) = episodes
         base = ((segment[SLOT] + origin) << POSITION_BITS) + lane
         for first, steps, final, end in over:
-            # The last entry of `published` is the time of the episode that was open before these rows.
+            # The last entry of `published` is the start time of the episode that was open before these rows.
             line = base + first * segment[LANES], segment[LANES], steps, steps + final, end
             ended[found[ENDED]] = *line, published[max(first - row, -1)]
             found[ENDED] += 1
@@ -303,7 +303,7 @@ def _follow_lane_plain(
 
 
 def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunks, dtype: Any) -> NDArray[Any] | None:
-    """Return an array's values in rows `row` to `stop` - 1 of a lane, or None; `segment` is a line of `growing`."""
+    """Return an array's values in rows `row` to `stop` - 1 of a segment's lane; None if not all are mapped."""
     (first_chunk, chunks, shift, bases), folder = table, segment[FOLDER]
     parts, bits, size = [], int(shift[folder]), np.dtype(dtype).itemsize
     while row < stop:

@@ -1,9 +1,9 @@
 """The record of a snapshot for kernels: one array of int64, since each argument of a kernel costs about 50 ns.
 
 The head of the record has numbers, and addresses of arrays that the snapshot keeps alive. After the head comes a table
-with a column for each lane that may still grow, and the rows COMMITTED to OPEN_TIME of `following`. Lanes of sealed
-segments never change, so all snapshots read them from one shared table. The constants of this module are indices of the
-head.
+with a column for each lane that may still grow; its rows are COMMITTED to OPEN_TIME of `following`. Lanes of sealed
+segments never change, so all snapshots share one table with the columns of these lanes. The constants of this module
+are indices of the head.
 """
 
 # A slot is the number of a segment minus ORIGIN, the number of the first segment.
@@ -20,7 +20,7 @@ REACHED = 5
 GROWING, GROWING_COUNT = 6, 7
 # - LIVE_LANES: the number of lanes that may grow.
 # - OLDEST: the address of an array with the first visible row of each lane, in the order of places.
-# - ROWS: the address of a table with a column for each lane, in the order of places, and the rows COMMITTED to
+# - ROWS: the address of a table with a column for each lane, in the order of places; its rows are COMMITTED to
 #   OPEN_TIME of `following`.
 LIVE_LANES, ALL_LANES, OLDEST, ROWS = range(8, 12)
 # - FOLDERS: the address of an array with the number of the folder of each slot's segment, see `following.Chunks`.

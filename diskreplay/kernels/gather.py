@@ -69,10 +69,10 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 
 @jit.inner
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Do what `_locate` does; windows must come from `find_windows`, and the leaf is a summand or has one copied row.
+    """Do what `_locate` does, for windows from `find_windows`, and for a summand or a leaf to copy with `LENGTH` 1.
 
-    Such rows are never before the window's row `FLOOR`, and the rows of a summand never go beyond the bound at `STOP`.
-    So fewer values must be checked and held in registers. Each row must lie within one cache line.
+    Rows of these leaves are never before the window's row `FLOOR`, and those of a summand never beyond the bound at
+    `STOP`. So fewer values must be checked and held in registers. Each row must lie within one cache line.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -172,7 +172,7 @@ def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: i
 
 @jit.inner
 def _number(address: int, kind: int, width: int) -> float:
-    """Return the number of `width` bytes at an address as a float64; `kind` is an index in `gathering.KINDS`."""
+    """Return, as a float64, the number that is stored in `width` bytes at an address; `kind` is an index in `KINDS`."""
     if kind == 0 and width == 4:
         return np.float64(jit.load_float32(address))
     if kind == 0 and width == 8:
@@ -185,7 +185,8 @@ def _number(address: int, kind: int, width: int) -> float:
     if kind == 2:
         return np.float64(np.uint64(bits))
     exponent, mantissa = bits >> 10 & 31, bits & 1023
-    # A denormal float16 is a multiple of 2 ** -24. Other float16 keep their exponent and mantissa.
+    # A denormal float16 is a multiple of 2 ** -24. Any other float16 becomes a float64 with the same exponent and
+    # mantissa.
     size = mantissa * 2.0**-24
     if exponent > 0:
         size = number_of((2047 if exponent == 31 else exponent + 1008) << 52 | mantissa << 42)

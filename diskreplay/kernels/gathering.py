@@ -19,12 +19,12 @@ Bytes = NDArray[np.uint8]
 # Rows of a table of windows, one column per id. SLOT (see `frozen`), LANE and ROW identify the first row of the window.
 SLOT, LANE, ROW = 0, 1, 2
 FLOOR = 3  # The oldest row that a frame stack may show: depth - 1 rows back, but not before the episode's start.
-AFTER = 4  # The row K steps after ROW. Before that, `find_windows` writes the address of the flags of row ROW here.
+AFTER = 4  # The row K steps after ROW. Until `find_windows` knows this row, the address of the flags of row ROW.
 OBS_STOP = 5  # AFTER + 1 if row AFTER has an observation, else 0.
 STEP_STOP = 6  # AFTER + 1 if row AFTER is a step of the episode, else 0.
 K = 7  # The number of steps in the window.
 FRAMES_STOP = 8  # The row after the last observation: AFTER + 1 if row AFTER has an observation, else AFTER.
-OWN, OWN_STOP = 9, 10  # Free for callers of `gather`, but `find_windows` writes the end of the lane to OWN_STOP.
+OWN, OWN_STOP = 9, 10  # Rows that callers of `gather` may use; `find_windows` writes the end of the lane to OWN_STOP.
 # The kernels write these three rows. FOLDER is the number of the folder with the window's rows, LINE the number of the
 # lane's line in the chunks of the folder, and BEFORE the number of rows in this line before the lane's first row.
 FOLDER, LINE, BEFORE = 11, 12, 13
@@ -36,7 +36,7 @@ WINDOW_ROWS = 14
 # - WINDOWS: the address of the table of windows.
 # - SOURCES: the address of scratch memory for the addresses of all items' rows.
 FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
-LIMITS = 7  # The address of an array with the largest number of steps for each window, or 0.
+LIMITS = 7  # The address of an array with the largest number of steps for each window, 0 without such an array.
 # - LINES: the number of lines after the head, one per leaf (see `gather`).
 # - COPIED: the number of copied leaves.
 # - SUMMED: the number of the line after the summands, which has the discounts of steps if the store has them.
@@ -57,8 +57,8 @@ FLAGS = 21
 FIRST_CHUNK, CHUNKS, SHIFT, FOLDERS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7
 BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
-# Columns of a summand's line. KIND is its kind of number, an index in KINDS. FACTOR is its weight in the sum, as the
-# bits of a float64; for discounts, it is gamma.
+# Columns of a summand's line. KIND is the kind of the leaf's numbers, an index in KINDS. FACTOR is the weight of the
+# leaf in the sum, as the bits of a float64. In the line of the discounts, FACTOR is gamma.
 KIND, FACTOR = 10, 11
 COLUMNS = 12
 
@@ -113,7 +113,7 @@ def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
 
 @jit.inlined
 def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Ints) -> int:
-    """Write the lane and row of each id to `windows`, up to an id that is hidden or gone or whose flags are unmapped.
+    """Write each id's lane and row to `windows`; stop at an id that is hidden or gone, or whose flags are unmapped.
 
     AFTER gets the address of the row's flags, K the number of flags from there to the end of the chunk, and OWN_STOP
     the end of the lane. `table` has the numbers FIRST_CHUNK, CHUNKS, SHIFT, BASES and BASES_SIZE of the flags' chunk
@@ -173,7 +173,7 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
 
 @jit.inlined
 def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: int) -> int:
-    """Return the oldest row that a frame stack of depth `stack` may show, or -1 if flags of older rows are unmapped.
+    """Return the oldest row that a frame stack of depth `stack` may show, or -1 if needed flags are unmapped.
 
     Stacks also show hidden rows of the episode. `bases` is the address of the array with the addresses of the folder's
     chunks.

@@ -10,7 +10,7 @@ oldest to its newest episode. The lane's open episode comes after its ended epis
 If a writer appends to several lanes at once, these lanes get their next entries in the order of their previous entries.
 The next entries wait in a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
 
-Without numba, `hide_oldest_plain` replaces `hide_oldest`, whose loop takes twice as long if Python runs it.
+Without numba, `hide_oldest_plain` replaces `hide_oldest`, which would take twice as long in plain Python.
 """
 
 import ctypes
@@ -41,8 +41,8 @@ PLACE_ROWS = 4
 
 # The numbers of `found`.
 # - SEEN: the number of lines of the log that `hide_oldest` has read.
-# - UNTIL: all steps published before this time are hidden, too.
-# - LAST: the time of publishing of the newest step hidden since `note_last` was called, or -1.
+# - UNTIL: `hide_oldest` hides all steps published before this time, even if they are more than found[COUNT].
+# - LAST: the time of publishing of the newest step hidden since the last call of `note_last`, -1 if none was hidden.
 # - NEEDED: the id of a step whose time is not mapped.
 # - FRONT: the position of the ring's first entry in the second half of the table `heap`.
 # - WAITING: the number of entries of the ring.

@@ -43,7 +43,7 @@ def zeros(*parts: tuple[int, DTypeLike]) -> Sequence[NDArray[Any]]:
 
 
 def give_back_free(lines: int) -> None:
-    """Give freed memory back to the system if a table of `lines` lines was large.
+    """After work on a table of `lines` lines, give freed memory back to the system if the table is large.
 
     glibc keeps freed memory if memory at higher addresses is still in use. Other C libraries do not have malloc_trim.
     """

@@ -80,12 +80,12 @@ def kernel(result: str, *arguments: str, shared: bool = False) -> Callable[[Call
 
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that numba compiles as a part of each kernel that calls it."""
+    """Let numba compile a function as a part of each kernel that calls the function."""
     return register_jitable(function) if IS_COMPILED else function
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that numba always inlines; use it for functions that only one kernel calls."""
+    """Let numba always inline a function; use this decorator for functions that only one kernel calls."""
     return register_jitable(forceinline=True)(function) if IS_COMPILED else function
 
 
@@ -101,7 +101,7 @@ def compiled(function: Callable[..., Any], kept: bool) -> Callable[..., Any]:
 
 
 def _instruction(plain: Callable[..., Any], result: str, *kinds: str) -> Callable[[Callable[..., Value]], Instruction]:
-    """Return a decorator for a function that writes LLVM code with a builder; the result is an instruction for kernels.
+    """Return a decorator that makes an instruction for kernels from a function, which writes LLVM code with a builder.
 
     `result` and `kinds` name the numba types of the instruction's value and arguments. An instruction without a value
     returns 0. `plain` is the same instruction in plain Python.

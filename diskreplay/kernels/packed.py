@@ -1,6 +1,7 @@
 """A record passes many arrays to a kernel as one argument, since each argument of a call costs up to 0.1 µs.
 
-A record has the address and shape of each array. The kernel assumes the type. The caller keeps the arrays alive.
+A record has the address and shape of each array. The types are not in the record: a kernel assumes them. The caller
+keeps the arrays alive.
 """
 
 import numpy as np

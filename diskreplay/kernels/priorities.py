@@ -29,8 +29,9 @@ _FINITE = np.finfo(np.float64).max
 
 
 LANE_BASE, FOLDERS, FIRST_ROWS, TABLE = range(4)
-"""Lines of the record of `initial_priorities`, see `packed`. The first three are arrays of `frozen`. TABLE is the first
-line of the chunk table of the priorities that writers gave."""
+"""Lines of the record of `initial_priorities`, see `packed`. The first three are arrays whose addresses are also in the
+record of `frozen`, under these names. TABLE is the first line of the chunk table of the priorities that writers
+gave."""
 
 
 @jit.kernel("int", "ints", "int", "ints", "ints2", "out_floats")
@@ -65,7 +66,7 @@ def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None
 
     The mass of an id is its priority ** alpha. The total mass, which must not be 0, is divided into `strata` equal
     parts: id i comes from part i modulo `strata`. `table`, see `priority_pages.PAGES`, gets the ids and their places,
-    for `update`; its scratch memory must have room for all drawn ids. For random numbers and `key` see
+    for `update`. The scratch memory of `table` must have room for all drawn ids. For random numbers and `key` see
     `ids_at.fraction`.
     """
     starts, tree = packed.ints(table, priority_pages.STARTS), packed.floats(table, priority_pages.TREE)
@@ -144,7 +145,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     return ids.size - found  # type: ignore[return-value]
 
 
-AHEAD = 12  # the number of runs, or of pages, that are prefetched before they are used
+AHEAD = 12  # a run or page is prefetched this many runs or pages before it is used
 
 # The tables `old` and `new` of `sync_priorities` have four rows: first ids, strides, counts, and in row PAGE_ROW the
 # number of the page in which the run changed last, or -1.

@@ -20,10 +20,10 @@ id or in a later entry.
 `raw` has a number per place, whose absolute value is the priority |td| + eps. The number is positive if an update or a
 writer gave this priority to the id, and negative if `sync_priorities` gave the priority to a new id.
 
-`bounds` has a number for each block of `BLOCK` successive pages, then a number for each page. The number of a page is
-at least the largest priority given to a row of the page. The number of a block is the largest number of its pages.
-Updates only raise bounds, which takes one comparison per bound. `largest_given` lowers a bound that is too high,
-at most once for each update that raised this bound.
+`bounds` has a bound for each block of `BLOCK` successive pages, then a bound for each page. The bound of a page is at
+least the largest priority that an update or a writer gave to a row of the page. The bound of a block is the largest
+bound of its pages. Updates only raise bounds, which takes one comparison per bound. `largest_given` lowers a bound that
+is too high, at most once for each update that raised this bound.
 """
 
 import numpy as np
@@ -55,10 +55,10 @@ LAST_ROW = PAGE - 1
 # ids in the last draw, 0 if pages have changed since that draw.
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
-# The tables `old` and `new` of `sync_priorities`, (4, `RUNS` + n), have the runs from column RUNS on. Column 0 has four
-# numbers: the number of final runs (ENDED) and of partially hidden runs (LEFT), the number of the first segment
-# (ORIGIN), and the number of segments (SLOT_COUNT). Row LANES_AT of column 1 has the address of an array with the
-# number of lanes of each segment. The caller keeps this array alive.
+# The tables `old` and `new` of `sync_priorities`, (4, `RUNS` + number of runs), have the runs from column RUNS on.
+# Column 0 has four numbers: the number of final runs (ENDED) and of partially hidden runs (LEFT), the number of the
+# first segment (ORIGIN), and the number of segments (SLOT_COUNT). Row LANES_AT of column 1 has the address of an array
+# with the number of lanes of each segment. The caller keeps this array alive.
 ENDED, LEFT, ORIGIN, SLOT_COUNT = range(4)
 LANES_AT = 0
 RUNS = 2

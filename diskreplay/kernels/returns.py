@@ -20,7 +20,7 @@ from . import jit
 def discounted(r: Floats, count: Ints, before: Floats, gamma: float, out: Floats) -> None:
     """Write R_t = r_t + gamma · R_{t-1} for each step of several runs of steps, one run after the other.
 
-    Run i has count[i] steps, and before[i] is the R of the step before its first step.
+    Run i has count[i] steps, and before[i] is R at the step before the run.
     """
     t = 0
     for run in range(count.size):

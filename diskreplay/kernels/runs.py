@@ -55,7 +55,7 @@ COARSE_BITS = 4
 
 RULE, BLOCK, COARSE = range(3)
 """Lines of the record (see `packed`) of a `Population`, the ids that a sampler can draw. RULE has the fields of the
-population's `Starts`, BLOCK its runs, and COARSE a part of BEFORE, see `COARSE_BITS`."""
+population's `Starts`. BLOCK has the population's runs. COARSE has a part of BEFORE, see `COARSE_BITS`."""
 
 
 class Visible(NamedTuple):
@@ -95,7 +95,7 @@ ALL_VISIBLE = Visible(0, 0, *(np.zeros(0, np.int64) for _ in range(3)))
 
 
 def without_hidden(runs: Runs, least: Any) -> Runs:
-    """Return the runs without ids below `least` (a number, or one per run); an empty run stays, with count 0."""
+    """Remove all ids below `least` (a number, or one per run); a run that becomes empty stays, with count 0."""
     return behind(runs, np.clip(-((runs.first - least) // runs.stride), 0, runs.count))
 
 
@@ -108,7 +108,7 @@ def joined(parts: list[Runs]) -> Runs:
 
 
 def behind(runs: Runs, skipped: NDArray[np.int64]) -> Runs:
-    """Return the runs without the first `skipped[i]` ids of run i; a run that becomes empty stays, with count 0."""
+    """Remove the first `skipped[i]` ids of each run i; a run that becomes empty stays, with count 0."""
     return runs._replace(first=runs.first + skipped * runs.stride, count=runs.count - skipped)
 
 
@@ -182,16 +182,16 @@ class Starts(NamedTuple):
     Two other values of `last` replace this rule. With FIRST_ONLY, only the first step starts a sample. With ALL_STEPS,
     every step starts a sample.
 
-    For these rules, an ended episode that did not terminate is shorter, except with ALL_STEPS. With a final
-    observation, the last `followed` steps do not count, since no step comes `followed` steps after them. Without a
-    final observation, the last step does not count, since it has no next observation to bootstrap from.
+    Except with ALL_STEPS, the last steps of an ended episode that did not terminate do not count. With a final
+    observation, these are the last `followed` steps, since no step comes `followed` steps after them. Without a final
+    observation, only the last step does not count, since it has no next observation to bootstrap from.
 
-    With `from_end`, one sample ends at the episode's end, the next one `step` steps earlier, and so on. The earliest
-    sample that would start before step 0 starts at step 0 (MOVED_BACK), or is left out (DROPPED).
+    With `from_end`, one sample ends at the episode's end, the next one `step` steps earlier, and so on. If the earliest
+    sample would start before step 0, it starts at step 0 (MOVED_BACK) or is left out (DROPPED).
 
     In an open episode, a sample needs `open_rows` rows from its start on: rows with an observation if `observed`, else
-    complete steps. For example, `length + 1` rows with an observation: the observation after the sample is known. With
-    `open_rows` 0, open episodes have no samples. Ids below `since` are left out.
+    complete steps. For example, if `open_rows` is `length + 1` and `observed` is True, the observation after each
+    sample is known. With `open_rows` 0, open episodes have no samples. Ids below `since` are left out.
     """
 
     length: int = 1
@@ -279,8 +279,8 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
     `snapshot` is the record of a snapshot, see `frozen`.
 
     `kind` says what `given` has. With LINES, `given` has lines of an `EpisodeTable`. With RUNS, `given` has runs of
-    ids, (4, n), and its hidden ids are also removed from `given`. A run without visible ids gets count 0 there and is
-    not written; if there is such a run, the result is the bitwise complement of the column, which is negative. With
+    ids, (4, n), and its hidden ids are also removed from `given`. A run without visible ids gets count 0 in `given` and
+    is not written. If there is such a run, the result is the bitwise complement of the column, which is negative. With
     RUNS_AND_OPEN, `given` has runs, too, and the runs of the snapshot's open episodes are written last.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
@@ -292,7 +292,8 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
     origin, reached = snapshot[frozen.ORIGIN], snapshot[frozen.REACHED]
     gone = 0
     for i in range(listed + (snapshot[frozen.LIVE_LANES] if kind == RUNS_AND_OPEN else 0)):
-        # The step of the first sample, the number of samples, the step of a moved sample, and the lowest visible id.
+        # skipped: the step where the first sample starts. count: the number of samples. moved: the step where a moved
+        # sample starts, or -1. least: the lowest id that may be written.
         skipped, count, moved, least = 0, 0, -1, since
         item = _at(i)
         if i < left:
@@ -305,7 +306,8 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
                 obs_rows, end, time = given[item, ids.OBS_ROWS], given[item, ids.END], given[item, ids.TIME]
             else:
                 column = i - listed
-                # Skip to the lane's segment: its line has the number of lanes at byte 8, the first column at byte 16.
+                # Skip to the line of the lane's segment, with the number of lanes at byte 8 and the first column at
+                # byte 16.
                 while column >= jit.load_int(growing + 8) + jit.load_int(growing + 16):
                     growing += 8 * frozen.GROWING_COLUMNS
                 apart, lane = jit.load_int(growing + 8), column - jit.load_int(growing + 16)

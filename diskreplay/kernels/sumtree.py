@@ -15,9 +15,10 @@ total. `least`, which may be empty, has the smallest positive mass below each in
 `tree` minus starts[1]. The last entry of `least` is the smallest positive mass of all leaves.
 
 A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares the
-searched mass with the same partial sums that made the node. As long as the searched mass is less than the node's sum,
-the selected child has a positive mass. The sum before this child is subtracted from the searched mass, and the rest is
-limited to less than the child's mass. So the child selected at the next level has a positive mass, too.
+searched mass with the same partial sums that were computed when the node was summed. As long as the searched mass is
+less than the node's sum, the selected child has a positive mass. The sum before this child is subtracted from the
+searched mass, and the rest is limited to less than the child's mass. So the child selected at the next level has a
+positive mass, too.
 """
 
 import math
@@ -76,7 +77,7 @@ def powers(values: Floats, exponent: float, low: float, high: float, numbers: Fl
 
 @jit.kernel("none", "floats", "float", "float", "out_floats2", "out_floats32")
 def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
-    """Write (least / chance) ** exponent for each chance, at most 1.
+    """Write (least / chance) ** exponent for each chance, or 1 if this is more than 1.
 
     If `least` is 0, the smallest of the chances that are not NaN replaces it. `scratch` is scratch memory, (3, n).
     """

@@ -45,10 +45,11 @@ class Ages:
     """
 
     def __init__(self) -> None:
-        self._this_boot: list[tuple[float, int]] = []  # A heap of (seconds of this boot at sealing, segment).
-        self._others: list[tuple[float, int]] = []  # A heap of (wall time at sealing, segment).
-        self._confirmed_by: dict[int, float] = {}  # By segment: a time after the sealing, in seconds of this boot.
-        self._old: set[int] = set()  # Segments that only the wall clock makes too old.
+        self._this_boot: list[tuple[float, int]] = []  # A heap of (sealing time in seconds of this boot, segment).
+        self._others: list[tuple[float, int]] = []  # A heap of (sealing time by the wall clock, segment).
+        # By segment: a time, in seconds of this boot, at which the segment was already sealed.
+        self._confirmed_by: dict[int, float] = {}
+        self._old: set[int] = set()  # Segments that are too old by the wall clock, which no fact confirms yet.
 
     def add(self, number: int, info: SegmentInfo) -> None:
         now, sealed = boot_time(), info.sealed_clock
@@ -130,12 +131,13 @@ class RetentionPolicy:
         self._accounts: dict[int, _Account] = {}  # By segment, lowest number first.
         self._unsealed: set[int] = set()
         self._by_last: list[tuple[int, int]] = []  # A heap: (time of the last step, number) of each sealed segment.
-        self._by_first: list[tuple[int, int]] = []  # Sorted: (time of the first step, number).
+        # Sorted: (time of the first step, number) of each sealed segment that is not in `_below`.
+        self._by_first: list[tuple[int, int]] = []
         self._short = -1, 0  # (segment, steps): `capacity` keeps this segment until `_kept` has reached ``steps``.
         self._below: dict[int, None] = {}  # Segments that are older than the horizon and still exist.
-        self._kept = 0  # The steps of all segments that are not in `_below`, without evicted and lost steps.
-        self._nbytes = 0  # The bytes of all segments that are not in `_below`.
-        self._draft_nbytes = 0  # The bytes of the pack that is being made.
+        self._kept = 0  # The number of steps, without evicted and lost ones, of all segments that are not in `_below`.
+        self._nbytes = 0  # The number of bytes of all segments that are not in `_below`.
+        self._draft_nbytes = 0  # The number of bytes of the pack that is being made.
         self._ages = Ages()
         self._doomed: set[int] = set()  # segments that are too old, or whose steps are all evicted or lost
         self._entries = EvictionEntries(self._root)
@@ -153,7 +155,7 @@ class RetentionPolicy:
         return not self._root.limits.are_set and not self._counters.peek(layout.EVICTION_ENTRIES)
 
     def sync_packs(self) -> None:
-        """Make the names of packs durable, if the last `due` found merged segments that still exist.
+        """Make the names of packs durable, if the last call of `due` found merged segments that still exist.
 
         The process that made a pack may have died before it made the name durable. Any thread may call this method,
         without the store lock, so that other processes need not wait for the disk.
@@ -164,7 +166,7 @@ class RetentionPolicy:
             self._durable.update(found)
 
     def look(self, pace: Callable[[], None]) -> None:
-        """Read all segments, and call ``pace`` after each, so that later calls of `due` read only newer segments.
+        """Read all segments, so that later calls of `due` read only newer ones; call ``pace`` after each segment.
 
         The caller does not hold the store lock. No other thread may use this object yet.
         """
@@ -274,8 +276,8 @@ class RetentionPolicy:
             newer -= self._older_steps(other, last)
             if newer < capacity:
                 break
-        # The count is slow. It cannot reach ``capacity`` before `_kept` has grown by the missing steps, so the steps
-        # are not counted again before then.
+        # Counting is slow. The number of newer steps cannot reach ``capacity`` before `_kept` has grown by the missing
+        # steps, so the steps are not counted again before then.
         self._short = number, self._kept + capacity - newer
         return newer >= capacity
 
@@ -397,7 +399,7 @@ def _discards_earlier_parts(info: SegmentInfo) -> bool:
 
 
 def disk_usage(path: Path) -> tuple[int, int]:
-    """Return (bytes on disk, apparent bytes) of a file, or of all files below a folder."""
+    """Return (bytes on disk, size in bytes) of a file, or the sums of both over all files below a folder."""
     on_disk = apparent = 0
     for folder, _, files in os.walk(path) if is_folder(path) else [(str(path.parent), [], [path.name])]:
         for name in files:

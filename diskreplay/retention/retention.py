@@ -64,8 +64,8 @@ _NEIGHBOURS = 16
 # The maximum number of segments that one call seals or removes. Each segment that waits to be sealed takes a descriptor
 # for its lock, and each rename delays other processes that wait for the store lock.
 _AT_ONCE = 64
-# The maximum number of merged segments that are removed at once. It is smaller than `_AT_ONCE`, because a process that
-# needs room also deletes the folders that other processes are deleting.
+# The maximum number of merged segments that are removed at once. It is smaller than `_AT_ONCE`: a process that needs
+# room also deletes the folders that other processes are deleting, and these should be few.
 _MERGED_AT_ONCE = 8
 # The maximum number of existing segments that no counter includes, because their makers died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
@@ -123,8 +123,8 @@ class Retention:
         with self._locked():
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
-            # A writer that died here may have left its draft at this path. The draft can be deleted, because no other
-            # process makes a segment while this process holds the store lock.
+            # A process that died while it made a segment may have left its draft at this path. The draft can be
+            # deleted, because no other process makes a segment while this process holds the store lock.
             first = number if writer is None else writer
             draft, lock = draft_segment(self._root, building, first, lanes, size, self.clock(), has_priority)
             try:
@@ -137,8 +137,8 @@ class Retention:
         """Return the clock of this boot, as recorded in the newest segments.
 
         With this clock, the times of all segments of a boot can be compared to the nanosecond, even if the wall clock
-        was set meanwhile. In a new boot, the clock starts after the latest written time, even if the wall clock was set
-        back: the newest steps must not look oldest. The first call is made under the store lock.
+        was set meanwhile. In a new boot, the clock starts after the latest time in the store, even if the wall clock
+        was set back: the newest steps must not look oldest. The first call is made under the store lock.
         """
         if self._clock is None:
             words, here = self._counters.read(), this_clock()
@@ -231,8 +231,8 @@ class Retention:
         """Delete the segments and packs whose rows are in later packs; their steps do not count as evicted."""
         left = self._packs.find_merged(self._counters.peek(layout.NEXT_SEGMENT))
         if left:
-            # Make the names of packs durable, and also the counter that bounds a reader's search. The process that made
-            # a pack may have died before it made them durable.
+            # Make the names of packs durable, and also the counter of segments, because readers look for segments only
+            # below it. The process that made a pack may have died before it made name and counter durable.
             with self._root.still_there(), storage_errors(self._root.counters_folder):
                 sync_folder(self._root.segments_folder)
                 self._counters.sync()
@@ -268,8 +268,8 @@ class Retention:
     def resize(self, limits: Limits, find_hidden: Callable[[], int]) -> None:
         """Change the limits of the store, and remove the segments that the new limits make due.
 
-        Hidden steps stay hidden. ``find_hidden`` is called under the store lock, and returns the time before which the
-        old limits hide every step.
+        Hidden steps stay hidden. ``find_hidden`` is called under the store lock, and returns a time: steps that were
+        published before it stay hidden.
         """
         with self._locked():
             keep_hidden(self._counters, find_hidden())
@@ -287,7 +287,7 @@ class Retention:
 
         After an error, all episodes stay visible. Each of ``episodes`` is (id of the first step, number of steps).
         Episodes that were evicted meanwhile are not returned. ``find_hidden`` is called under the store lock, and
-        returns the time before which the capacity hides every step.
+        returns a time: steps that were published before it stay hidden.
         """
         with self._locked():
             entries = EvictionEntries(self._root).new(int(self._counters.read()[layout.EVICTION_ENTRIES]))
@@ -378,11 +378,11 @@ class Retention:
                 return rebuild_copy(info)
         except StorageFull:
             return True  # Sealing would drop the checksums, so the segment stays as it is until there is room.
-        except (FormatError, OSError):  # Small files do not match, or cannot be read.
+        except (FormatError, OSError):  # Small files do not match their checksums, or cannot be read.
             return False
 
     def _copy_aside(self, info: SegmentInfo) -> bool:
-        """Copy a segment that lacks files into quarantine before it is sealed; return False if the disk has no room."""
+        """Before sealing a segment that lacks files, copy it into quarantine; return False if the disk has no room."""
         where = layout.segment_folder(info.number)
         known = claimed_steps(info.path)
         proven = count_steps_in(info, proven_rows(info))
@@ -523,8 +523,8 @@ def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> s
 def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
     """Count the steps of segments that were moved next to the counters; return the folders to be deleted there.
 
-    The process that moved these segments died, or is deleting them now. A caller that needs the room deletes them, too,
-    without waiting for that process. The caller holds the store lock.
+    The process that moved these segments died, or is deleting them now. A caller that needs the room also deletes these
+    folders, without waiting for that process. The caller holds the store lock.
     """
     names = [name for name in os.listdir(root.counters_folder) if name.startswith(PREFIX)]
     if evicted := evicted_by_removals(root):
@@ -548,7 +548,7 @@ def _take_draft(path: str) -> list[str]:
 
 
 def _take_dead_draft(path: str, lock_path: str) -> list[str]:
-    """Rename an unfinished folder as `_take_draft` does, if no process holds the lock inside: its maker is gone.
+    """Rename an unfinished folder as `_take_draft` does, if its maker is gone: no process holds the lock in the folder.
 
     The caller holds the store lock.
     """

@@ -1,1 +1,4 @@
-"""The store: opening, limits, eviction, tables and activity. This package uses reading, writing and integrity."""
+"""The store: opening, limits, eviction, tables and activity.
+
+This package uses the packages `reading`, `writing` and `integrity`.
+"""

@@ -45,8 +45,9 @@ NEWEST = 100
 # The first look always uses plain Python, because loading or compiling the code takes longer.
 _MANY_LANES = 256
 
-# In seconds: the periods for the growth in steps and for the growth in bytes, and the minimum period for bytes. A store
-# grows by whole reserved blocks, so its growth in less than a minute does not predict its growth in an hour.
+# In seconds: the periods over which the growth in steps and the growth in bytes are measured, and the shortest period
+# for the growth in bytes. A store grows by whole reserved blocks, so its growth in less than a minute does not predict
+# its growth in an hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
 # A store that takes at least this part of `capacity_bytes` counts as full. Stores are rarely fuller, because each
@@ -72,10 +73,10 @@ class Disk:
 class RetentionActivity:
     """The limits of a store, and the number of steps that are no longer visible.
 
-    `share` is the used part of `capacity` or `capacity_bytes`: the larger part if both are set, and None without
-    either. `reached_in_s` is the time in seconds until one of these two limits is reached at the present rate.
-    `steps_gone` is the number of inserted steps that are not visible, and `gone_per_second` its growth. `oldest_age_s`
-    is the age of the oldest visible step.
+    `share` is the fraction of `capacity` or `capacity_bytes` that is used: the larger fraction if both are set, and
+    None if neither is set. `reached_in_s` is the time in seconds until one of these two limits is reached at the
+    present rate. `steps_gone` is the number of inserted steps that are not visible, and `gone_per_second` is its growth
+    per second. `oldest_age_s` is the age of the oldest visible step.
     """
 
     capacity: int | None
@@ -282,7 +283,7 @@ def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: fl
 
 
 def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
-    """Return the age in seconds of the oldest visible step in the first segment with a visible step, or None."""
+    """Return the age in seconds of the oldest visible step of the first segment that has one; None if unknown."""
     for slot in np.flatnonzero(snapshot.lanes).tolist():
         lanes, base = int(snapshot.lanes[slot]), int(snapshot.lane_base[slot])
         oldest, committed = snapshot.oldest[base : base + lanes], snapshot.committed[base : base + lanes]
@@ -333,7 +334,8 @@ class DiskUse:
 
 # --- newest episodes -------------------------------------------------------------------------------------------------
 
-# The maximum number of episodes whose times are read to find the newest: to read the times of millions would take long.
+# The maximum number of episodes whose times are read to find the newest episodes: to read millions of times would take
+# long.
 _CANDIDATES = 8192
 
 
@@ -397,7 +399,7 @@ def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
     """Return a part of ``ended`` that probably has its newest ``most`` episodes, without reading times.
 
     The part has the episodes of the newest segments. If these are more than `_CANDIDATES` episodes, the part has only
-    the episodes in the last rows.
+    this number of episodes, those in the last rows.
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())

@@ -50,13 +50,14 @@ def create(
         The approximate size of a chunk file, in bytes. A process can map about 30,000 chunks; a large store needs fewer
         mappings with larger chunks.
     segment_steps : int or "episode", optional
-        The rows, summed over all lanes, after which a writer begins a new segment. "episode": one segment per episode.
-        None: the rows of 4 GiB, but at most a sixteenth of `capacity` and of `capacity_bytes`. If a sixteenth of
-        `capacity` takes less than 1 MiB, the rows of 1 MiB are allowed instead, up to a quarter of `capacity`.
+        The number of rows, summed over all lanes, after which a writer begins a new segment. "episode": one segment per
+        episode. None: as many rows as take 4 GiB, but at most a sixteenth of `capacity` and of `capacity_bytes`. If a
+        sixteenth of `capacity` takes less than 1 MiB, as many rows as take 1 MiB are allowed instead, up to a quarter
+        of `capacity`.
     compression : "zstd" or ("zstd", level), optional
-        The compression of fields of at least 256 bytes per step when segments are merged. The level is from 1 to 22;
-        the default is 1. Samplers decompress the rows that they draw. Needs ``diskreplay[zstd]``, here and
-        wherever the store is read.
+        How fields of at least 256 bytes per step are compressed when segments are merged. The level is from 1 to 22;
+        the default is 1. Samplers decompress the rows that they draw. Needs ``diskreplay[zstd]``, here and wherever the
+        store is read.
     compaction : "auto" or "manual"
         With "auto", processes that write merge small sealed segments in the background, in a child process that rests
         most of the time; see `Store.compact`. With "manual", only `Store.compact` merges.

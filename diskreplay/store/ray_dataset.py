@@ -26,7 +26,8 @@ from diskreplay.store.tables import column_name, hidden_column, joined
 
 Where = Callable[[Episode], bool]
 
-# The bytes of a block of Ray. With this size, several blocks are in memory at once, and Ray's cost per block is small.
+# The number of bytes of a block of Ray Data. With this size, several blocks are in memory at once, and Ray's cost per
+# block is small.
 BLOCK_BYTES = 32 << 20
 NEXT_OBS = "next_obs"
 _EVERY = "..."

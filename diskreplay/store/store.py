@@ -75,9 +75,9 @@ class Store:
     """A replay store on disk. Made by `create` and `open`.
 
     Concurrency: any number of processes and threads may have one store open, and write to it through their own writers.
-    A store object shows a snapshot. `refresh` takes a new snapshot, and so do the methods that say so; any thread may
-    call them. A forked child may use the store, but not the writers that its parent made. A Store pickles as its path
-    and mode.
+    A store object shows a snapshot. `refresh` takes a new snapshot, and so does each method whose description says so;
+    any thread may call these methods. A forked child may use the store, but not the writers that its parent made. A
+    Store pickles as its path and mode.
 
     Examples
     --------
@@ -235,7 +235,7 @@ class Store:
     def info(self, progress: Callable[[int, int], None] | None = None, *, total_reward: bool = True) -> dict[str, Any]:
         """Refresh, and describe the store as ``diskreplay inspect --json`` prints it.
 
-        Every step that was ever inserted is in one class. `steps_inserted` is the sum of `steps` (visible),
+        Every step that was ever inserted is counted once: `steps_inserted` is the sum of `steps` (visible),
         `steps_hidden`, `steps_evicted`, `steps_discarded`, `steps_lost` and the `steps` of `quarantine`. Each entry of
         `segments` has these numbers for its segment, under the same keys. Episodes whose segment was evicted during the
         call are not counted.
@@ -243,7 +243,8 @@ class Store:
         Parameters
         ----------
         progress : callable, optional
-            ``progress(done, total)`` is called with the bytes of the rewards read so far, and of all rewards.
+            ``progress(done, total)`` is called with numbers of bytes: of the rewards that were read so far, and of all
+            rewards.
         total_reward : bool
             Whether to sum the rewards of every episode. If False, `total_reward` is None.
         """
@@ -264,7 +265,7 @@ class Store:
         restore: int | None = None,
         max_lost_steps: int | None = None,
     ) -> "list[Action]":
-        """Repair the store on disk, and return the actions.
+        """Repair the store on disk, and return the actions that were taken.
 
         This object shows the result of the repair after the next `refresh`.
 
@@ -273,7 +274,7 @@ class Store:
         dry_run : bool
             Change nothing, and return the actions that would be taken.
         foreign : bool
-            Also seal segments that another machine wrote. Their writer must be dead, which cannot be checked from here.
+            Also seal segments that another machine wrote. Their writer must be dead, which this machine cannot check.
         salvage : bool
             Also keep steps that no mark proves, as far as their flags are valid. These steps may have wrong bytes.
         restore : int, optional
@@ -374,10 +375,10 @@ class Store:
     ) -> dict[str, int]:
         """Merge sealed segments into packs, and return the result; other processes may use the store meanwhile.
 
-        A pack is a segment with the rows of many segments. A store of many short segments then opens faster, needs
-        fewer files, and is sampled as fast as a store of few segments. Users see no change: ids, episodes, priorities
-        and saved states stay, and samplers continue. Episodes that were evicted by hand are deleted from the disk,
-        except for their flags and times.
+        A pack is a segment with the rows of many segments. After the merging, a store of many short segments opens
+        faster, needs fewer files, and is sampled as fast as a store of few segments. Users see no change: ids,
+        episodes, priorities and saved states stay, and samplers continue. Episodes that were evicted by hand are
+        deleted from the disk, except for their flags and times.
 
         Segments are left as they are if they are being written, fill half of a pack or are damaged. A pack holds at
         most a sixteenth of the capacity, as it is evicted as a whole. Merged segments are deleted when their pack is
@@ -393,7 +394,7 @@ class Store:
         dry_run : bool
             Change nothing, and return the segments that would be merged, with ``bytes_after`` 0.
         only_compress : bool
-            Copy only segments and packs with fields that are still to be compressed.
+            Only compress: segments and packs without a field that is still to be compressed stay as they are.
 
         Returns
         -------
@@ -430,8 +431,8 @@ class Store:
     def evict(self, where: Callable[[Episode], bool]) -> int:
         """Evict the episodes for which a predicate is true, and return the number of their steps.
 
-        The predicate is called for every episode with a visible step in a sealed segment: a segment that is complete.
-        An episode is evicted as a whole, and the result counts all its steps, hidden ones included.
+        The predicate is called for every episode with a visible step in a sealed, that is, complete segment. An episode
+        is evicted as a whole, and the result counts all its steps, hidden ones included.
 
         The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or the
         calling process dies, either all of these episodes are evicted or none. Bytes are deleted when all steps of a
@@ -549,7 +550,7 @@ class Store:
 
     @shown_paths()
     def read_note(self, name: str) -> Any:
-        """Return the value that `write_note` last saved under a name, or None.
+        """Return the value that `write_note` last saved under a name; None if there is no note of this name.
 
         Raises
         ------
@@ -578,7 +579,8 @@ class Store:
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
         """Return the properties of all episodes as columns, oldest episode first: id, segment, lane, length, ...
 
-        ``progress(done, total)`` is called with the bytes of the rewards read so far, and of all rewards.
+        ``progress(done, total)`` is called with numbers of bytes: of the rewards that were read so far, and of all
+        rewards.
         """
         return episode_table(self.snapshot, progress)
 
@@ -715,7 +717,8 @@ class Store:
             disk. With every value, appended steps are visible to all processes at once, and survive the death
             of any process.
 
-            - a number of seconds: the steps of that period, as a background thread makes older steps durable;
+            - a number of seconds: the steps of the last period of this length, as a background thread makes older steps
+              durable;
             - ``"episode"``: steps of open episodes, as the append that ends an episode waits for the disk;
             - ``"none"``: all steps outside sealed segments.
         limiter : RateLimiter, optional
