@@ -94,9 +94,9 @@ def demo(
 def signals_noted() -> Iterator[Callable[[], None]]:
     """Delay the effect of signals that would end the process, and yield a function that checks for a signal.
 
-    After a signal, the next call of this function or the end of the block raises SystemExit. At the first signal, the
-    signal handler itself raises nothing, because an exception during compilation would crash the process, and Python
-    ignores an exception in a finalizer. At a second signal, the handler raises SystemExit.
+    After a signal, the next call of the yielded function, or the end of the `with` block, raises SystemExit. At the
+    first signal, the signal handler itself raises nothing, because an exception during compilation would crash the
+    process, and Python ignores an exception in a finalizer. At a second signal, the handler raises SystemExit.
     """
     received: list[int] = []
 

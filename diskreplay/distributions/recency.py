@@ -179,7 +179,7 @@ class Arrivals:
     def is_of_another(self, population: Population) -> bool:
         """Return whether the ids belong to another population.
 
-        Until the first call of `follow`, ids from a saved state belong to any population.
+        After a state was loaded, the result is False for every population until the first call of `follow`.
         """
         return not (self._cursor.is_new or self._cursor.is_of(population))
 

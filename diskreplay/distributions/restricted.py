@@ -417,10 +417,10 @@ class AtMost(Restricted):
         return self._times.most - self._counts.of(ids)
 
     def why_not(self, population: Population, times: int, size: int) -> str:
-        found = f"can be drawn only {times} times more" if times else "cannot be drawn any more"
+        found = f"can be drawn only {times} times more in all" if times else "cannot be drawn any more"
         return (
-            f"the {population.size} sampleable steps{share_of(population)} {found}, {size} draws are needed: each is "
-            f"drawn at most {self._times.most} times (max_times_sampled), append more"
+            f"the {population.size} sampleable steps{share_of(population)} {found}, and {size} draws are needed: each "
+            f"step is drawn at most {self._times.most} times (max_times_sampled). Append more"
         )
 
     def drawable(self, population: Population) -> Ints:

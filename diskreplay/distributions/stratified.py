@@ -136,7 +136,8 @@ class _Groups:
 
     def _clear(self) -> None:
         self._old, self._new, self._left = (_Runs.none() for _ in range(3))
-        # The group of each run in the order of arrival, up to `_end`. The runs before `_first` have hidden ids.
+        # `_group[i]` is the group of run i, in the order in which runs were added; entries from `_end` on are unused.
+        # The runs before `_first` have hidden ids.
         self._group: Ints = np.zeros(64, np.int64)
         self._first = self._end = 0
         self._partly = Column()  # the groups of partially hidden runs, by the last id of each run
@@ -237,7 +238,7 @@ class _Groups:
 
 
 class _Runs:
-    """Runs of ids, (3, n), sorted by group; `many` is the number of groups.
+    """Runs of ids (see `IdRuns`), sorted by group, as an array (3, n); `many` is the number of groups.
 
     `group` has the group of each run, -1 for a run that is left out. `count` is the number of ids of each group.
     """

@@ -342,7 +342,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
     no_place = "a replay of Dreamer has no place for it"
     return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
         PRIORITY: no_place,
-        ENDS: "cut episodes become truncated, and an episode with both flags is terminated",
+        ENDS: "cut episodes become truncated, and an episode that is terminated and truncated becomes terminated",
         NO_FINAL_OBS: "without a final observation, the last one is repeated",
         NOTES: no_place,
         SCHEMA: no_place,

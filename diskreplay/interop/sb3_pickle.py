@@ -90,7 +90,7 @@ _CLASSES = {
     *("numpy.random._pickle.__randomstate_ctor", "gym.utils.seeding.RandomNumberGenerator"),
     *("numpy.random.bit_generator.SeedSequence", "numpy.random.bit_generator.__pyx_unpickle_SeedSequence"),
 }
-# The settings of an imported buffer that an export restores.
+# The settings of a buffer of Stable-Baselines3 that an import records, and that an export writes back.
 _SETTINGS = ("handle_timeout_termination", "n_steps", "gamma", "n_sampled_goal")
 _FLOAT32_HOLDS = ("float16", "float32", "int8", "int16", "uint8", "uint16")
 

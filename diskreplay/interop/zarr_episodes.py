@@ -306,7 +306,8 @@ class _DataSet:
         ends = np.asarray(counts[...])
         if ends.ndim != 1 or ends.dtype.kind not in "iu" or (np.diff(ends, prepend=0) < 0).any():
             raise FormatError(
-                f"{self._file}: meta/episode_ends are not the numbers of steps up to the end of each episode"
+                f"{self._file}: meta/episode_ends must have one axis of integers that never decrease, the number of "
+                "steps up to the end of each episode"
             )
         return [int(stop) for stop in ends]
 

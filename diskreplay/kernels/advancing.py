@@ -19,7 +19,7 @@ that `hide_oldest` reads. UNMAPPED: the caller must first map the time of a step
 # Only `advance_hiding` reads the arrays from LANES on.
 # - LANES, LANE_BASE, FOLDERS, FIRST_ROWS: arrays whose addresses are also in the record of `frozen`, under these names.
 # - CLOCKS: for each segment, the number to add to its times to get nanoseconds since the epoch.
-# - HEAP, BY_PLACE: the tables of `hiding`.
+# - HEAP, BY_PLACE: the tables that the module `hiding` calls `heap` and `by_place`.
 # - FOLLOWING: for each line of the log, the line of the next ended episode in the same lane, or -1.
 (
     GROWING, FIRST_CHUNK, CHUNKS, SHIFT, BASES, FIRST_TIMES, TIME_CHUNKS, TIME_SHIFT, TIMES, ROWS, ENDED, HEAD,

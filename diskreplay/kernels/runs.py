@@ -240,9 +240,9 @@ _at = np.uint64
 def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tuple[int, int, int]:
     """Return an episode's number of samples, the step where its first sample starts, and the start of a moved sample.
 
-    A sample is moved if MOVED_BACK, see `Starts`, changes its start. The number of samples does not include a moved
-    sample. If no sample is moved, the third result is -1. `rule` has the fields of `Starts`, and `end` the bits of the
-    episode's end, see `ids.OPEN`.
+    A sample is moved if its start changes because `last` is MOVED_BACK, see `Starts`. The number of samples does not
+    include a moved sample. If no sample is moved, the third result is -1. `rule` has the fields of `Starts`, and `end`
+    the bits of the episode's end, see `ids.OPEN`.
     """
     length, step, last, open_rows, observed, _, followed, from_end = rule
     skipped, count, moved, total = 0, 0, -1, steps

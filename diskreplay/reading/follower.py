@@ -237,8 +237,8 @@ class _Generation:
         known = np.flatnonzero(slots.lanes)
         below = known[slots.last[known] < horizon]
         if not (self._limits.max_age_s is not None or words[layout.EVICTION_ENTRIES] or everywhere):
-            # Check only segments that are neither sealed nor in `live`. The horizon shows which sealed segments are
-            # gone, and `_add_newly_sealed` checks the segments in `live`.
+            # Check only segments that are neither sealed nor in `live`. A sealed one is gone if its last step is older
+            # than the horizon (see `below`), and `_add_newly_sealed` checks the segments in `live`.
             known = known[~slots.sealed[known] & ~np.isin(known, list(self.rows.live.segments))]
         numbers = np.unique(slots.folder[known]).tolist()
         gone = set(numbers) - set(present_segments(self._root, numbers))

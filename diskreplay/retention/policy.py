@@ -276,8 +276,8 @@ class RetentionPolicy:
             newer -= self._older_steps(other, last)
             if newer < capacity:
                 break
-        # Counting is slow. The number of newer steps cannot reach ``capacity`` before `_kept` has grown by the missing
-        # steps, so the steps are not counted again before then.
+        # Counting is slow. There cannot be ``capacity`` newer steps before `_kept` has grown by ``capacity - newer``,
+        # so the steps are not counted again before then.
         self._short = number, self._kept + capacity - newer
         return newer >= capacity
 

@@ -152,9 +152,9 @@ class Column:
 
         ``now`` has the number of reserved rows of each lane, and ``rows`` the number of rows in use. Only lanes whose
         reserved rows end in the same chunk, before row ``upto``, are returned. A lane soon needs more if its number of
-        unused reserved rows is at most ``behind``, or at most an eighth of the number of rows that ``lane`` gets. If at
-        least 1 / `_CROWD` of many lanes soon need more, all lanes in the chunk are returned: their rows are one range,
-        which one system call reserves.
+        unused reserved rows is at most ``behind``, or at most an eighth of the number of rows that ``lane`` gets. If
+        the segment has many lanes, and at least 1 / `_CROWD` of them soon need more, all lanes in the chunk are
+        returned: their rows are one range, which one system call reserves.
         """
         if len(rows) == 1:
             return _LONE_LANE
@@ -291,7 +291,7 @@ class Column:
             self.write_at(chunk, int(at[start]), data[start * size : stop * size])
 
     def write_at(self, chunk: int, at: int, data: Any) -> None:
-        """Write the bytes of adjacent items with pwrite; ``at`` is the number of the first item in the chunk.
+        """Write the bytes of adjacent items with pwrite; ``at`` is the index of the first of them within the chunk.
 
         Raises StorageFull if the file system keeps no reservations and has no room; none of these rows becomes visible.
         """

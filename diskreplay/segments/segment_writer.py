@@ -68,8 +68,9 @@ class SegmentWriter:
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
         self._reserved = np.zeros(lanes, np.int64)  # by lane: each field has disk blocks for this many rows
         self._least_reserved = 0
-        # The next attributes serve writes to many lanes at once. No lane has more than `most_rows` rows. Until a lane
-        # has `_window_stop` rows, each field in `_window` has the next two rows of all lanes in one mapped chunk.
+        # The next attributes serve writes to many lanes at once. No lane has more than `most_rows` rows.
+        # `_window` has, for each field, a mapped chunk with the next two rows of every lane. It is valid until a lane
+        # has `_window_stop` rows.
         self.every_lane = np.arange(lanes)
         self.most_rows = 0
         self._window_stop = 0

@@ -349,7 +349,7 @@ class Store:
         StoreExists
             Something is at the path, or an unfinished backup of another store is next to it.
         StorageFull
-            The disk is full; the same call continues when there is room.
+            The disk is full. When it has room again, repeat the call: it continues where it stopped.
         StoreLocked
             Another process makes a backup at this path, or held the store lock for a minute.
         ReadOnlyError

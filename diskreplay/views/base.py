@@ -286,7 +286,7 @@ class View(Protocol):
         return None
 
     def crossing(self) -> "Crossing | None":
-        """Return an object that finds where items across several episodes start; None: there are no such items."""
+        """Return an object that finds the first steps of items that span several episodes; None: no item does."""
         return None
 
     @abstractmethod
@@ -309,8 +309,8 @@ def select(
     """Return the leaves that `fields` names: "obs" means all leaves below "obs", and "obs/image" means only that leaf.
 
     `fields` None means all of `leaves`. The name "..." in `fields` also means all of `leaves`, so that leaves of
-    `on_request` can be named in addition. The leaves that `always` names are added, and `EPISODE_KNOWN` if `fields`
-    names an episode field. Raises ValueError for an unknown name.
+    `on_request` can be named in addition. The leaves listed in `always` are added. `EPISODE_KNOWN` is added if
+    `fields` lists an episode field. Raises ValueError for an unknown name.
     """
     if fields is None:
         return leaves

@@ -184,7 +184,10 @@ class TransitionsReader(ReturnsReader):
         self.plan()
 
     def plan(self, more: Sequence[Copy] = ()) -> None:
-        """Make the gather plan that `fill` uses; in a block, the arrays of `more` come after the arrays of `leaves`."""
+        """Make the gather plan that `fill` uses, with the copies in `more`.
+
+        In the `Block` that `fill` gets, the arrays for the copies in `more` come after the arrays for `leaves`.
+        """
         view, copies = self.view, [*self.copies, *more]
         stack = max((1 - copy.offset for copy in copies), default=1)
         n = TO_THE_END if view.most_steps is None else view.most_steps

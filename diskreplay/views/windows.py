@@ -45,9 +45,10 @@ class Bounds(NamedTuple):
 class Copy(NamedTuple):
     """The rows of a leaf to copy for each window: `length` successive rows of the window's lane.
 
-    `begin` and `stop` are indices of `Windows.table`, such as `gathering.ROW`: each selects one row of the lane for
-    each window. The first copied row is `offset` rows after the row at `begin`. The row at `stop`, and all rows after
-    it, are copied as zeros. `target` is the position in `Block.arrays` of the array that receives the rows.
+    `begin` and `stop` are numbers of lines of `Windows.table`, such as `gathering.ROW`. A line has, for each window,
+    the number of a row in the window's lane. The first copied row is `offset` rows after the row at `begin`. The row at
+    `stop`, and all rows after it, are copied as zeros. `target` is the position in `Block.arrays` of the array that
+    receives the rows.
     """
 
     leaf: str

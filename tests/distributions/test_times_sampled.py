@@ -160,13 +160,13 @@ def test_a_draw_that_is_lost_and_cannot_be_drawn_again_does_not_count(grown: Any
 def test_what_is_left_is_told_when_it_is_too_little(grown: Any) -> None:
     sampler = grown([[10]]).sampler(max_times_sampled=2)
     sampler.sample(17)
-    for size, found in ((4, "can be drawn only 3 times more"), (3, None), (1, "cannot be drawn any more")):
+    for size, found in ((4, "can be drawn only 3 times more in all"), (3, None), (1, "cannot be drawn any more")):
         if found is None:
             sampler.sample(size)
             continue
         message = (
-            f"the 10 sampleable steps {found}, {size} draws are needed: each is drawn at most 2 times "
-            "(max_times_sampled), append more"
+            f"the 10 sampleable steps {found}, and {size} draws are needed: each step is drawn at most 2 times "
+            "(max_times_sampled). Append more"
         )
         with pytest.raises(dr.NotEnoughData, match=f"^{re.escape(message)}$"):
             sampler.sample(size)

@@ -52,7 +52,7 @@ def _wrong_runs(segment: Segment, tables: Tables) -> str | None:
         return f"has a lane with the number {int(numbers.max())}"
     is_behind = (tables.runs[:, :2] > segment.longest).any()
     if is_behind or (tables.stops[:-1] > first_rows[1:]).any() or tables.stops[-1] != segment.longest:
-        return f"has lanes that overlap, or that do not end with the {segment.longest} rows of this pack"
+        return f"has lanes that overlap, or whose last lane does not end at row {segment.longest}, the end of this pack"
     stops = np.cumsum(values)
     if (values > rows).any() or (first_values != stops - values).any() or stops[-1] != sum(segment.attributes.values):
         return "has wrong positions of the values of episodes"
