@@ -418,8 +418,6 @@ def _maker(
     buffer_class: str | None,
 ) -> _Maker:
     settings: Mapping[str, Json] = noted["metadata"] if noted.get("format") == NAME else {}
-    if not episodes:
-        raise SchemaError("there is no ended episode to export, and a replay buffer has at least one step")
     lanes = n_envs or int(settings.get("n_envs", 1))
     filler = LaneFiller(lanes)
     for episode in episodes:

@@ -175,7 +175,7 @@ def export_dataset(
     def make_format(schema: Schema, episodes: Sequence[ChosenEpisode], _: object) -> Format:
         steps = sum(map(len, episodes))
         rows = steps if capacity is None else capacity
-        if rows < max(1, steps):
+        if rows < steps:
             raise SchemaError(f"a storage of {rows} rows does not hold {steps} steps; give a capacity of more rows")
         return Format(_not_held(schema), partial(_write, rows, batch_size))
 

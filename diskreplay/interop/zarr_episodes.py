@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple, Unpack, get_args
 import numpy as np
 import zarr
 from numpy.typing import NDArray
+from zarr.abc.store import RangeByteRequest
 from zarr.codecs import BloscCodec
 from zarr.storage import LocalStore, WrapperStore, ZipStore
 
@@ -195,24 +196,29 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
 
 
 class _BoundedStore(WrapperStore[Any]):
-    """A store of zarr that refuses chunks which would unpack to more than their declared size.
+    """A store of zarr that refuses files which are too large, and chunks which would unpack to more than they claim.
 
     `layouts` has the layouts of checked arrays by name.
     """
 
     def __init__(self, file: Path, store: Any) -> None:
         super().__init__(store)
-        self._file, self.layouts = file, dict[str, ArrayLayout]()
+        self._file, self._checked, self.layouts = file, set[str](), dict[str, ArrayLayout]()
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        found = await super().get(key, prototype, byte_range)
         layout = self.layouts.get("/".join(key.split("/")[:2]))
-        is_chunk = layout is not None and byte_range is None and not key.endswith(_DOCUMENTS)
-        if found is not None and layout is not None and is_chunk and not layout.may_unpack(_bytes_of(found)):
+        # zarr reads the index of a shard before its chunks, so the whole shard is checked at the first read.
+        if layout is None or key.endswith(_DOCUMENTS) or (byte_range is not None and key in self._checked):
+            return await super().get(key, prototype, byte_range)
+        found = await super().get(key, prototype, RangeByteRequest(0, layout.file_nbytes + 1))
+        if found is None:
+            return None
+        if not layout.may_unpack(_bytes_of(found)):
             raise FormatError(
                 f"{self._file}: the chunk {key} is incomplete, or unpacks to more than {layout.chunk_nbytes} bytes"
             )
-        return found
+        self._checked.add(key)
+        return found if byte_range is None else await super().get(key, prototype, byte_range)
 
 
 def _bytes_of(buffer: Any) -> memoryview:
@@ -281,10 +287,10 @@ class _DataSet:
     def __init__(self, file: Path, root: _Group, choice: Choice, ended: Ended) -> None:
         self._file, self._root, self._ended = file, root, ended
         stops = self._read_stops()
-        self._rows = stops[-1] if stops else 0
-        every = list(enumerate(zip([0, *stops[:-1]], stops, strict=True) if stops else []))
-        self.bounds = [bounds for _, bounds in every if bounds[0] < bounds[1]]
-        self._numbers = [number for number, (start, stop) in every if start < stop]
+        self._rows = int(stops[-1]) if len(stops) else 0
+        starts = np.concatenate([np.zeros(min(1, len(stops)), stops.dtype), stops[:-1]])
+        self._numbers = np.flatnonzero(starts < stops).tolist()
+        self.bounds = list(zip(*(ends[self._numbers].tolist() for ends in (starts, stops)), strict=True))
         self._layout = _layout(file, root.attributes.get(_ATTRIBUTE))
         arrays = self._found()
         found = {path: name for path, name in arrays.items() if not choice.skips(name)}
@@ -299,17 +305,17 @@ class _DataSet:
         names = self._meta_names()
         self._meta = {name: self._column(f"meta/{name}", f"meta/{name}", len(stops)) for name in names}
 
-    def _read_stops(self) -> list[int]:
+    def _read_stops(self) -> NDArray[np.integer[Any]]:
         """Return, for each episode, the number of the row after the episode's last row."""
         counts = self._root.array("meta/episode_ends")
         check_claim(counts.size * counts.dtype.itemsize, self._root.stored, f"{self._file}: meta/episode_ends")
         ends = np.asarray(counts[...])
-        if ends.ndim != 1 or ends.dtype.kind not in "iu" or (np.diff(ends, prepend=0) < 0).any():
+        if ends.ndim != 1 or ends.dtype.kind not in "iu" or (ends[1:] < ends[:-1]).any() or (ends[:1] < 0).any():
             raise FormatError(
                 f"{self._file}: meta/episode_ends must have one axis of integers that never decrease, the number of "
                 "steps up to the end of each episode"
             )
-        return [int(stop) for stop in ends]
+        return ends
 
     def _column(self, name: str, what: str, rows: int) -> "_Column":
         column = _Column(self._root.array(name))

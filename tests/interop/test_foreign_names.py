@@ -52,7 +52,7 @@ MODULES = {
     "torch": {"torch", "torch.utils.data"},
     "torchrl": {"torchrl.data"},
     "wandb": {"wandb"},
-    "zarr": {"zarr", "zarr.codecs", "zarr.storage"},
+    "zarr": {"zarr", "zarr.abc.store", "zarr.codecs", "zarr.storage"},
 }
 # adapter -> what must be installed for it
 ADAPTERS = {

@@ -158,7 +158,11 @@ def test_splits_are_told_apart_and_a_mixed_one_is_refused(tmp_path: Path) -> Non
     with pytest.raises(dr.SchemaError, match="in train, the last row of episode 1 has an action.* of episode 0 has no"):
         import_dataset(mixed, tmp_path / "store")
     assert not (tmp_path / "store").exists()
-    done = import_dataset(mixed, tmp_path / "finals", last="final")
+    with pytest.raises(
+        dr.FormatError, match="set: episode 2 has no steps: its only row is a final observation; on_err"
+    ):
+        import_dataset(mixed, tmp_path / "finals", last="final")
+    done = import_dataset(mixed, tmp_path / "finals", last="final", on_error="skip")
     assert (done.episodes, done.skipped) == (2, [("episode 2", "its only row is a final observation")])
     assert import_dataset(mixed, tmp_path / "steps", last="step").episodes == 3
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numcodecs
 import numpy as np
 import pytest
 import zarr
-from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
 
 import diskreplay as dr
 from diskreplay.interop import zarr_episodes
@@ -133,9 +134,11 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.FormatError, match="set has no array meta/episode_ends"):
         import_dataset(tmp_path / "set", target)
     data = push_t()
-    for ends in ([5, 3], [[10]], [0.5]):
+    for ends in ([5, 3], np.array([5, 3], "u8"), [-1, 3], [[10]], [0.5]):
         write(tmp_path / "set", ends, **data)
-        with pytest.raises(dr.FormatError, match="meta/episode_ends are not the numbers of steps"):
+        with pytest.raises(
+            dr.FormatError, match="meta/episode_ends must have one axis of integers that never decrease"
+        ):
             import_dataset(tmp_path / "set", target)
     write(tmp_path / "set", [11], **data)
     with pytest.raises(dr.FormatError, match="obs/img has 10 rows, and 11 are needed$"):
@@ -146,6 +149,16 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dr.SchemaError, match="ended must be terminated, truncated or cut, not 'done'$"):
         import_dataset(tmp_path / "set", target, ended="done")  # type: ignore[arg-type]
     assert not target.exists()
+
+
+def test_a_name_with_a_nul_byte_is_refused(tmp_path: Path) -> None:
+    make_store(tmp_path / "some", "vectors")
+    export_dataset(tmp_path / "some", tmp_path / "set")
+    attributes = zarr.open_group(tmp_path / "set", mode="a").attrs
+    said: Any = attributes["diskreplay"]
+    attributes["diskreplay"] = said | {"names": dict.fromkeys(said["names"], "a\0b")}
+    with pytest.raises(dr.FormatError, match=r"set: 'data/a\\x00b' cannot be the name of an array$"):
+        import_dataset(tmp_path / "set", tmp_path / "store")
 
 
 def test_a_damaged_chunk_and_a_damaged_attribute_are_named(tmp_path: Path) -> None:
@@ -189,11 +202,27 @@ HOSTILE_2: dict[str, tuple[dict[str, Any], str]] = {
     "records": ({"dtype": [["a", "<f4"]]}, "dtype"),
     "a filter to objects": ({"filters": [{"id": "delta", "dtype": "<f4", "astype": "|O"}]}, r"dtype '\|O'"),
     "packed twice": ({"filters": [{"id": "zlib", "level": 1}], "compressor": {"id": "zlib", "level": 1}}, "several"),
+    "filters that widen": (
+        {"filters": [{"id": "delta", "dtype": "<f8", "astype": "|i1"}] * 8},
+        "several times, by del",
+    ),
+    "a filter of packed bytes": (
+        {"filters": [{"id": "zlib"}, {"id": "shuffle"}], "compressor": None},
+        "changed after it is packed, by zlib, shuffle",
+    ),
     "chunks beyond all memory": ({"chunks": [1 << 40, 2]}, "claims|axes"),
     "more chunks than axes": ({"chunks": [10, 2, 1]}, "axes"),
     "a negative shape": ({"shape": [-1, 2]}, "shape"),
     "chunks of text": ({"chunks": "10"}, "chunks"),
 }
+LITTLE, CRC = {"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}
+
+
+def sharded(chunk: list[int], index: list[Any], *around: Any) -> dict[str, Any]:
+    settings = {"chunk_shape": chunk, "codecs": [LITTLE], "index_codecs": index}
+    return {"codecs": [{"name": "sharding_indexed", "configuration": settings}, *around]}
+
+
 HOSTILE_3: dict[str, tuple[dict[str, Any], str]] = {
     "a pickle": ({"codecs": [{"name": "bytes"}, {"name": "numcodecs.pickle", "configuration": {}}]}, "codec pickle"),
     "texts": ({"data_type": "string", "codecs": [{"name": "vlen-utf8"}]}, "codec vlen-utf8"),
@@ -212,6 +241,20 @@ HOSTILE_3: dict[str, tuple[dict[str, Any], str]] = {
             ]
         },
         "codec pickle",
+    ),
+    "a checksum before packed bytes": (
+        {"codecs": [{"name": "bytes"}, {"name": "zstd"}, {"name": "numcodecs.crc32"}]},
+        "changed after it is packed, by bytes, zstd, crc32",
+    ),
+    "packed shards": (sharded([2, 2], [LITTLE, CRC], {"name": "gzip"}), "codecs around its shards"),
+    "a packed index": (sharded([2, 2], [LITTLE, {"name": "zstd"}]), "an index of shards at the 'end', packed by"),
+    "an index that is big-endian": (
+        sharded([2, 2], [{"name": "bytes", "configuration": {"endian": "big"}}]),
+        "an index of shards at the 'end', packed by",
+    ),
+    "chunks beyond their shard": (
+        sharded([1 << 40, 2], [LITTLE, CRC]),
+        r"shards of \[.*\] and chunks of \[1099511627776",
     ),
     "another grid": ({"chunk_grid": {"name": "rectilinear", "configuration": {}}}, "chunks"),
 }
@@ -307,23 +350,114 @@ def test_of_two_documents_of_one_name_in_a_zip_file_both_are_checked(tmp_path: P
         import_dataset(target, tmp_path / "store")
 
 
-@pytest.mark.parametrize("codec", ["zlib", "gzip", "bz2", "zstd", "blosc"])
-def test_a_chunk_that_unpacks_to_more_than_it_may_is_not_unpacked(tmp_path: Path, codec: str) -> None:
-    bomb = numcodecs.get_codec({"id": codec}).encode(np.zeros(64 << 20, np.uint8))
+def bomb_of(codec: str) -> bytes:
+    return bytes(numcodecs.get_codec({"id": codec}).encode(np.zeros(64 << 20, np.uint8)))
+
+
+def check_not_unpacked(folder: Path, message: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(dr.FormatError, match=message):
+            import_dataset(folder, folder.with_name("store"))
+        assert tracemalloc.get_traced_memory()[1] < 48 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("codec", "before"),
+    [
+        *((codec, "nothing") for codec in ("zlib", "gzip", "bz2", "zstd", "blosc")),
+        *((codec, "a frame") for codec in ("zlib", "gzip", "zstd")),
+        ("zstd", "a skippable frame"),
+    ],
+)
+def test_a_chunk_that_unpacks_to_more_than_it_may_is_not_unpacked(tmp_path: Path, codec: str, before: str) -> None:
+    bomb = bomb_of(codec)
+    if before == "a frame":
+        bomb = bytes(numcodecs.get_codec({"id": codec}).encode(np.zeros(4, np.uint8))) + bomb
+    elif before == "a skippable frame":  # of zstd; as the header of another frame, it declares 0 bytes
+        bomb = b"\x50\x2a\x4d\x18\x20\0\0\0" + bytes(32) + bomb
     folder = write(tmp_path / "set", [10], **push_t())
     document = folder / "data/state/.zarray"
     document.write_text(json.dumps(json.loads(document.read_text()) | {"compressor": {"id": codec}}))
     for chunk in (folder / "data/state").glob("*.0"):
         chunk.write_bytes(bomb)
+    check_not_unpacked(folder, "set: (the chunk data/state/..0 is incomplete, or unpacks to more than 80 bytes|rows)")
+
+
+def write_shards(folder: Path, ends: list[int], place: str) -> Path:
+    """A data set with the index of each shard at the start or the end; state is packed as `bomb_of` packs."""
+    root = zarr.create_group(folder, zarr_format=3)
+    for name, values in push_t().items():
+        codec = ShardingCodec(
+            chunk_shape=(2, *values.shape[1:]), codecs=[BytesCodec(), ZstdCodec()], index_location=place
+        )
+        root.create_array(
+            f"data/{name}", data=values, chunks=(10, *values.shape[1:]), serializer=codec, compressors=None
+        )
+    root.create_array("meta/episode_ends", data=np.array(ends))
+    return folder
+
+
+@pytest.mark.parametrize("place", ["start", "end"])
+@pytest.mark.parametrize("ends", [[10], [3, 7]])
+def test_a_shard_is_read_wherever_its_index_is(tmp_path: Path, ends: list[int], place: str) -> None:
+    assert import_dataset(write_shards(tmp_path / "set", ends, place), tmp_path / "store").episodes == len(ends)
+    with dr.open(tmp_path / "store") as store:
+        read = np.concatenate([episode.obs["state"] for episode in store.episodes])
+    np.testing.assert_array_equal(read, push_t()["state"][: ends[-1]])
+
+
+@pytest.mark.parametrize("place", ["start", "end"])
+@pytest.mark.parametrize("ends", [[10], [3, 7]])
+@pytest.mark.parametrize("change", ["a bomb", "a chunk beyond the end", "no index"])
+def test_a_chunk_of_a_shard_is_not_unpacked_to_more_than_it_may(
+    tmp_path: Path, change: str, ends: list[int], place: str
+) -> None:
+    """Of whole shards, zarr reads the file at once, and of others the index and some chunks."""
+    folder = write_shards(tmp_path / "set", ends, place)
+    bomb = bomb_of("zstd")
+    length = len(bomb) + (change == "a chunk beyond the end") * 1000
+    index = np.array([[0 if place == "end" else 5 * 16 + 4, length]] * 5, "<u8").tobytes()
+    index += google_crc32c.value(index).to_bytes(4, "little")
+    shard = bomb + index if place == "end" else index + bomb
+    (folder / "data/state/c/0/0").write_bytes(b"x" if change == "no index" else shard)
+    check_not_unpacked(folder, "set: the chunk data/state/c/0/0 is incomplete, or unpacks to more than 200 bytes$")
+
+
+def test_more_chunks_in_a_shard_than_its_index_can_list_are_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "set", [10], "end")
+    document = folder / "data/state/zarr.json"
+    said = json.loads(document.read_text())
+    said["chunk_grid"]["configuration"]["chunk_shape"] = [1 << 20, 5]
+    said["codecs"][0]["configuration"]["chunk_shape"] = [1, 1]
+    document.write_text(json.dumps(said))
+    with pytest.raises(dr.FormatError, match="a shard of data/state claims 5242880 chunks, which cannot come from"):
+        import_dataset(folder, tmp_path / "store")
+
+
+def test_ends_of_many_episodes_without_steps_take_no_memory(tmp_path: Path) -> None:
+    folder = write(tmp_path / "set", np.zeros(1, "u1"), **push_t())
+    document = folder / "meta/episode_ends/.zarray"
+    document.write_text(json.dumps(json.loads(document.read_text()) | {"shape": [4 << 20], "chunks": [4 << 20]}))
+    (folder / "meta/episode_ends/0").unlink(missing_ok=True)
     tracemalloc.start()
     try:
-        with pytest.raises(
-            dr.FormatError, match="the chunk data/state/..0 is incomplete, or unpacks to more than 80 bytes"
-        ):
-            import_dataset(folder, tmp_path / "store")
-        assert tracemalloc.get_traced_memory()[1] < 48 << 20
+        import_dataset(folder, tmp_path / "store")
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_document_in_a_zip_file_is_not_unpacked_if_it_is_too_large(tmp_path: Path) -> None:
+    target = zipped(write(tmp_path / "set", [10], **push_t()))
+    with zipfile.ZipFile(target, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("other/.zattrs", bytes(65 << 20))
+    with pytest.raises(
+        dr.FormatError, match=f"{target.name}: other/.zattrs has 68157440 bytes, and a document of a data"
+    ):
+        import_dataset(target, tmp_path / "store")
 
 
 @pytest.mark.parametrize("codec", ["zlib", "gzip", "bz2", "zstd", "blosc", "lz4", "shuffle", "delta"])

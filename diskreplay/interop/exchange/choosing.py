@@ -54,7 +54,7 @@ class Options(TypedDict, total=False):
     skip : str or list of str
         The features, or folders of features, that are left out.
     on_error : {"raise", "skip"}
-        "skip" leaves out episodes that cannot be read, and lists them in `Imported.skipped`.
+        "skip" leaves out episodes that cannot be read or that the store refuses, and lists them in `Imported.skipped`.
     compression : "zstd" or ("zstd", level)
         The compression of the store.
     dtype : dict of str to str

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Episode, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
+from diskreplay import Episode, NotEnoughData, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
 from diskreplay.interop.exchange.choosing import Choice, Layout, Names, lay_out
 from diskreplay.interop.exchange.episode_data import (
     CUT,
@@ -35,7 +35,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     with_hidden,
 )
-from diskreplay.interop.exchange.importing import import_notes
+from diskreplay.interop.exchange.importing import check_place, import_notes
 from diskreplay.interop.exchange.progress import Announced, Progress, Tally
 
 Where = Callable[[Episode], bool]
@@ -70,7 +70,8 @@ class ExportOptions(TypedDict, total=False):
         ``{path in the store: dtype}``. A value that the dtype cannot hold raises SchemaError. If the dtype ends with
         ":unsafe", the value is rounded instead.
     where : callable
-        A function that receives an `Episode`, and returns whether to export the episode.
+        A function that receives an `Episode`, and returns whether to export the episode. NotEnoughData is raised if no
+        ended episode is left to export.
     """
 
     obs: Names | None
@@ -229,16 +230,29 @@ def export_from(
 
     The data set appears at ``path`` when it is complete. An export that fails leaves no files. A killed export leaves a
     hidden folder ``.NAME.new-...`` next to the path.
+
+    Raises
+    ------
+    NotEnoughData
+        No ended episode is chosen.
+    StoreExists
+        Something is at the path, or the path is inside of the store.
     """
     target, choice = Path(path).absolute(), _choice(options)
     opened = nullcontext(store_or_path) if isinstance(store_or_path, Store) else open_store(store_or_path)
     with opened as store:
         layout = _lay_out(store, choice)
         found, num_open = choose(store.episodes, choice.where)
+        if not found:
+            which = "" if choice.where is None else " that where accepts"
+            raise NotEnoughData(
+                f"{store.path} has no ended episode{which}, and {num_open} open; an export needs one that ended"
+            )
         noted, notes = import_notes(store)
         episodes = [ChosenEpisode(each, layout, notes.get(int(each.ids[0]))) for each in found]
         plain = make_format(layout.schema, episodes, noted)
         _check_free(target)
+        check_place(target, store.path)
         made, hidden = place_hidden(plain, make_format, layout.schema, episodes, noted)
         not_held = find_not_held(layout.schema, episodes, noted, made.not_held)
         steps, lossy = sum(map(len, episodes)), [NotHeld(path, how) for path, how in made.lossy.items()]
@@ -389,8 +403,8 @@ def find_not_held(
 
     ``lacking`` has the form of `Format.not_held`. Of the arrays of steps, only the priorities are read.
     """
-    # HIDDEN is a key of ``lacking`` only if steps are hidden: see `place_hidden`.
-    found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | (schema.step_leaves.keys() if episodes else set())
+    # `place_hidden` puts HIDDEN into ``lacking`` only if steps are hidden.
+    found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | schema.step_leaves.keys()
     for episode in episodes:
         missing = lacking.keys() - found
         if not missing:

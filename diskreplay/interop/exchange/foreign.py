@@ -25,6 +25,7 @@ __all__ = [
     "NUMBERS",
     "check_chunks",
     "check_claim",
+    "check_document",
     "check_files",
     "check_memory",
     "foreign",
@@ -147,11 +148,14 @@ def _linked(path: str, root: str, blobs: str | None) -> int:
 def _checked(path: str, status: os.stat_result) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise _irregular(path)
-    if status.st_size > _DOCUMENT_BYTES and path.endswith(_DOCUMENTS):
-        raise FormatError(
-            f"{path} has {status.st_size} bytes, and a document of a data set has at most {_DOCUMENT_BYTES}"
-        )
+    check_document(path, status.st_size)
     return status.st_size
+
+
+def check_document(name: str, nbytes: int) -> None:
+    """Check the size of a file that is read at once if its name is that of a document, such as zarr.json."""
+    if nbytes > _DOCUMENT_BYTES and name.endswith(_DOCUMENTS):
+        raise FormatError(f"{name} has {nbytes} bytes, and a document of a data set has at most {_DOCUMENT_BYTES}")
 
 
 def _irregular(path: str) -> FormatError:

@@ -183,7 +183,7 @@ class Imported:
         The number of cuts in the data set. An episode is cut after a step whose next observation is not the observation
         of the next row. An import with more than one cut in ten steps warns.
     skipped : list of Skipped
-        The episodes that ``on_error="skip"`` or the reader left out.
+        The episodes that ``on_error="skip"`` left out.
     not_kept : list of str
         Features that the options left out, and data that are not features.
     """
@@ -216,14 +216,15 @@ def import_into(
     Raises
     ------
     StoreExists
-        Something else is at the path. Or the store was imported from other data or with other options. Or the store or
-        the data set has changed since an import was interrupted.
+        Something else is at the path. Or the data set is inside of the store. Or the store was imported from other data
+        or with other options. Or the store or the data set has changed since an import was interrupted.
     StoreLocked
         A writer has the store open. This writer may be another call of this import.
     StorageFull
         The disk has less space than the steps need, and neither ``compression`` nor ``where`` is given. Nothing was
         written.
     """
+    check_place(source.place, Path(path).absolute())
     with reading(source.place):
         if source.episodes > source.steps:
             raise FormatError(f"{source.name} claims {source.episodes} episodes of {source.steps} steps; it is damaged")
@@ -276,6 +277,16 @@ def import_into(
             [*source.skipped, *selection.skipped],
             not_kept,
         )
+
+
+def check_place(place: Path, store: Path) -> None:
+    """Check that the place of a data set, which an import reads or an export makes, is outside of a store's folder."""
+    for path in (place, store):
+        if "\0" in str(path):
+            raise FormatError(f"{str(path)!r} has a NUL byte, which no path may have; give another path")
+    resolved = place.resolve()
+    if store.resolve() in (resolved, *resolved.parents):
+        raise StoreExists(f"{place} is inside the store {store}; give a path outside of it")
 
 
 def _plan(path: Path, source: Source, schema: Schema) -> Planned:
@@ -336,16 +347,25 @@ def _append(
     source = selection.source
     done = first, sum(map(len, existing[:first]))
     tally, notes = Tally(progress, store.schema, source.episodes, source.steps, done), _Notes(store)
-    count = first
+    count, refused = first, dict(store.read_note(NOTE).get(_SKIPPED, ()))
     nbytes = max(_LEAST_SEGMENT_BYTES, source.steps * step_bytes(store.schema) // _MOST_SEGMENTS)
     with _Segments(store, nbytes if is_compressed else None) as segments, closing(selection.episodes(first)) as read:
-        for episode, is_wanted in read:
-            if is_wanted:
-                if count < begun:
-                    _check_same(store, existing[count], episode, count)
-                    first_id = int(existing[count].ids[0])
-                else:
+        for position, episode, is_wanted in read:
+            what, first_id = source.describe(position), None
+            if is_wanted and what in refused:
+                selection.skipped.append(Skipped(what, refused[what]))
+            elif is_wanted and count < begun:
+                _check_same(store, existing[count], episode, count)
+                first_id = int(existing[count].ids[0])
+            elif is_wanted:
+                try:
                     first_id, steps = segments.append(episode), steps + len(episode)
+                except SchemaError as error:
+                    selection.leave_out(position, SchemaError(f"{what} of {source.name}: {error}"))
+                    # A resumed import must not compare this episode with the next one, which is in the store.
+                    refused[what] = selection.skipped[-1].why
+                    store.write_note(NOTE, {**store.read_note(NOTE), _SKIPPED: list(refused.items())})
+            if first_id is not None:
                 notes.add(count, first_id, episode.notes)
                 count += 1
             tally.add(len(episode))
@@ -375,12 +395,21 @@ class _Selection:
                 next(episodes, None)
             self.skipped.clear()
 
-    def episodes(self, first: int) -> Generator[tuple[EpisodeData, bool], None, None]:
-        """Yield each readable episode from position ``first`` on, and whether ``where`` accepts this episode."""
+    def leave_out(self, position: int, error: ReplayError) -> None:
+        """Add an episode to ``skipped``; raise the error if ``on_error`` is "raise"."""
+        if self._choice.on_error == "raise":
+            raise error
+        self.skipped.append(Skipped(self.source.describe(position), str(error)))
+
+    def episodes(self, first: int) -> Generator[tuple[int, EpisodeData, bool], None, None]:
+        """Yield the position of each readable episode from ``first`` on, the episode, and whether ``where`` accepts it.
+
+        The episode has the leaves of the store.
+        """
         where, schema = self._choice.where, self._layout.schema
         for position, made in self._readable(first):
             number = self.source.number_of(position)
-            yield made, where is None or bool(where(SourceEpisode(number, schema, made)))
+            yield position, made, where is None or bool(where(SourceEpisode(number, schema, made)))
 
     def _readable(self, first: int) -> Iterator[tuple[int, EpisodeData]]:
         number = first
@@ -397,9 +426,7 @@ class _Selection:
                             f"{self.source.name} has {number} of the {self.source.episodes} episodes that it declares"
                         )
             except (FormatError, SchemaError) as error:
-                if self._choice.on_error == "raise":
-                    raise
-                self.skipped.append(Skipped(self.source.describe(number), str(error)))
+                self.leave_out(number, error)
                 number += 1
 
 

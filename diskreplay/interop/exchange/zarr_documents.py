@@ -9,7 +9,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,15 +17,16 @@ import numpy as np
 
 from diskreplay import FormatError
 from diskreplay.bounded_json import parse_json
-from diskreplay.interop.exchange.foreign import NUMBERS, check_chunks, check_claim, check_memory
+from diskreplay.interop.exchange.foreign import NUMBERS, check_chunks, check_claim, check_document, check_memory
 
 __all__ = ["Documents", "Layout"]
 
 Json = Any
+_Codec = tuple[str, Mapping[str, Json]]  # the name and the configuration
 
 _ARRAY_2, _DOCUMENT_3 = ".zarray", "zarr.json"
 _DOCUMENTS = (_ARRAY_2, ".zgroup", _DOCUMENT_3)
-_MOST_BYTES, _MOST_AXES, _LARGEST = 16 << 20, 32, 1 << 48
+_MOST_AXES, _LARGEST = 32, 1 << 48
 _DTYPES_3 = {
     *("bool", "float16", "float32", "float64"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -35,9 +36,32 @@ _FILTERS = {"shuffle", "delta", "crc32", "crc32c", "adler32", "fletcher32"}
 _IMAGES = "imagecodecs_"  # codecs of the library imagecodecs, which zarr has only if the program registered them
 _OF_NUMCODECS = "numcodecs."
 _SHARDS = "sharding_indexed"
-# A compressed chunk of more than twice `Layout.most` bytes plus this number of bytes is refused.
+_INDEX: list[_Codec] = [("bytes", {"endian": "little"}), ("crc32c", {})]
+# A compressed chunk takes at most twice the bytes of the uncompressed chunk, plus this number of bytes.
 _OVERHEAD = 64 << 10
-_ZSTD_BLOCK, _BLOSC_HEADER, _CHECKSUMS = 128 << 10, 16, 64
+_ZSTD_FRAME, _ZSTD_BLOCK, _BLOSC_HEADER, _CHECKSUMS = 0xFD2FB528, 128 << 10, 16, 64
+_NO_CHUNK = (1 << 64) - 1  # the offset and the length of a chunk that a shard omits
+
+
+class Shards(NamedTuple):
+    """The division of a shard into ``num_chunks`` chunks.
+
+    An index of ``index_nbytes`` bytes, at the start or the end of a shard, has the offset and the length of each chunk.
+    """
+
+    num_chunks: int
+    index_nbytes: int
+    is_first: bool
+
+    def chunks(self, shard: memoryview) -> Iterator[memoryview | None]:
+        """Yield the chunks of a shard; None if the index or a chunk is incomplete."""
+        if len(shard) < self.index_nbytes:
+            yield None
+            return
+        start = 0 if self.is_first else len(shard) - self.index_nbytes
+        for offset, length in np.frombuffer(shard, "<u8", 2 * self.num_chunks, start).reshape(-1, 2).tolist():
+            if (offset, length) != (_NO_CHUNK, _NO_CHUNK):
+                yield shard[offset : offset + length] if offset + length <= len(shard) else None
 
 
 class Layout(NamedTuple):
@@ -46,25 +70,38 @@ class Layout(NamedTuple):
     Attributes
     ----------
     nbytes, chunk_nbytes : int
-        The sizes of the whole array and of a chunk in bytes, without compression.
+        The sizes of the whole array and of a chunk in bytes, without compression. If the array has shards, the size of
+        a shard.
     compressor : str, optional
         The codec that compressed the chunks. None: the chunks are not compressed.
     most : int
-        The largest number of bytes to which a compressed chunk may unpack. This is more than ``chunk_nbytes``, since
-        filters may add a checksum or widen the dtype.
+        The largest number of bytes to which a compressed chunk may unpack. It may differ from the size of the chunk,
+        since filters may add a checksum or change the dtype.
+    shards : Shards, optional
+        The chunks of each shard. None: a file is a chunk.
     """
 
     nbytes: int
     chunk_nbytes: int
     compressor: str | None
     most: int
+    shards: Shards | None = None
 
-    def may_unpack(self, data: memoryview) -> bool:
-        """Tell whether a compressed chunk is complete and unpacks to at most ``most`` bytes.
+    @property
+    def file_nbytes(self) -> int:
+        """The largest size of a file of a chunk or a shard, in bytes."""
+        return 2 * self.most * (self.shards.num_chunks if self.shards else 1) + _OVERHEAD
+
+    def may_unpack(self, file: memoryview) -> bool:
+        """Tell whether a file is complete, and each of its chunks unpacks to at most ``most`` bytes.
 
         The check reads the sizes in the chunk's headers. Chunks of zlib, gzip and bz2 have no sizes in their headers,
         so up to ``most`` + 1 bytes of such a chunk are unpacked.
         """
+        chunks = [file] if self.shards is None else self.shards.chunks(file)
+        return len(file) <= self.file_nbytes and all(data is not None and self._fits(data) for data in chunks)
+
+    def _fits(self, data: memoryview) -> bool:
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
             return False
@@ -90,6 +127,8 @@ class Documents:
         self._place, self._archive, self._stored = place, archive, stored
         if archive is not None:
             check_claim(sum(info.file_size for info in archive.infolist()), stored, str(place))
+            for info in archive.infolist():
+                check_document(f"{place}: {info.filename}", info.file_size)
 
     def members(self, group: str) -> list[str]:
         if self._archive is None:
@@ -104,7 +143,7 @@ class Documents:
 
         The result is None if the array has no metadata files.
         """
-        if any(part in ("", ".", "..") or "\\0" in part for part in name.split("/")):
+        if any(part in ("", ".", "..") or "\0" in part for part in name.split("/")):
             raise FormatError(f"{self._place}: {name!r} cannot be the name of an array")
         found = None
         for document, check in ((_ARRAY_2, self._check_2), (_DOCUMENT_3, self._check_3)):
@@ -125,29 +164,29 @@ class Documents:
             file = self._place / name
             if not file.is_file():
                 return []
-            with open(file, "rb") as opened:
-                found = [opened.read(_MOST_BYTES + 1)]
-        else:
-            found = []
-            for info in self._archive.infolist():
-                if info.filename == name:
-                    with self._archive.open(info) as member:
-                        found.append(member.read(_MOST_BYTES + 1))
-        if any(len(data) > _MOST_BYTES for data in found):
-            raise FormatError(f"{self._place}: {name} has more than {_MOST_BYTES} bytes")
-        return found
+            return [file.read_bytes()]
+        return [self._archive.read(info) for info in self._archive.infolist() if info.filename == name]
 
     def _check_2(self, name: str, document: Mapping[str, Json]) -> Layout:
         filters, compressor = document.get("filters") or [], document.get("compressor")
         codecs = [*(filters if isinstance(filters, list) else [filters]), *([compressor] if compressor else [])]
-        named = [(str(each.get("id")), each) if isinstance(each, Mapping) else (str(each), {}) for each in codecs]
-        names = self._check_codecs(name, named)
+        named: list[_Codec] = []
+        for each in codecs:
+            settings = dict(each) if isinstance(each, Mapping) else {"id": each}
+            named.append((str(settings.pop("id", None)), settings))
+        self._check_codecs(name, named)
         return self._layout(
-            name, self._dtype(name, document.get("dtype")), document.get("shape"), document.get("chunks"), names
+            name, self._dtype(name, document.get("dtype")), document.get("shape"), document.get("chunks"), named
         )
 
     def _check_3(self, name: str, document: Mapping[str, Json]) -> Layout:
-        names = self._check_codecs(name, self._named(name, document.get("codecs")))
+        codecs, shard = self._named(name, document.get("codecs")), None
+        if _SHARDS in dict(codecs):
+            (_, shard), *around = codecs
+            if around:
+                raise self._refused(name, "has codecs around its shards")
+            codecs = self._named(name, shard.get("codecs", []))
+        self._check_codecs(name, codecs)
         kind = document.get("data_type")
         if not isinstance(kind, str) or kind not in _DTYPES_3:
             raise self._refused(name, f"is of the dtype {kind!r:.80}")
@@ -155,51 +194,78 @@ class Documents:
         is_regular = isinstance(grid, Mapping) and grid.get("name") == "regular"
         found = grid.get("configuration") if isinstance(grid, Mapping) and is_regular else None
         chunks = found.get("chunk_shape") if isinstance(found, Mapping) else None
-        return self._layout(name, np.dtype(kind), document.get("shape"), chunks, names)
+        return self._layout(name, np.dtype(kind), document.get("shape"), chunks, codecs, shard)
 
-    def _named(self, name: str, codecs: Json, *, in_shard: bool = False) -> list[tuple[str, Mapping[str, Json]]]:
-        """Return pairs (name, configuration) of the codecs in a zarr.json, without codecs inside of shards."""
-        found: list[tuple[str, Mapping[str, Json]]] = []
+    def _named(self, name: str, codecs: Json) -> list[_Codec]:
+        found: list[_Codec] = []
         for each in codecs if isinstance(codecs, list) else [codecs]:
             codec = each if isinstance(each, Mapping) else {"name": each}
-            kind, inner = str(codec.get("name")), codec.get("configuration") or {}
-            if kind == _SHARDS:
-                if in_shard or not isinstance(inner, Mapping):
-                    raise self._refused(name, "has shards inside of shards")
-                self._sizes(name, "chunk_shape", inner.get("chunk_shape"), least=1)
-                for key in ("codecs", "index_codecs"):
-                    self._check_codecs(name, self._named(name, inner.get(key, []), in_shard=True))
-            elif kind in ("bytes", "transpose"):
-                continue
-            found.append((kind.removeprefix(_OF_NUMCODECS), inner))
+            settings = codec.get("configuration") or {}
+            if not isinstance(settings, Mapping):
+                raise self._refused(name, f"is packed by {each!r:.80}")
+            found.append((str(codec.get("name")).removeprefix(_OF_NUMCODECS), settings))
         return found
 
-    def _layout(self, name: str, dtype: np.dtype[Any], shape: Json, chunks: Json, names: list[str]) -> Layout:
+    def _layout(
+        self,
+        name: str,
+        dtype: np.dtype[Any],
+        shape: Json,
+        chunks: Json,
+        codecs: Sequence[_Codec],
+        shard: Mapping[str, Json] | None = None,
+    ) -> Layout:
         sizes = self._sizes(name, "shape", shape, least=0)
         chunk = self._sizes(name, "chunks", chunks, least=1)
         if len(sizes) != len(chunk):
             raise self._refused(name, f"has {len(sizes)} axes and chunks of {len(chunk)}")
-        chunk_nbytes = math.prod(chunk) * dtype.itemsize
+        file_nbytes = chunk_nbytes = math.prod(chunk) * dtype.itemsize
         what = f"{self._place}: a chunk of {name}"
         check_claim(chunk_nbytes, self._stored, what)
         check_memory(chunk_nbytes, what)
         check_chunks(sizes, chunk, self._stored, f"{self._place}: {name}")
-        packers = [each for each in names if each in _COMPRESSORS]
-        most = chunk_nbytes * (8 if "delta" in names else 1) + _CHECKSUMS
-        return Layout(math.prod(sizes) * dtype.itemsize, chunk_nbytes, packers[0] if packers else None, most)
+        shards = None
+        if shard is not None:
+            shards = self._shards(name, chunk, shard)
+            chunk_nbytes //= shards.num_chunks
+        packers = [kind for kind, _ in codecs if kind in _COMPRESSORS]
+        most = chunk_nbytes
+        for kind, settings in codecs:
+            if kind == "delta":
+                before = np.dtype(settings.get("dtype") or dtype)
+                most = most * np.dtype(settings.get("astype") or before).itemsize // before.itemsize
+        return Layout(
+            math.prod(sizes) * dtype.itemsize, file_nbytes, packers[0] if packers else None, most + _CHECKSUMS, shards
+        )
 
-    def _check_codecs(self, name: str, codecs: list[tuple[str, Mapping[str, Json]]]) -> list[str]:
-        known = _COMPRESSORS | _FILTERS | {_SHARDS}
-        if others := [kind for kind, _ in codecs if kind not in known and not kind.startswith(_IMAGES)]:
+    def _shards(self, name: str, shard: Sequence[int], settings: Mapping[str, Json]) -> Shards:
+        """Check the configuration of shards of the shape ``shard``, and return the division of a shard into chunks."""
+        codecs, place = self._named(name, settings.get("index_codecs")), settings.get("index_location", "end")
+        if codecs not in (_INDEX, _INDEX[:1]) or place not in ("start", "end"):
+            raise self._refused(name, f"has an index of shards at the {place!r:.20}, packed by {codecs!r:.80}")
+        chunk = self._sizes(name, "chunk_shape", settings.get("chunk_shape"), least=1)
+        if len(chunk) != len(shard) or any(size % part for size, part in zip(shard, chunk, strict=True)):
+            raise self._refused(name, f"has shards of {list(shard)!s:.80} and chunks of {list(chunk)!s:.80}")
+        check_chunks(shard, chunk, self._stored, f"{self._place}: a shard of {name}")
+        count = math.prod(shard) // math.prod(chunk)
+        return Shards(count, 16 * count + 4 * (len(codecs) - 1), place == "start")
+
+    def _check_codecs(self, name: str, codecs: Sequence[_Codec]) -> None:
+        """Check codecs in the order of writing."""
+        known, names = {*_COMPRESSORS, *_FILTERS, "bytes", "transpose"}, [kind for kind, _ in codecs]
+        if others := [kind for kind in names if kind not in known and not kind.startswith(_IMAGES)]:
             raise self._refused(name, f"is packed by the codec {', '.join(others):.80}")
         for kind, settings in codecs:
-            for key in ("dtype", "astype") if isinstance(settings, Mapping) else ():
+            for key in ("dtype", "astype"):
                 if settings.get(key) is not None and kind in _FILTERS:
                     self._dtype(name, settings[key])
-        names = [kind for kind, _ in codecs]
-        if len([kind for kind in names if kind in _COMPRESSORS]) > 1:
+        packers = [at for at, kind in enumerate(names) if kind in _COMPRESSORS]
+        if len(packers) > 1 or names.count("delta") > 1:
             raise self._refused(name, f"is packed several times, by {', '.join(names)}")
-        return names
+        # The sizes in the header of a compressed chunk can only be read if the header is at the start of the chunk. A
+        # checksum by crc32c is at the end, unless its configuration has another place.
+        if packers and any(each != ("crc32c", {}) for each in codecs[packers[0] + 1 :]):
+            raise self._refused(name, f"is changed after it is packed, by {', '.join(names)}")
 
     def _dtype(self, name: str, value: Json) -> np.dtype[Any]:
         try:
@@ -270,11 +336,11 @@ def _zstd_size(data: memoryview) -> int:
     block is compressed, the block's compressed size counts.
     """
     flags = data[4] if len(data) > 4 else 0
-    code, is_single = flags >> 6, flags >> 5 & 1
+    code, is_single, has_checksum = flags >> 6, flags >> 5 & 1, flags >> 2 & 1
     width = (is_single, 2, 4, 8)[code]
     at = 5 + (not is_single) + (0, 1, 2, 4)[flags & 3]
-    if width:
-        return int.from_bytes(data[at : at + width], "little") + (256 if code == 1 else 0)
+    declared = int.from_bytes(data[at : at + width], "little") + (256 if code == 1 else 0)
+    at += width
     total, is_last = 0, False
     while not is_last and at + 3 <= len(data):
         header = int.from_bytes(data[at : at + 3], "little")
@@ -283,4 +349,7 @@ def _zstd_size(data: memoryview) -> int:
         at += 3 + (1 if kind == 1 else size)
         if kind == 2:
             total += _ZSTD_BLOCK - size if not is_last else 0
-    return total if len(data) - at <= 4 else _LARGEST  # a checksum of 4 bytes may follow, but no second frame
+    # A checksum of 4 bytes may follow. But a second frame may not, nor may a frame of other data come first: the size
+    # is that of one frame, and a decoder unpacks all frames.
+    is_alone = int.from_bytes(data[:4], "little") == _ZSTD_FRAME and len(data) - at - 4 * has_checksum <= 4
+    return (declared if width else total) if is_alone else _LARGEST

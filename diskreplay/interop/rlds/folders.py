@@ -193,7 +193,7 @@ class DataSet:
             raise FormatError(f"{file}: {error}") from None
 
     def _find_episodes(self, last: str | None) -> list[_Episode]:
-        """Return the episodes that have steps, and add all other episodes to ``skipped``."""
+        """Return the episodes that have steps. If ``on_error`` is "skip", add all other episodes to ``skipped``."""
         acted = [name for path, name in self._paths.items() if is_at(path, ACTION) or path == REWARD]
         found, ends = list[_Episode](), dict[str, dict[bool, int]]()
         wanted = [_FIRSTS, *self._tables, *(acted if last is None else ())]
@@ -227,8 +227,15 @@ class DataSet:
             found = [each._replace(finals=int(ends.get(each.split, {}).keys() == {False})) for each in found]
         for each in found:
             if each.rows <= each.finals:
-                why = "it has no row" if not each.rows else "its only row is a final observation"
-                self.skipped.append(Skipped(f"episode {each.record}", why))
+                what, why = (
+                    f"episode {each.record}",
+                    "its only row is a final observation" if each.rows else "it has no row",
+                )
+                if not self._is_lenient:
+                    raise FormatError(
+                        f"{self._folder}: {what} has no steps: {why}; on_error='skip' (--on-error skip) leaves it out"
+                    )
+                self.skipped.append(Skipped(what, why))
         return [each for each in found if each.rows > each.finals]
 
     def _is_in_last_row(self, record: _Record, name: str) -> bool:

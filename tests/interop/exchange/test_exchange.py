@@ -136,6 +136,55 @@ def test_an_import_into_a_store_of_other_data_is_refused(tmp_path: Path) -> None
         npz.import_dataset(data_set, make_store(tmp_path / "c", "images", []))
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_an_export_into_the_store_and_an_import_from_it_are_refused(tmp_path: Path, link: bool) -> None:
+    store = make_store(tmp_path / "store", "vectors")
+    npz.export_dataset(store, tmp_path / "set")
+    with dr.open(store) as opened:
+        dr.create(tmp_path / "empty", opened.schema).close()
+    shutil.copytree(tmp_path / "set", tmp_path / "empty/below/set")
+    if link:
+        (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    above = tmp_path / "link" if link else tmp_path
+    for name in ("set", "below/set", "../store/set"):
+        with pytest.raises(dr.StoreExists, match=f"^{above / 'store' / name} is inside the store {store}; give a path"):
+            npz.export_dataset(store, above / "store" / name)
+    with pytest.raises(dr.StoreExists, match=f"empty/below/set is inside the store {tmp_path}/empty; give a path outs"):
+        npz.import_dataset(above / "empty/below/set", tmp_path / "empty")
+    assert not (store / "set").exists()
+    assert not (store / "below").exists()
+    with dr.open(tmp_path / "empty") as opened:
+        assert not len(opened)
+        assert not opened.note_names()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_export_of_no_episode_is_refused_before_anything_is_written(tmp_path: Path, scheme: str) -> None:
+    if scheme in NEEDS:
+        pytest.importorskip(NEEDS[scheme], reason=f"needs {NEEDS[scheme]}")
+    export_dataset = import_module(f"diskreplay.interop.{scheme}").export_dataset
+    empty, store = make_store(tmp_path / "empty", "vectors", []), make_store(tmp_path / "store", "vectors")
+    for dry_run in (False, True):
+        with pytest.raises(
+            dr.NotEnoughData, match=f"^{empty} has no ended episode, and 0 open; an export needs one that"
+        ):
+            export_dataset(empty, tmp_path / "set", dry_run=dry_run)
+        with pytest.raises(
+            dr.NotEnoughData, match=f"^{store} has no ended episode that where accepts, and 0 open; an "
+        ):
+            export_dataset(store, tmp_path / "set", where=lambda _: False, dry_run=dry_run)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "store"]
+
+
+def test_a_path_with_a_nul_byte_is_refused(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", "vectors")
+    with pytest.raises(dr.FormatError, match=r"a\\x00b' has a NUL byte, which no path may have; give another path$"):
+        npz.export_dataset(store, tmp_path / "a\0b")
+    npz.export_dataset(store, tmp_path / "set")
+    with pytest.raises(dr.FormatError, match=r"a\\x00b' has a NUL byte, which no path may have; give another path$"):
+        npz.import_dataset(tmp_path / "set", tmp_path / "a\0b")
+
+
 def test_an_import_fills_an_empty_store_of_its_schema(tmp_path: Path) -> None:
     dr.create(tmp_path / "a", SCHEMAS["vectors"], segment_steps="episode").close()
     assert npz.import_dataset(make_set(tmp_path / "set"), tmp_path / "a").episodes == 5
@@ -172,6 +221,37 @@ def test_an_import_is_not_resumed_where_the_data_have_changed(tmp_path: Path) ->
         npz.import_dataset(data_set, tmp_path / "a")
 
 
+def infinite(name: str, path: Path, *episodes: int) -> None:
+    """Make the first number of an array of some episodes infinite."""
+    for number in episodes:
+        file = path / f"episode-{number:08d}.npz"
+        with np.load(file) as arrays:
+            rows = dict(arrays)
+        rows.setdefault(name, np.ones(len(rows["reward"])))[0] = np.inf
+        np.savez(file, **rows)
+
+
+@pytest.mark.parametrize("name", ["priority", "reward"])
+def test_episodes_that_the_store_refuses_are_named_and_can_be_skipped(tmp_path: Path, name: str) -> None:
+    data_set = make_set(tmp_path / "set", 8)
+    npz.import_dataset(data_set, tmp_path / "whole")
+    infinite(name, data_set, 1, 5)
+    with dr.open(tmp_path / "whole") as store:
+        for target in ("a", "b"):
+            dr.create(tmp_path / target, store.schema, validate="finite").close()
+    with pytest.raises(dr.SchemaError, match=rf"^episode 1 of {data_set}: {name}(\[0\] is inf|: inf is not finite)"):
+        npz.import_dataset(data_set, tmp_path / "a")
+    with pytest.raises(KeyboardInterrupt):  # both a refused episode and accepted ones come before and after this step
+        npz.import_dataset(data_set, tmp_path / "b", on_error="skip", progress=StopAt(9))
+    done = npz.import_dataset(data_set, tmp_path / "b", on_error="skip")
+    assert 0 < done.resumed < 6
+    assert (done.resumed + done.episodes, [what for what, _ in done.skipped]) == (6, ["episode 1", "episode 5"])
+    again = npz.import_dataset(data_set, tmp_path / "b", on_error="skip")
+    assert (again.resumed, again.skipped) == (6, done.skipped)
+    expected = content(tmp_path / "whole")
+    assert content(tmp_path / "b") == [expected[number] for number in (0, 2, 3, 4, 6, 7)]
+
+
 # --- export ----------------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +259,6 @@ def test_an_import_is_not_resumed_where_the_data_have_changed(tmp_path: Path) ->
     ("episodes", "of_torchrl", "of_dreamer"),
     [
         (PLAIN, [], []),
-        ([], [], []),
         ([(3, "cut", True)], ["cut"], ["ends"]),
         ([(3, "both", True)], [], ["ends"]),
         ([(3, "truncated", False)], ["no_final_obs"], ["no_final_obs"]),
