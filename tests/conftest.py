@@ -46,9 +46,13 @@ def tmp_store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_turns(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Have the stores of these tests wait for no others, which another process tests or somebody uses."""
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have the stores of these tests wait for no others, which another process tests or somebody uses.
+
+    Stable-Baselines3 would make a folder in TMPDIR for each logger.
+    """
     os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+    os.environ["SB3_LOGDIR"] = str(tmp_path_factory.mktemp("sb3"))
 
 
 @pytest.fixture

@@ -372,9 +372,11 @@ def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> ND
         values = values[:, 0]
     snapshot = sampler.store.snapshot  # one snapshot for both lines below: other threads may refresh the store
     first, steps = snapshot.episodes.first, snapshot.episodes.steps
-    # Ids of different writers are not in the order of time, so the episode with the largest ids may be old.
-    youngest = int(np.argmax(snapshot.times(first)))
-    newest = float(snapshot.rows(f"extra/{name}", int(first[youngest]), int(steps[youngest]))[-1])
+    newest = -np.inf
+    if len(first):  # else all episodes were evicted since the batch was gathered
+        # Ids of different writers are not in the order of time, so the episode with the largest ids may be old.
+        youngest = int(np.argmax(snapshot.times(first)))
+        newest = float(snapshot.rows(f"extra/{name}", int(first[youngest]), int(steps[youngest]))[-1])
     return float(np.max(values, initial=newest)) - values.ravel()
 
 

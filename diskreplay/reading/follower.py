@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from diskreplay.errors import FormatError, SegmentGone
+from diskreplay.errors import FormatError, SegmentGone, StoreLocked
 from diskreplay.ids import EpisodeTable, Ints
 from diskreplay.kernels.advance import advance, advance_hiding
 from diskreplay.kernels.huge_pages import give_back_free
@@ -52,17 +52,17 @@ class Follower:
         self.snapshot = self._now.snapshot
 
     def _begin(self, generation: int) -> "_Generation":
-        attempts = _ATTEMPTS
-        while True:
+        for _ in range(_ATTEMPTS):
             try:
                 words = self._counters.read()
                 known = KnownSegments(self._root, self._counters, words, self._warns, self._least)
                 return _Generation(self._root, self._counters, words, known, self._kernel, generation)
             except Merged as merged:
                 self._least = min(self._least, merged.least)
-                if not attempts:
-                    raise
-                attempts -= 1
+        raise StoreLocked(
+            f"segments of {self._root.path} were merged while they were read, {_ATTEMPTS} times; try again when no "
+            "process merges them"
+        )
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
         kernel(self.kernel_name)  # outside the lock: compilation takes seconds, and others may refresh meanwhile

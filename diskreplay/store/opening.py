@@ -45,7 +45,8 @@ def create(
         sealed, or when `Store.evict` is called. Segments from before a reboot may be deleted later if no time service,
         such as NTP, sets the machine's clock. None: no limit.
     exist_ok : bool
-        Open an existing store if it has the same schema, and the same value of each limit that is given here.
+        Open an existing store if it has the same schema, and the same value of each limit, `segment_steps`,
+        `compression` and `validate` that is given here. Its `chunk_bytes` and `compaction` stay as they are.
     chunk_bytes : int
         The approximate size of a chunk file, in bytes. A process can map about 30,000 chunks; a large store needs fewer
         mappings with larger chunks.
@@ -70,7 +71,7 @@ def create(
     ------
     StoreExists
         Something exists at ``path``. With ``exist_ok``: something that is not a store exists there, or a store with
-        another schema or limit.
+        another schema or another value of one of the arguments that ``exist_ok`` names.
     StorageFull
         The disk has no room for the store.
     SchemaError
@@ -103,6 +104,7 @@ def create(
     level = compression_level(compression)
     if compaction not in layout.COMPACTIONS:
         raise ValueError(f'compaction must be "auto" or "manual", not {compaction!r}')
+    steps = segment_steps if segment_steps == "episode" else as_int(segment_steps)
     target = Path(path).absolute()
     try:
         if exist_ok and (target / layout.METADATA).exists():
@@ -112,7 +114,7 @@ def create(
             schema,
             limits=limits,
             chunk_bytes=int(chunk_bytes),
-            segment_steps=segment_steps if segment_steps == "episode" else as_int(segment_steps),
+            segment_steps=steps,
             validate=validate,
             compression=level,
             compaction=compaction,
@@ -120,7 +122,9 @@ def create(
     except StoreExists:
         if not exist_ok:
             raise
-        return _existing(target, schema, limits)
+        return _existing(
+            target, schema, limits, {"segment_steps": steps, "compression": _zstd(level), "validate": validate}
+        )
     return Store(target, "a")
 
 
@@ -131,10 +135,15 @@ def _difference(found: Schema, wanted: Schema) -> str:
     return f"of the same fields nested otherwise, {found}"
 
 
-def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
+def _zstd(level: int | None) -> tuple[str, int] | None:
+    return None if level is None else ("zstd", level)
+
+
+def _existing(target: Path, schema: Schema, limits: Limits, constants: dict[str, object]) -> Store:
     """Open the store at ``target``.
 
-    Raises StoreExists if the store has another schema, or another value of a limit in ``limits`` that is not None.
+    Raises StoreExists if the store has another schema, or another value of an argument in ``limits`` or ``constants``
+    that is not None.
     """
     try:
         root = read_root(target)
@@ -144,11 +153,13 @@ def _existing(target: Path, schema: Schema, limits: Limits) -> Store:
         raise StoreExists(
             f"the store at {target} has another schema, {_difference(root.schema, schema)}: give a new path"
         ) from None
-    for name, wanted in vars(limits).items():
-        if wanted is not None and (found := vars(root.limits)[name]) != wanted:
+    has = {**vars(root.limits), **vars(root), "compression": _zstd(root.compression)}
+    for name, wanted in {**vars(limits), **constants}.items():
+        if wanted is not None and (found := has[name]) != wanted:
+            resized = f'change the limit with diskreplay.open(path, "a").resize({name}={wanted})'
             raise StoreExists(
-                f"the store at {target} has {name}={found}, not {wanted}: omit this argument, or change the limit with "
-                f'diskreplay.open(path, "a").resize({name}={wanted})'
+                f"the store at {target} has {name}={found!r}, not {wanted!r}: omit this argument, or "
+                f"{resized if name in vars(limits) else 'give a new path'}"
             ) from None
     return Store(target, "a")
 
@@ -165,6 +176,8 @@ def open(path: PathLike, mode: Literal["r", "a"] = "r") -> Store:
         s3://bucket/x.
     ReadOnlyError
         The mode is "a", and the operating system does not let this process write to the store.
+    StoreLocked
+        Other processes merged segments each time that the store was read, 100 times.
 
     Examples
     --------

@@ -86,11 +86,11 @@ class EpisodeWriter:
         )
 
     def read_clock(self) -> None:
-        """Set `now` to the present time: rows written from now on get this time.
+        """Set `now` to the present time, or leave it if it is later: rows written from now on get this time.
 
         An `AppendCursor` reads the clock itself.
         """
-        self.now = clock_ns()
+        self.now = max(self.now, clock_ns())
 
     def begin_priorities(self) -> None:
         """Add the array of priorities to the segments; every later step must have a priority as its last item.
@@ -220,11 +220,12 @@ class EpisodeWriter:
         lanes: Places,
         rows: Places,
         flags: int,
-        obs: Mapping[str, Any],
+        given: Mapping[str, Any],
     ) -> None:
         """Write the row after the last step of an episode, with ``flags``, in one lane or in each of several lanes.
 
-        ``obs`` has the observations of these rows, by leaf; it is empty if the rows have their observations already.
+        ``given`` has values of these rows, by leaf: the observations, unless the rows have them already, and the times,
+        unless these are `now`.
         """
         # All fields are written, as an interrupted append may have left bytes in these rows.
         columns = segment.columns
@@ -236,7 +237,7 @@ class EpisodeWriter:
             fields = {leaf: np.zeros(len(rows), columns[leaf].item) for leaf in (*self.rest, layout.DONE, layout.TIME)}
             fields[layout.DONE].fill(flags)
             fields[layout.TIME].fill(self.now)
-        fields |= obs
+        fields |= given
         segment.write(lanes, rows, fields)
         segment.final_rows[lanes] = rows
 

@@ -181,10 +181,14 @@ class VectorSteps:
 
     def append(self, step: Step) -> None:
         """Write and publish a step. Raises StorageFull if the disk has no room; no lane's step was written."""
-        self._episode_writer.read_clock()
+        writer = self._episode_writer
+        writer.read_clock()
         self._make_room(step)
-        self._times.fill(self._episode_writer.now)
-        segments = self._episode_writer.rotation.open
+        # The time of each lane is 1 ns after the lane before, as for the rows of `EpisodeWriter.append_block`: `evict`
+        # and `resize` keep hidden steps hidden by a time, and would hide the other steps of that time, too.
+        np.add(self._every, writer.now, out=self._times)
+        writer.now += len(self._every)
+        segments = writer.rotation.open
         if len(segments) == 1:
             segment, here = segments[0], self._places(step.lanes)
             segment.publish(here, *self._write(segment, step.lanes, step), late=False)
@@ -356,7 +360,8 @@ class VectorSteps:
         flags = self._flags(lanes, some_end, step)
         self._write_observations(segment, lanes, rows, step)
         values = dict(zip(writer.rest, _of(lanes, step.values[writer.obs_count :]), strict=True))
-        values[layout.DONE], values[layout.TIME] = flags, self._times[: len(rows)]
+        (times,) = _of(lanes, [self._times])
+        values[layout.DONE], values[layout.TIME] = flags, times
         if step.next_obs is None:
             if valued is not None:
                 flags[ends] |= EPISODE_VALUES
@@ -369,7 +374,8 @@ class VectorSteps:
         segment.write(at, rows, next_obs, if_made(STEP_KERNEL))
         if not some_end:
             return rows, len(rows), True, None
-        writer.write_final(segment, last_at, rows[ends], final_flags(True, True, valued is not None), {})
+        flags_behind = final_flags(True, True, valued is not None)
+        writer.write_final(segment, last_at, rows[ends], flags_behind, {layout.TIME: times[ends]})
         rows += ended
         return rows, len(rows) + len(ends), ~ended, valued
 

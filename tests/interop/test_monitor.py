@@ -229,6 +229,24 @@ def test_the_newest_version_is_that_of_the_youngest_episode_of_any_writer(tmp_st
     assert found.tolist() == [2 - version]
 
 
+def test_staleness_is_that_within_the_batch_if_all_episodes_are_evicted_meanwhile(
+    store: dr.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather = dr.Sampler.gather
+
+    def gather_and_evict(sampler: dr.Sampler, *args: Any, **kwargs: Any) -> Any:
+        batch = gather(sampler, *args, **kwargs)
+        store.evict(lambda episode: True)
+        return batch
+
+    monkeypatch.setattr(dr.Sampler, "gather", gather_and_evict)
+    with dr.Sampler(store, dr.Transitions(), batch_size=16, seed=0) as sampler:
+        versions = sampler.sample().version.numpy()
+        found = recorded(sampler, staleness="version").histograms["sampler/staleness/version"]
+    assert store.num_episodes == 0
+    assert found.tolist() == (versions.max() - versions).tolist()
+
+
 def test_priorities_are_of_the_last_batch(store: dr.Store) -> None:
     distribution = dr.Prioritized(alpha=0.5, eps=1e-12)
     with dr.Sampler(store, dr.Transitions(), distribution, batch_size=16, seed=0) as sampler:

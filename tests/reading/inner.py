@@ -11,7 +11,15 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.kernels.table import get_kernel
-from diskreplay.reading import chunk_budget, chunk_table, decompression, episodes, followed_rows, known_segments
+from diskreplay.reading import (
+    chunk_budget,
+    chunk_table,
+    decompression,
+    episodes,
+    followed_rows,
+    follower,
+    known_segments,
+)
 from diskreplay.reading.snapshot import LaneMap
 from diskreplay.segments import folder, shards
 from diskreplay.segments.documents.root import read_root
@@ -32,6 +40,7 @@ LIMITS = {
     "largest_read_bytes": (chunk_table, "LARGEST_READ"),
     "copied_bytes": (folder, "PART_BYTES"),
     "attempts": (chunk_table, "_ATTEMPTS"),
+    "openings": (follower, "_ATTEMPTS"),
     "threads": (decompression, "_MOST_THREADS"),
     "least_for_threads": (decompression, "_LEAST"),
     "fitting_bytes": (decompression, "_MOST_BYTES"),

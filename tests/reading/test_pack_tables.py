@@ -1,5 +1,6 @@
 """Tables of chunks, lanes and packs while segments are merged, and moments in which a reader opens or refreshes."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,20 @@ def test_tables_are_read_where_the_system_refuses_to_map_them(store: dr.Store, m
     refuse_tables(monkeypatch)
     with dr.open(store.path) as reader:
         assert contents(reader) == before
+
+
+def test_a_store_that_is_merged_whenever_it_is_read_is_locked(store: dr.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, openings=1)
+    message = (
+        f"segments of {store.path} were merged while they were read, 1 times; try again when no process merges them"
+    )
+    with (
+        before_opening("KnownSegments.read", store.compact),
+        pytest.raises(dr.StoreLocked, match=f"^{re.escape(message)}$"),
+    ):
+        dr.open(store.path)
+    with dr.open(store.path) as fresh:
+        assert contents(fresh) == contents(store)
 
 
 @pytest.mark.slow

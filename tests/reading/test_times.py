@@ -93,7 +93,7 @@ def test_the_rows_of_a_whole_episode_follow_each_other_by_the_nanosecond(tmp_sto
     assert [*first[0], *(rest[0][0] if rest else [])] == [*range(200, 208), *range(second, second + 8)]
 
 
-def test_all_lanes_of_a_call_have_one_time(tmp_store, ticks):
+def test_the_lanes_of_a_call_follow_each_other_by_the_nanosecond(tmp_store, ticks):
     ends, none = np.array([False, True, False]), np.zeros(3, bool)
     obs = np.zeros((3, 3), np.float32)
     with dr.create(tmp_store, serial_schema(), chunk_bytes=256) as store, store.writer(num_envs=3) as writer:
@@ -105,7 +105,21 @@ def test_all_lanes_of_a_call_have_one_time(tmp_store, ticks):
         writer.end_episode(obs)
         assert len(ticks) == 8
     steps = [2, 3, 4, 5, 6, 7, 8], [2, 3, 4, 4, 5, 6, 7, 8], [2, 3, 4, 6, 7, 8]
-    assert rows(tmp_store) == [[100 * at for at in lane] for lane in steps]
+    behind = 100 * 8  # the row that cuts an episode has no step
+    assert rows(tmp_store) == [[100 * at + i * (100 * at < behind) for at in lane] for i, lane in enumerate(steps)]
+
+
+def test_times_of_a_vector_never_decrease_by_a_clock_that_stands_still(tmp_store, monkeypatch):
+    monkeypatch.setattr("diskreplay.writing.episode_writer.clock_ns", lambda: 100)
+    obs, none = np.zeros((3, 3), np.float32), np.zeros(3, bool)
+    with dr.create(tmp_store, serial_schema()) as store:
+        with store.writer(num_envs=3) as writer:
+            for step in range(4):
+                ends = none | (step == 1)
+                writer.append(obs, np.arange(3), np.zeros(3), ends, none, obs, serial=np.full(3, step))
+        times = [[100 + lane + 3 * step for step in (0, 1, 1, 2, 3)] for lane in range(3)]
+        assert [lane[:5] for lane in rows(tmp_store)] == times
+        assert store.verify(deep=True) == []
 
 
 def test_a_final_observation_that_sealing_makes_a_row_has_the_time_of_sealing(tmp_store):

@@ -178,6 +178,31 @@ def test_hidden_steps_do_not_count_towards_the_capacity_and_bring_nothing_back(t
         assert store.verify(deep=True) == []
 
 
+def limits_change(store):
+    for capacity in (100, 400, None):
+        store.resize(capacity=capacity)
+
+
+@pytest.mark.parametrize("segment_steps", [None, 20, "episode"])
+@pytest.mark.parametrize("change", [lambda store: store.evict(begins_with(63)), limits_change], ids=["evict", "resize"])
+def test_a_capacity_that_cuts_through_a_call_of_a_vector_hides_nothing_else(tmp_store, change, segment_steps):
+    lanes, none = 64, np.zeros(64, bool)
+    obs, serials = np.zeros((lanes, 3), np.float32), np.arange(lanes)
+    with dr.create(tmp_store, serial_schema(), capacity=100, segment_steps=segment_steps) as store:
+        with store.writer(num_envs=lanes) as writer:
+            for first in range(0, 4 * lanes, lanes):
+                writer.append(obs, serials, np.zeros(lanes), none | (first == 192), none, obs, serial=serials + first)
+        before = visible(store)
+        assert before == list(range(256 - 100, 256))
+        change(store)
+        evicted = {63, 127, 191, 255} if store.capacity else set()
+        left = [serial for serial in before if serial not in evicted]
+        assert visible(store) == left
+        with dr.open(tmp_store) as fresh:
+            assert visible(fresh) == left
+            assert fresh.verify(deep=True) == []
+
+
 def test_an_episode_that_the_frontier_cuts_through_is_hidden_whole(tmp_store):
     with dr.create(tmp_store, serial_schema(), capacity=23, segment_steps=20) as store:
         write(store, 10)

@@ -18,7 +18,7 @@ LANES = 3
 
 
 def append(one: Any, several: Any, first: int, calls: int, rng: np.random.Generator) -> None:
-    """Append steps whose action says in which order they were published; those of one call are of one time."""
+    """Append steps whose action says in which order they were published; those of one call are alike."""
     for call in range(first, first + calls):
         ends = rng.random(LANES + 1) < 0.1
         if rng.random() < 0.5:

@@ -1,5 +1,7 @@
 """The long way of writers, and where the tests of their short ways step in."""
 
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import diskreplay as dr
@@ -24,11 +26,30 @@ def write_lanes() -> Any:
     return get_kernel("write_lanes")
 
 
-def stop_clock(patch: Any) -> None:
-    """Give all rows one time."""
-    patch.setattr(append_cursor, "clock_gettime_ns", lambda clock: 5)
-    patch.setattr(episode_writer, "clock_ns", lambda: 5)
-    patch.setattr(sealing, "clock_ns", lambda: 5)
+class CallClock:
+    """A clock that stands still during each call of a writer: the n-th calls of all writers are at one time."""
+
+    def __init__(self, patch: Any) -> None:
+        self._now = 5
+        patch.setattr(append_cursor, "clock_gettime_ns", lambda clock: self._now)
+        patch.setattr(episode_writer, "clock_ns", lambda: self._now)
+        patch.setattr(sealing, "clock_ns", lambda: self._now)
+
+    def of(self, writer: Any) -> Any:
+        """Return the writer, with this clock."""
+        return _Timed(writer, count(1), self.set)
+
+    def set(self, call: int) -> None:
+        self._now = call << 20
+
+
+class _Timed:
+    def __init__(self, writer: Any, calls: Iterator[int], begin: Callable[[int], None]) -> None:
+        self._writer, self._calls, self._begin = writer, calls, begin
+
+    def __getattr__(self, name: str) -> Any:
+        self._begin(next(self._calls))
+        return getattr(self._writer, name)
 
 
 class BlocksOfOne(EpisodeWriter):
@@ -52,7 +73,9 @@ class LaneByLane(VectorSteps):
         episode_writer = self._episode_writer
         episode_writer.read_clock()
         self._make_room(step)
+        now = episode_writer.now
         for i in self._lanes_that_need_more(step).tolist():
+            episode_writer.now = now + i
             ends, cuts = bool(step.ends[i]), bool(step.cuts[i])
             next_obs = None if step.next_obs is None else self._items(step.next_obs, i)
             episode = step.episode if step.episode and (ends or cuts) else {}
@@ -60,6 +83,7 @@ class LaneByLane(VectorSteps):
             episode_writer._append_block_of_one(
                 episode_writer.lanes[i], self._items(step.values, i), next_obs, ends, cuts, values
             )
+        episode_writer.now = now + len(self._every)
 
     def _needs_only_writing(self, newest, step):
         return False

@@ -395,6 +395,27 @@ def test_exist_ok_refuses_another_limit_and_says_how_to_change_it(filled, limit)
     assert digest(filled) == before
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"compression": "zstd"}, "compression=('zstd', 5), not ('zstd', 1)"),
+        ({"segment_steps": "episode"}, "segment_steps=100, not 'episode'"),
+        ({"validate": "finite"}, "validate=None, not 'finite'"),
+    ],
+)
+def test_exist_ok_refuses_what_the_store_was_not_made_with(tmp_path, argument, message):
+    made = {"compression": ("zstd", 5), "segment_steps": 100}
+    dr.create(tmp_path / "x", serial_schema(), **made).close()
+    before = digest(tmp_path / "x")
+    with pytest.raises(dr.StoreExists) as caught:
+        dr.create(tmp_path / "x", serial_schema(), exist_ok=True, **(made | argument))
+    text = f"the store at {tmp_path / 'x'} has {message}: omit this argument, or give a new path"
+    assert str(caught.value) == text
+    assert digest(tmp_path / "x") == before
+    dr.create(tmp_path / "x", serial_schema(), exist_ok=True, **made).close()
+    dr.create(tmp_path / "x", serial_schema(), exist_ok=True).close()
+
+
 # --- sampling --------------------------------------------------------------------------------------------------------
 
 

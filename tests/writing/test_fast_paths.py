@@ -22,9 +22,9 @@ def rows_on_disk(path):
 
 
 @pytest.fixture(autouse=True)
-def still_clock(monkeypatch):
-    """One time for all rows, so that those of two stores have the same bytes."""
-    inner.stop_clock(monkeypatch)
+def clock(monkeypatch):
+    """The same times for the rows of two stores, so that they have the same bytes."""
+    return inner.CallClock(monkeypatch)
 
 
 wide = st.just(dr.Field((4100,), "uint8"))  # written by position
@@ -38,15 +38,15 @@ wide = st.just(dr.Field((4100,), "uint8"))  # written by position
     st.sampled_from((64, 256, 4096, 1 << 15)),
     st.none() | st.integers(1, 100) | st.just("episode"),
 )
-def test_the_short_way_and_the_long_way_write_the_same_bytes(schema, plans, chunk_bytes, segment_steps):
-    # Without a capacity: what leaves goes by time, which stands still.
+def test_the_short_way_and_the_long_way_write_the_same_bytes(clock, schema, plans, chunk_bytes, segment_steps):
+    # Without a capacity: what leaves goes by time, which begins again with each plan.
     kwargs = {"chunk_bytes": chunk_bytes, "segment_steps": segment_steps}
     with scratch() as folder:
         paths = [Path(folder) / name for name in ("short", "long")]
         for plan in plans:
             stores = [dr.create(path, schema, exist_ok=True, **kwargs) for path in paths]
             short, long = (store.writer(plan.num_envs) for store in stores)
-            play(plan, schema, [quiet(short), quiet(long_way(long))])
+            play(plan, schema, [clock.of(quiet(short)), clock.of(quiet(long_way(long)))])
             for store in stores:
                 store.close()
         assert rows_on_disk(paths[0]) == rows_on_disk(paths[1])
@@ -93,14 +93,14 @@ def vector_calls(rng, lanes, steps, autoreset, given):
 @pytest.mark.parametrize("autoreset", AUTORESETS)
 @pytest.mark.parametrize("given", ["always", "never", "sometimes"])
 @pytest.mark.parametrize(("lanes", "segment_steps"), [(1, 24), (5, 60), (64, 700)])
-def test_every_autoreset_mode_writes_what_lane_by_lane_writes(tmp_path, autoreset, given, lanes, segment_steps):
+def test_every_autoreset_mode_writes_what_lane_by_lane_writes(clock, tmp_path, autoreset, given, lanes, segment_steps):
     schema = serial_schema(episode={"seed": dr.Field((), "int64")})
     stores = [
         dr.create(tmp_path / name, schema, chunk_bytes=256 * lanes, segment_steps=segment_steps)
         for name in ("short", "long")
     ]
-    writers = [quiet(stores[0].writer(num_envs=lanes)), quiet(long_way(stores[1].writer(num_envs=lanes)))]
-    for writer in writers:
+    short, long = (store.writer(num_envs=lanes) for store in stores)
+    for writer in clock.of(quiet(short)), clock.of(quiet(long_way(long))):
         for call in vector_calls(np.random.default_rng(7), lanes, 60, autoreset, given):
             writer.append(**call)
     for store in stores:
@@ -112,9 +112,10 @@ def test_every_autoreset_mode_writes_what_lane_by_lane_writes(tmp_path, autorese
 
 @pytest.mark.slow
 @pytest.mark.parametrize("straggler", [0, 1])
-def test_a_lane_that_leaves_the_older_segment_lets_the_newest_end_in_the_same_step(tmp_path, straggler):
+def test_a_lane_that_leaves_the_older_segment_lets_the_newest_end_in_the_same_step(clock, tmp_path, straggler):
     stores = [dr.create(tmp_path / name, serial_schema(), segment_steps=64) for name in ("short", "long")]
-    writers = [quiet(stores[0].writer(num_envs=2)), quiet(long_way(stores[1].writer(num_envs=2)))]
+    short, long = (store.writer(num_envs=2) for store in stores)
+    writers = clock.of(quiet(short)), clock.of(quiet(long_way(long)))
     for t in range(210):
         mask = np.ones(2, bool)
         mask[straggler] = t in (0, 204, 205)  # its episode stays open, and keeps the first segment open
@@ -133,7 +134,7 @@ def test_a_lane_that_leaves_the_older_segment_lets_the_newest_end_in_the_same_st
 
 
 @pytest.mark.parametrize("given", ["always", "sometimes"])
-def test_compiled_code_writes_what_numpy_writes(tmp_path, monkeypatch, given):
+def test_compiled_code_writes_what_numpy_writes(clock, tmp_path, monkeypatch, given):
     lanes, calls, kernel = 2 * CLOSE_LANES, [], inner.write_lanes()
 
     def counted(lanes, rows, *rest):
@@ -144,7 +145,7 @@ def test_compiled_code_writes_what_numpy_writes(tmp_path, monkeypatch, given):
     for name, way in {"compiled": counted, "numpy": None}.items():
         monkeypatch.setattr(*inner.IF_MADE, lambda _, way=way: way)
         with dr.create(tmp_path / name, schema, chunk_bytes=1 << 15, segment_steps=13 * lanes) as store:
-            writer = quiet(store.writer(num_envs=lanes))
+            writer = clock.of(quiet(store.writer(num_envs=lanes)))
             for call in vector_calls(np.random.default_rng(3), lanes, 40, "next_step", given):
                 writer.append(**call)
 
