@@ -39,16 +39,20 @@ HEAP_COLUMNS = 4
 OLDEST, LINE, TAIL, LISTED = range(4)
 PLACE_ROWS = 4
 
-# The numbers of `found`. - SEEN: the number of lines of the log that `hide_oldest` has read. - UNTIL: `hide_oldest`
-# hides all steps published before this time, even if they are more than found[COUNT]. - LAST: the time of publishing of
-# the newest step hidden since the last call of `note_last`, -1 if none was hidden. - NEEDED: the id of a step whose
-# time is not mapped. - FRONT: the position of the ring's first entry in the second half of the table `heap`. - WAITING:
-# the number of entries of the ring. Only `advance_hiding` uses the other numbers. - CAPACITY: the largest number of
-# visible steps, or -1 without a limit. - PAST: all steps published before this time are hidden. - REACHED: episodes
-# that began at this time or later have no hidden steps. - READY: 1 if the caller has made the arrays that `hide_oldest`
-# reads. - BEHIND: the time 1 ns after the publishing of the newest hidden step. Steps of different writers may share a
-# time, and
-#   some of them may still be visible.
+# The numbers of `found`.
+# - SEEN: the number of lines of the log that `hide_oldest` has read.
+# - UNTIL: `hide_oldest` hides all steps published before this time, even if they are more than found[COUNT].
+# - LAST: the time of publishing of the newest step hidden since the last call of `note_last`, -1 if none was hidden.
+# - NEEDED: the id of a step whose time is not mapped.
+# - FRONT: the position of the ring's first entry in the second half of the table `heap`.
+# - WAITING: the number of entries of the ring.
+# Only `advance_hiding` uses the other numbers.
+# - CAPACITY: the largest number of visible steps, or -1 without a limit.
+# - PAST: all steps published before this time are hidden.
+# - REACHED: episodes that began at this time or later have no hidden steps.
+# - READY: 1 if the caller has made the arrays that `hide_oldest` reads.
+# - BEHIND: the time 1 ns after the publishing of the newest hidden step. Steps of different writers may share a time,
+#   and some of them may still be visible.
 # - OLDEST_AT: the address of the array with the first visible row of each lane.
 (
     SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, BEHIND, FRONT, WAITING, OLDEST_AT,
