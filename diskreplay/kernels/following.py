@@ -101,7 +101,7 @@ WORD = 8  # this number of flags is read at once
 
 
 @jit.inner
-def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: int, end: int, time: int) -> None:
+def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, end: int, time: int) -> None:
     """Append an ended episode to `ended`; an episode without a bit of `ENDS` counts as cut."""
     if end & ENDS == 0:
         end |= TRUNCATED | CUT
@@ -111,7 +111,7 @@ def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, final: i
     ended[at, FIRST_ID] = first
     ended[at, STRIDE] = width
     ended[at, STEPS] = steps
-    ended[at, OBS_ROWS] = steps + final
+    ended[at, OBS_ROWS] = steps + (1 if end & OBSERVATION_ONLY else 0)
     ended[at, END] = end
     ended[at, TIME] = time
     found[ENDED] = at + 1
@@ -129,6 +129,58 @@ def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) ->
     return True
 
 
+@jit.inner
+def _split_rows(tables: Ints, found: Ints, line: int, lane: int, base: int, stop: int) -> bool:
+    """Read the new rows of a lane, up to row `stop` - 1: append the ended episodes, and note the open one in `lanes`.
+
+    `line` is the line of the lane's segment in `growing`, and `base` the id of the lane's row 0. Returns False if the
+    flags are not a valid sequence of episodes.
+    """
+    growing, lanes = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
+    ended, is_timed = packed.ints2(tables, advancing.ENDED), tables[advancing.TIMES, packed.LINES] > 0
+    width, folder, at = growing[line, LANES], growing[line, FOLDER], _at(growing[line, PLACE] + lane)
+    bits, chunks_at = number(tables, advancing.SHIFT, folder), tables[advancing.BASES, packed.ADDRESS]
+    chunks_at += 8 * number(tables, advancing.FIRST_CHUNK, folder)
+    row, start, time = lanes[COMMITTED, at], lanes[OPEN_START, at], lanes[OPEN_TIME, at]
+    before, previous = lanes[OPEN_END, at] & CONTINUES, lanes[OPEN_END, at] & EPISODE_VALUES
+    while row < stop:
+        inside = row & ((1 << bits) - 1)
+        flags_at = jit.load_int(chunks_at + 8 * (row >> bits)) + (lane << bits) + inside
+        is_open = start >= 0 and previous & ENDS == 0  # no row has ended the episode so far
+        if is_open and stop - row >= WORD and inside + WORD <= 1 << bits and jit.load_int(flags_at) == 0:
+            row, previous = row + WORD, 0
+            continue
+        flags = jit.load_byte(flags_at)
+        if flags & DISCARDED and flags != DISCARD and flags != DISCARD_BEFORE:
+            return False
+        is_behind = start >= 0 and flags & NO_STEP != 0 and flags & FIRST == 0  # the row after the last step
+        if start >= 0 and (is_behind or flags & FIRST != 0 or not is_open):
+            end = previous & LAST_STEP | before | (flags & BEHIND_LAST if is_behind else 0)
+            _emit(ended, found, base + start * width, width, row - start, end, time)
+            start = -1
+        if start < 0 and not is_behind:
+            if flags & (FIRST | NO_STEP) != FIRST and flags != DISCARD_BEFORE:
+                return False
+            start, before = row, CONTINUES if flags & CUT else 0
+            if is_timed:
+                address = packed.row_address(tables, advancing.FIRST_TIMES, folder, OWN_FOLDER, lane, row)
+                time = jit.load_int(address) + growing[line, CLOCK]
+            if flags & DISCARDED:
+                _emit(ended, found, base + start * width, width, 0, DISCARDED | before, time)
+                start = -1
+        row, previous = row + 1, flags
+    if start >= 0 and previous & ENDS:  # the last new row is the last step of its episode
+        _emit(ended, found, base + start * width, width, row - start, previous & LAST_STEP | before, time)
+        start = -1
+    if lanes[OPEN_START, at] >= 0:
+        found[OPEN_STEPS] -= lanes[COMMITTED, at] - lanes[OPEN_START, at]
+    lanes[OPEN_START, at], lanes[OPEN_END, at], lanes[OPEN_TIME, at] = start, OPEN, time
+    if start >= 0:
+        found[OPEN_STEPS] += stop - start
+        lanes[OPEN_END, at] |= before | previous & EPISODE_VALUES
+    return True
+
+
 @jit.kernel("int", "ints2", "int", "out_ints")
 def follow(tables: Ints, origin: int, found: Ints) -> int:
     """Read the new committed rows of all lanes, and update `tables` and `found`; for the result see `DONE`.
@@ -141,8 +193,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
     if found[FOLLOWED] != 0:
         return DONE
     growing, lanes = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
-    ended, is_timed = packed.ints2(tables, advancing.ENDED), tables[advancing.TIMES, packed.LINES] > 0
-    before_all = found[ENDED]
+    is_timed, before_all = tables[advancing.TIMES, packed.LINES] > 0, found[ENDED]
     for which in range(growing.shape[0] - 1, -1, -1):
         found[LEFT] = which
         # The index is unsigned, because numba tests each signed index for being negative.
@@ -162,8 +213,7 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
             at = _at(place + lane)
             observed = jit.load_shared(growing[line, OBSERVED_AT] + 8 * lane)
             stop = jit.load_shared(growing[line, COMMITTED_AT] + 8 * lane)
-            row, over, steps_over = lanes[COMMITTED, at], found[ENDED], found[ENDED_STEPS]
-            splits = found[SPLITS]
+            row, start, so_far = lanes[COMMITTED, at], lanes[OPEN_START, at], lanes[OPEN_END, at]
             if stop < row or observed > stop + 1:
                 return DAMAGED
             observed = observed if observed > stop else stop
@@ -173,64 +223,22 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
                 continue
             if stop > growing[line, CHECKED]:
                 return UNCHECKED
-            if over + stop - row >= ended.shape[0]:
+            if found[ENDED] + stop - row >= tables[advancing.ENDED, packed.LINES]:
                 return FULL
             if not _are_mapped(tables, advancing.FIRST_CHUNK, folder, row, stop - 1):
                 return UNCHECKED
             if is_timed and not _are_mapped(tables, advancing.FIRST_TIMES, folder, row, stop - 1):
                 return UNCHECKED
-            start, so_far = lanes[OPEN_START, at], lanes[OPEN_END, at]
             is_inside = stop == row + 1 and start >= 0 and so_far & EPISODE_VALUES == 0
             flags_at = jit.load_int(bases + 8 * (row >> bits)) + (lane << bits) + (row & mask)
             if is_inside and jit.load_byte(flags_at) == 0:
-                lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
+                # The usual case: one step in the middle of an episode.
                 found[OPEN_STEPS] += 1
-                continue
-            before, time = so_far & CONTINUES, lanes[OPEN_TIME, at]
-            previous = so_far & EPISODE_VALUES  # The flags of the row before `row`.
-            # The loop runs once more after the last row, if that row is the last step of an episode.
-            while row < stop or (start >= 0 and previous & ENDS != 0):
-                flags = np.int64(FIRST)
-                if row < stop:
-                    flags_at = jit.load_int(bases + 8 * (row >> bits)) + (lane << bits) + (row & mask)
-                    inside = start >= 0 and previous & ENDS == 0 and stop - row >= WORD
-                    if inside and (row & mask) + WORD <= mask + 1 and jit.load_int(flags_at) == 0:
-                        row, previous = row + WORD, 0
-                        continue
-                    flags = np.int64(jit.load_byte(flags_at))
-                ends = start >= 0 and flags & NO_STEP != 0 and flags & FIRST == 0
-                is_damaged = flags & DISCARDED != 0 and flags != DISCARD and flags != DISCARD_BEFORE
-                if start >= 0 and (ends or flags & FIRST != 0 or previous & ENDS != 0):
-                    end = previous & LAST_STEP | before
-                    final = 1 if ends and flags & OBSERVATION_ONLY else 0
-                    end |= flags & BEHIND_LAST if ends else 0
-                    first = segment + lane + start * width
-                    _emit(ended, found, first, width, row - start, final, end, time)
-                    start = -1
-                if not ends and row < stop:
-                    if start < 0:
-                        is_start = flags & (FIRST | NO_STEP) == FIRST or flags == DISCARD_BEFORE
-                        is_damaged = is_damaged or not is_start
-                        start, before = row, CONTINUES if flags & CUT else 0
-                        if is_timed:
-                            table = advancing.FIRST_TIMES
-                            address = packed.row_address(tables, table, folder, OWN_FOLDER, lane, row)
-                            time = jit.load_int(address) + growing[line, CLOCK]
-                        if flags & DISCARDED:
-                            first = segment + lane + start * width
-                            _emit(ended, found, first, width, 0, 0, DISCARDED | before, time)
-                            start = -1
-                    previous = flags
-                if is_damaged:
+            else:
+                over, steps_over, splits = found[ENDED], found[ENDED_STEPS], found[SPLITS]
+                if not _split_rows(tables, found, line, lane, segment + lane, stop):
                     found[ENDED], found[ENDED_STEPS], found[SPLITS] = over, steps_over, splits
                     return DAMAGED
-                row += 1
-            if lanes[OPEN_START, at] >= 0:
-                found[OPEN_STEPS] -= lanes[COMMITTED, at] - lanes[OPEN_START, at]
-            lanes[OPEN_START, at], lanes[OPEN_END, at], lanes[OPEN_TIME, at] = start, OPEN, time
-            if start >= 0:
-                found[OPEN_STEPS] += stop - start
-                lanes[OPEN_END, at] |= before | previous & EPISODE_VALUES
             lanes[COMMITTED, at], lanes[OBSERVED, at], found[CHANGED] = stop, observed, 1
     found[FOLLOWED] = 1
     return ADDED if found[ENDED] > before_all and found[SPLITS] != 0 else DONE
@@ -283,9 +291,10 @@ def _follow_lane_plain(
         published = np.append(new_times + (segment[CLOCK] if is_timed else 0), time)
         *over, (start, so_far) = episodes
         base = ((segment[SLOT] + origin) << POSITION_BITS) + lane
-        for first, steps, final, end in over:
+        for first, steps, end in over:
+            obs_rows = steps + (end & OBSERVATION_ONLY != 0)
             # The last entry of `published` is the start time of the episode that was open before these rows.
-            line = base + first * segment[LANES], segment[LANES], steps, steps + final, end
+            line = base + first * segment[LANES], segment[LANES], steps, obs_rows, end
             ended[found[ENDED]] = *line, published[max(first - row, -1)]
             found[ENDED] += 1
             found[ENDED_STEPS] += steps
@@ -320,17 +329,17 @@ def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunk
 def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[tuple[int, ...]] | None:
     """Split new rows of a lane into episodes: return a tuple for each ended episode, then one for the open episode.
 
-    The tuple of an ended episode is (first row, number of steps, number of final observations, bits of its end). The
-    tuple of the open episode is (first row, known bits of its end), with row -1 if no episode is open. `flags` are the
-    flags of the rows from `row` on. `start` and `so_far` are the lane's OPEN_START and OPEN_END before these rows.
+    The tuple of an ended episode is (first row, number of steps, bits of its end). The tuple of the open episode is
+    (first row, known bits of its end), with row -1 if no episode is open. `flags` are the flags of the rows from `row`
+    on. `start` and `so_far` are the lane's OPEN_START and OPEN_END before these rows.
     Returns None if the flags are not a valid sequence of episodes.
     """
     over: list[tuple[int, ...]] = []
     previous, before = so_far & EPISODE_VALUES, so_far & CONTINUES
 
-    def end_at(stop: int, end: int, final: int = 0) -> None:
+    def end_at(stop: int, end: int) -> None:
         cut = 0 if end & ENDS else TRUNCATED | CUT
-        over.append((start, stop - start, final, end | cut | before))
+        over.append((start, stop - start, end | cut | before))
 
     if start < 0 and not flags[0] & FIRST:
         return None
@@ -341,7 +350,7 @@ def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[
             return None
         step = previous if at == last + 1 else 0
         if start >= 0 and here & NO_STEP and not here & FIRST:
-            end_at(row + at, step & LAST_STEP | here & BEHIND_LAST, int(here & OBSERVATION_ONLY != 0))
+            end_at(row + at, step & LAST_STEP | here & BEHIND_LAST)
             start = -1
         else:
             if start >= 0 and (here & FIRST or step & ENDS):

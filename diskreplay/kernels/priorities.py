@@ -7,7 +7,7 @@ from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints
 
 from . import frozen, jit, packed, priority_pages
 from .ids_at import fraction
-from .packed import Ints32, number, row_address
+from .packed import number, row_address
 from .priority_pages import (
     CHANGED,
     DRAWN,
@@ -153,10 +153,67 @@ PAGE_ROW = 3
 
 
 @jit.inner
+def _slot_of_last(runs: Ints, i: int, origin: int, lanes: Ints, slots: int) -> int:
+    """Return the hash of the page of a run's last id, see `slot_of`."""
+    last = runs[0, _at(i)] + (runs[2, _at(i)] - 1) * runs[1, _at(i)]
+    width = width_of(last, origin, lanes)
+    row = np.int64(_at(last & POSITION_MASK) // _at(width if width > 0 else 1))
+    return slot_of(last - (row & LAST_ROW) * width, slots)
+
+
+@jit.inlined
+def _want_rows(wanted: int, runs: Ints, i: int, first: int, count: np.int64, width: int, table: Ints) -> int:
+    """Set or clear the bit `WANTED` of the `count` ids of run `i` that begin with id `first`.
+
+    `width` is the number of lanes of the segment. For the other arguments and the result see `_want_difference`.
+    """
+    pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
+    stacks, heights = packed.ints2(table, priority_pages.STACKS), packed.ints(table, priority_pages.HEIGHTS)
+    row, stride, missing = np.int64(_at(first & POSITION_MASK) // _at(width)), runs[1, i], 0
+    step = 1 if stride == width else np.int64(_at(stride) // _at(width))  # usually saves a division
+    row_0 = first - row * width
+    while count > 0:
+        begin = row & LAST_ROW
+        some = priority_pages.PAGE - begin if step == 1 else (LAST_ROW - begin) // step + 1
+        some = some if some < count else count
+        rows = ~(np.int64(-2) << (some - 1)) << begin
+        if step > 1:
+            rows = np.int64(0)
+            for k in range(some):
+                rows |= np.int64(1) << (begin + k * step)
+        page_first = row_0 + (row - begin) * width
+        page = runs[PAGE_ROW, i]
+        is_known = 0 <= page < len(pages) and pages[page, priority_pages.FIRST] == page_first
+        if not is_known or pages[page, priority_pages.STRIDE] != width:
+            at = find_slot(page_first, pages, slots)
+            page = np.int64(slots[_at(at)]) - 1
+            if page < 0 and wanted:
+                if heights[UNUSED] > 0:
+                    heights[UNUSED] -= 1
+                    page = stacks[UNUSED, heights[UNUSED]]
+                    slots[_at(at)] = page + 1
+                    pages[page, priority_pages.FIRST], pages[page, priority_pages.STRIDE] = page_first, width
+                else:
+                    missing += 1
+        if page >= 0:
+            before = pages[page, priority_pages.WANTED]
+            after = before | rows if wanted else before & ~rows
+            if after != before:
+                pages[page, priority_pages.WANTED] = after
+                if pages[page, priority_pages.TOUCHED] == 0:
+                    pages[page, priority_pages.TOUCHED] = 1
+                    stacks[CHANGED, heights[CHANGED]] = page
+                    heights[CHANGED] += 1
+        runs[PAGE_ROW, i] = page
+        row += some * step
+        count -= some
+    return missing
+
+
+@jit.inner
 def _want_difference(
-    wanted: int, runs: Ints, i: int, stop: int, others: Ints, j: int, others_stop: int, by_lane: bool,
-    origin: int, lanes: Ints, pages: Ints, slots: Ints32, stacks: Ints, heights: Ints,
-) -> int:  # fmt: skip
+    wanted: int, runs: Ints, i: int, stop: int, others: Ints, j: int, others_stop: int, by_lane: bool, table: Ints
+) -> int:
     """Set (if `wanted` is 1) or clear (if it is 0) the bit `WANTED` of each id of `runs` that is not in `others`.
 
     For `WANTED` see `priority_pages`. The runs are `i` to `stop` - 1 of the table `runs`, and `j` to `others_stop` - 1
@@ -165,30 +222,23 @@ def _want_difference(
     For a run in both tables, only the ids that it has gained or lost at one end are visited. With `by_lane`, both
     tables should be ordered by lane. Without `by_lane`, the new runs should begin with the remaining old runs in their
     old order. In any other order, more ids than necessary are visited, but the result is the same, because
-    `sync_priorities` clears all ids before it sets any.
+    `sync_priorities` clears all ids before it sets any. `table` is the argument of `sync_priorities`.
     """
-    missing = 0
+    pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
+    origin, lanes, missing = runs[priority_pages.ORIGIN, 0], priority_pages.lanes_of(runs), 0
     while i < stop:
         if wanted:
             runs[PAGE_ROW, i] = -1
             if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # usually, a later run has this page
                 jit.prefetch(pages.ctypes.data + 8 * others[PAGE_ROW, j + AHEAD] * pages.shape[1])
             elif i + 2 * AHEAD < stop:
-                # First prefetch the entry of `slots` for a run's last id. `AHEAD` runs later, prefetch the page that
-                # the entry names.
-                for ahead in range(i + AHEAD, i + 2 * AHEAD + 1, AHEAD):
-                    last = runs[0, _at(ahead)] + (runs[2, _at(ahead)] - 1) * runs[1, _at(ahead)]
-                    width = width_of(last, origin, lanes)
-                    row = np.int64(_at(last & POSITION_MASK) // _at(width if width > 0 else 1))
-                    at = slot_of(last - (row & LAST_ROW) * width, slots.size)
-                    if ahead > i + AHEAD:
-                        jit.prefetch(slots.ctypes.data + 4 * at)
-                    else:
-                        page = np.int64(slots[_at(at)]) - 1
-                        jit.prefetch(pages.ctypes.data + 8 * (page if page > 0 else 0) * pages.shape[1])
+                # Prefetch the entry of `slots` for a run's last id, and, `AHEAD` runs later, the page that this entry
+                # names.
+                jit.prefetch(slots.ctypes.data + 4 * _slot_of_last(runs, i + 2 * AHEAD, origin, lanes, slots.size))
+                page = np.int64(slots[_at(_slot_of_last(runs, i + AHEAD, origin, lanes, slots.size))]) - 1
+                jit.prefetch(pages.ctypes.data + 8 * page * pages.shape[1])
         first, stride, count = runs[0, i], runs[1, i], runs[2, i]
         width = width_of(first, origin, lanes)
-        unsigned = _at(width if width > 0 else 1)
         if j < others_stop:
             other = others[0, j]
             offset, more = first - other, count - others[2, j]
@@ -200,51 +250,13 @@ def _want_difference(
                 j += 1
             else:
                 comes_first = other < first
-                if (other ^ first) >> POSITION_BITS == 0:  # within a segment, runs are ordered by lane
-                    comes_first = _at(other & POSITION_MASK) % unsigned < _at(first & POSITION_MASK) % unsigned
+                if (other ^ first) >> POSITION_BITS == 0 and width > 0:  # within a segment, runs are ordered by lane
+                    comes_first = _at(other & POSITION_MASK) % _at(width) < _at(first & POSITION_MASK) % _at(width)
                 if comes_first if by_lane else wanted != 0:
                     j += 1
                     continue
-        if width == 0:
-            count = 0
-        row = np.int64(_at(first & POSITION_MASK) // unsigned)
-        step = 1 if stride == width else np.int64(_at(stride) // unsigned)  # the first case avoids a division
-        row_0 = first - row * width
-        while count > 0:
-            begin = row & LAST_ROW
-            some = priority_pages.PAGE - begin if step == 1 else (LAST_ROW - begin) // step + 1
-            some = some if some < count else count
-            rows = ~(np.int64(-2) << (some - 1)) << begin
-            if step > 1:
-                rows = np.int64(0)
-                for k in range(some):
-                    rows |= np.int64(1) << (begin + k * step)
-            page_first = row_0 + (row - begin) * width
-            page = runs[PAGE_ROW, i]
-            is_known = 0 <= page < len(pages) and pages[page, priority_pages.FIRST] == page_first
-            if not is_known or pages[page, priority_pages.STRIDE] != width:
-                at = find_slot(page_first, pages, slots)
-                page = np.int64(slots[_at(at)]) - 1
-                if page < 0 and wanted:
-                    if heights[UNUSED] > 0:
-                        heights[UNUSED] -= 1
-                        page = stacks[UNUSED, heights[UNUSED]]
-                        slots[_at(at)] = page + 1
-                        pages[page, priority_pages.FIRST], pages[page, priority_pages.STRIDE] = page_first, width
-                    else:
-                        missing += 1
-            if page >= 0:
-                before = pages[page, priority_pages.WANTED]
-                after = before | rows if wanted else before & ~rows
-                if after != before:
-                    pages[page, priority_pages.WANTED] = after
-                    if pages[page, priority_pages.TOUCHED] == 0:
-                        pages[page, priority_pages.TOUCHED] = 1
-                        stacks[CHANGED, heights[CHANGED]] = page
-                        heights[CHANGED] += 1
-            runs[PAGE_ROW, i] = page
-            row += some * step
-            count -= some
+        if width > 0 and count > 0:
+            missing += _want_rows(wanted, runs, i, first, count, width, table)
         i += 1
     return missing
 
@@ -295,9 +307,8 @@ def sync_priorities(
     Returns the number of missing pages. If this number is not 0, the drawable ids are still the old ones, and the
     caller repeats the call with more pages.
     """
-    pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
+    pages, raw = packed.ints2(table, priority_pages.PAGES), packed.floats(table, priority_pages.RAW)
     stacks, heights = packed.ints2(table, priority_pages.STACKS), packed.ints(table, priority_pages.HEIGHTS)
-    raw = packed.floats(table, priority_pages.RAW)
     starts, tree = packed.ints(table, priority_pages.STARTS), packed.floats(table, priority_pages.TREE)
     sums, least = packed.floats(table, priority_pages.SUMS), packed.floats(table, priority_pages.LEAST)
     places, nodes = packed.ints(table, priority_pages.PLACES), packed.ints(table, priority_pages.NODES)
@@ -310,7 +321,6 @@ def sync_priorities(
     for row in range(PAGE_ROW):
         target, source = row * new.shape[1] + priority_pages.RUNS, runs.ctypes.data + row * runs.strides[0]
         jit.copy_bytes(new.ctypes.data + 8 * target, source, 8 * runs.shape[1])
-    lanes, old_lanes = priority_pages.lanes_of(new), priority_pages.lanes_of(old)
     for page in range(pages.shape[0] if whole else 0):
         if pages[page, priority_pages.SHOWN] | pages[page, priority_pages.WANTED]:
             pages[page, priority_pages.WANTED], pages[page, priority_pages.TOUCHED] = 0, 1
@@ -326,15 +336,9 @@ def sync_priorities(
                 end, old_end = np.int64(new.shape[1]), np.int64(old.shape[1])
             old_first = old_end if whole or part == 0 else old_begin
             if wanted:
-                missing += _want_difference(
-                    1, new, begin, end, old, old_first, old_end, is_rest, new[priority_pages.ORIGIN, 0], lanes, pages,
-                    slots, stacks, heights,
-                )  # fmt: skip
+                missing += _want_difference(1, new, begin, end, old, old_first, old_end, is_rest, table)
             else:
-                _want_difference(
-                    0, old, old_first, old_end, new, begin, end, is_rest, old[priority_pages.ORIGIN, 0], old_lanes,
-                    pages, slots, stacks, heights,
-                )  # fmt: skip
+                _want_difference(0, old, old_first, old_end, new, begin, end, is_rest, table)
             begin, old_begin = end, old_end
     if missing > 0:
         return missing

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from diskreplay.ids import POSITION_BITS, POSITION_MASK, Floats, Ints, locate
 from diskreplay.kernels import frozen, packed, priority_pages
 from diskreplay.kernels.frozen import OWN_FOLDER
-from diskreplay.kernels.priorities import PAGE_ROW, Ints32
+from diskreplay.kernels.packed import Ints32
+from diskreplay.kernels.priorities import PAGE_ROW
 from diskreplay.kernels.priority_pages import (
     CHANGED,
     DRAWN,
