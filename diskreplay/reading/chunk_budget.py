@@ -445,7 +445,8 @@ def _counted() -> int:
 def _release(how: int, before: int = sys.maxsize) -> bool:
     """Release chunks that are kept as ``how``: the least recently used eighth of those last used before ``before``."""
     with ExitStack() as held:
-        tables = [table for each in _not_busy(held) for table in each.leaves.values()]
+        stores = _not_busy(held)  # a local variable, since another thread may drop the last reference to one
+        tables = [table for each in stores for table in each.leaves.values()]
         places = [np.flatnonzero((table.bases != 0) & (table.how == how) & (table.used < before)) for table in tables]
         counts = [len(there) for there in places]
         total = sum(counts)

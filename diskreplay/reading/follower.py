@@ -54,9 +54,8 @@ class Follower:
     def _begin(self, generation: int) -> "_Generation":
         for _ in range(_ATTEMPTS):
             try:
-                words = self._counters.read()
-                known = KnownSegments(self._root, self._counters, words, self._warns, self._least)
-                return _Generation(self._root, self._counters, words, known, self._kernel, generation)
+                known = KnownSegments(self._root, self._counters, self._warns, self._least)
+                return _Generation(self._root, self._counters, known, self._kernel, generation)
             except Merged as merged:
                 self._least = min(self._least, merged.least)
         raise StoreLocked(
@@ -133,17 +132,17 @@ class _Generation:
         self,
         root: Root,
         counters: StoreCounters,
-        words: Ints,
         known: KnownSegments,
         kernel: Callable[[str], Kernel],
         number: int,
     ) -> None:
         self._root, self._counters, self.known = root, counters, known
-        self._words = words
+        self._words = counters.read()
+        root.follow_limits()  # after the counters: if another process changes a limit later, a counter tells so
         # A limit hides single steps, in the order of their publication, so the follower reads the times of rows. It
         # also reads times if an earlier limit has hidden steps, which stay hidden. In all other stores, it reads none.
         self._limits = replace(root.limits)
-        self._is_timed = self._limits.are_set or bool(self._words[[layout.FRONTIER, layout.HORIZON]].any())
+        self._is_timed = self._hides(self._words)
         self._raw = b""
         self._until = 0  # the counters of the store say that all steps published before this time are hidden
         self._clock = this_clock()  # `_add_segments` sets the clock of the newest segment written since the boot
@@ -152,6 +151,10 @@ class _Generation:
         self.update(force=True)
         # Tables that grew in several steps leave freed memory in the process: up to half the size of these tables.
         give_back_free(max(len(self.rows.log), len(known.slots.lanes)))
+
+    def _hides(self, words: Ints) -> bool:
+        """Return whether a limit hides steps, or an earlier limit has hidden some; ``words`` are the counters."""
+        return self._limits.are_set or bool(words[[layout.FRONTIER, layout.HORIZON]].any())
 
     @property
     def kernel_name(self) -> str:
@@ -165,11 +168,12 @@ class _Generation:
         if force or raw != self._raw:
             self._raw = raw
             words = self._counters.read()
-            is_rearranged = not force and bool(words[layout.CHANGES] != self._words[layout.CHANGES])
+            is_rearranged = bool(words[layout.CHANGES] != self._words[layout.CHANGES])
             if is_rearranged:
                 self._root.follow_limits()
-            if is_rearranged and (self._limits != self._root.limits or self._has_returned()):
-                raise Merged
+                is_other = self._limits != self._root.limits or self._is_timed != self._hides(words)
+                if force or is_other or self._has_returned():
+                    raise Merged
             changed = changed or bool((words != self._words).any())
             if changed:
                 arrived = self._follow_counters(words, is_rearranged)

@@ -59,7 +59,7 @@ MOST_SLOTS = 1 << 22
 
 
 class Merged(Exception):
-    """Segments were merged into a pack, or appeared again, during a read: the complete store has to be read again.
+    """Segments were merged into a pack, or appeared again, or a limit changed: the store has to be read again.
 
     If a pack has a segment older than all known segments, ``least`` is the number of the pack's oldest segment.
     """
@@ -177,16 +177,17 @@ class KnownSegments:
     describes the damage of each segment that is left out, by number.
     """
 
-    def __init__(self, root: Root, counters: StoreCounters, words: Ints, warns: bool, least: int) -> None:
+    def __init__(self, root: Root, counters: StoreCounters, warns: bool, least: int) -> None:
         self._root, self._counters, self._warns = root, counters, warns
         self.damaged: dict[int, str] = {}
-        self.slots = Slots(min(self._lowest(words), least))
+        self.slots = Slots(min(self._lowest(), least))
 
-    def _lowest(self, words: Ints) -> int:
-        """Return the lowest number that an existing segment may have; ``words`` are the counters of the store.
+    def _lowest(self) -> int:
+        """Return the lowest number that an existing segment may have.
 
         The counter FIRST_LIVE is only a hint: a user may have moved a segment with a lower number back to the store.
         """
+        words = self._counters.read()
         first = int(words[layout.FIRST_LIVE])
         least = max(0, int(words[layout.NEXT_SEGMENT]) - MOST_SLOTS)
         if first <= least:
@@ -238,7 +239,7 @@ class KnownSegments:
         For each segment number, ``known`` has the `Identity` of the segment's metadata file (zarr.json). For a segment
         that may grow, ``known`` has the inode of the segment's folder instead.
         """
-        if self._lowest(self._counters.read()) < self.slots.origin:
+        if self._lowest() < self.slots.origin:
             return True
         there = [number for number in listed_numbers(self._root) if self.slots.origin <= number < self.slots.end]
         return any(number not in known or self._is_other(number, known[number]) for number in there)

@@ -144,7 +144,9 @@ def lane_keys(store: dr.Store) -> list[int]:
 @contextmanager
 def before_opening(called: str, work: Any) -> Iterator[None]:
     """Call a function when a reader that opens a store has come to a place, once."""
-    owners = {"KnownSegments.read": known_segments.KnownSegments, "read_sealed": followed_rows, "read_tables": folder}
+    known = known_segments.KnownSegments
+    owners = {"KnownSegments.__init__": known, "KnownSegments.read": known}
+    owners |= {"read_sealed": followed_rows, "read_tables": folder}
     owner: Any = owners[called]
     name = called.split(".")[-1]
     real, done = getattr(owner, name), list[bool]()

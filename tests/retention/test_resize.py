@@ -11,6 +11,7 @@ import pytest
 
 import diskreplay as dr
 from tests.crash.injection import die_at, points_of
+from tests.reading.inner import before_opening
 from tests.testing.support import append_numbered, serial_schema
 from tests.tiers import SHARES, each_share, whole_or_part
 
@@ -31,6 +32,25 @@ def filled(path, steps=90, **kwargs):
 def visible(store):
     store.refresh()
     return [int(serial) for episode in store.episodes for serial in episode["serial"][episode.hidden_steps :]]
+
+
+@pytest.mark.parametrize("place", ["KnownSegments.__init__", "KnownSegments.read"])
+@pytest.mark.parametrize("capacities", [(80,), (80, None)])
+def test_a_limit_that_changes_while_a_store_is_opened_is_followed(tmp_store, place, capacities):
+    with filled(tmp_store, 120) as store:
+
+        def resize():
+            for capacity in capacities:
+                store.resize(capacity=capacity)
+
+        with before_opening(place, resize):
+            reader = dr.open(tmp_store)
+        with reader, dr.open(tmp_store) as other:
+            assert visible(reader) == visible(other) == [*range(40, 120)]
+            with store.writer() as writer:
+                append_numbered(writer, range(120, 150))
+            assert visible(reader) == visible(other)
+            assert len(reader) == (80 if len(capacities) == 1 else 110)
 
 
 def in_another_process(path, call):

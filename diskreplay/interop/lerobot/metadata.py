@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ class Metadata:
             self.numbers: Ints = np.asarray(self._table[EPISODE], np.int64)
         except (KeyError, ValueError, TypeError) as error:
             raise FormatError(f"{root}: the table of episodes has no column {error} of numbers") from None
-        if (np.diff(self.numbers, prepend=-1) < 1).any() or (self.lengths < 1).any():
+        numbers = [-1, *self.numbers.tolist()]
+        if any(after <= before for before, after in pairwise(numbers)) or (self.lengths < 1).any():
             raise FormatError(f"{root}: the table of episodes must have rising numbers and lengths of 1 or more")
         self._check_numbers()
         self.files = [self._data_file(position) for position in range(len(self.numbers))]
@@ -93,10 +95,9 @@ class Metadata:
                 "correct total_episodes"
             )
         # A small file may claim any number of episodes, so a message names ranges of missing episodes, not each number.
-        count, begin = max(last, total), np.append(0, self.numbers + 1)
-        gaps = [
-            (first, stop - 1) for first, stop in zip(begin, np.append(self.numbers, count), strict=True) if first < stop
-        ]
+        count = max(last, total)
+        numbers = [-1, *self.numbers.tolist(), count]  # Python's numbers, which do not overflow
+        gaps = [(before + 1, after - 1) for before, after in pairwise(numbers) if before + 1 < after]
         if gaps and not self.is_lenient:
             raise FormatError(
                 f"{self.root}: the table of episodes has no episode {gaps[0][0]}; {count - len(self.numbers)} of "
