@@ -227,16 +227,18 @@ class DataSet:
             found = [each._replace(finals=int(ends.get(each.split, {}).keys() == {False})) for each in found]
         for each in found:
             if each.rows <= each.finals:
-                what, why = (
-                    f"episode {each.record}",
-                    "its only row is a final observation" if each.rows else "it has no row",
-                )
-                if not self._is_lenient:
-                    raise FormatError(
-                        f"{self._folder}: {what} has no steps: {why}; on_error='skip' (--on-error skip) leaves it out"
-                    )
-                self.skipped.append(Skipped(what, why))
+                self._leave_out(each)
         return [each for each in found if each.rows > each.finals]
+
+    def _leave_out(self, episode: _Episode) -> None:
+        """Add an episode without steps to ``skipped``; FormatError unless ``on_error`` is "skip"."""
+        what = f"episode {episode.record}"
+        why = "its only row is a final observation" if episode.rows else "it has no row"
+        if not self._is_lenient:
+            raise FormatError(
+                f"{self._folder}: {what} has no steps: {why}; on_error='skip' (--on-error skip) leaves it out"
+            )
+        self.skipped.append(Skipped(what, why))
 
     def _is_in_last_row(self, record: _Record, name: str) -> bool:
         values = self._decoded(record, name, record.rows) if name in record.features else []
