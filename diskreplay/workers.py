@@ -111,7 +111,7 @@ class Job(Generic[T]):
                 pass
 
     def _make(self, is_wanted: bool) -> None:
-        """Make the call in a thread of `Workers`, unless the job was withdrawn or ``is_wanted`` is False."""
+        """Make the job's call in this thread, unless the job was withdrawn or ``is_wanted`` is False."""
         self._is_begun = True
         try:
             if not is_wanted:

@@ -74,7 +74,7 @@ class Restricted(Distribution):
     def _draw_left(
         self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
     ) -> tuple[Ints, Floats]:
-        """Draw, from a list of all allowed ids, the ids that are missing if a batch of `size` ids has only `drawn`."""
+        """Draw the rest of a batch of `size` ids, after the ids `drawn`, from a list of all allowed ids."""
         left = self.drawable(population)
         mass = self._distribution.chances(population, left)
         left, mass = left[mass > 0], mass[mass > 0]

@@ -97,7 +97,8 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
 
 
 FAN_OUT = 8
-# The largest number of nodes in the last level. A binary search in their sums costs less than further levels.
+# The largest number of nodes in the last level, the one farthest from the leaves. A binary search in their sums costs
+# less than further levels.
 TOP = 512
 SOME = 6  # the length of the scratch memory of `sumtree_find`
 FAN_OUT_BITS = 3

@@ -350,7 +350,9 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
         while piece is None:
             piece, used = _decompressed_piece(nbytes, most), 0
             if piece is None and most == sys.maxsize:
-                raise MemoryError(f"no memory for {count} decompressed chunks of {inner_bytes} bytes each; free memory")
+                raise MemoryError(
+                    f"no memory for {count} decompressed chunks of {inner_bytes} bytes each; end other processes"
+                )
             if piece is None and not _release_decompressed(count * inner_bytes, before):
                 most = sys.maxsize
         some = min(count, fits - used)

@@ -122,8 +122,9 @@ class _Generation:
 
     Used by one thread.
 
-    ``known`` has the segments, ``rows`` has their rows, and ``snapshot`` is the latest snapshot. The constructor and
-    `update` raise `Merged` if the complete store has to be read again.
+    ``known`` lists the segments, ``rows`` follows the numbers of rows of their lanes and their episodes, and
+    ``snapshot`` is the latest snapshot. The constructor and `update` raise `Merged` if the complete store has to be
+    read again.
     """
 
     snapshot: Snapshot

@@ -571,7 +571,8 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_tru
         if is_never_written(str(path)):
             raise NeverWritten(errno.ENOENT, "nothing of it was written before the power loss", str(path)) from None
         raise
-    # The folders of other arrays are checked only when their chunks are mapped, as there may be thousands of segments.
+    # Only the paths that are read next are checked for links. The folders of all other arrays are checked when their
+    # chunks are mapped, because there may be thousands of segments.
     refuse_links(path, _READ_AT_ONCE, lookup)
     try:
         metadata.check_requires(attributes or {}, document_path)

@@ -717,9 +717,9 @@ class Store:
             disk. With every value, appended steps are visible to all processes at once, and survive the death
             of any process.
 
-            - a number of seconds: the steps of the last period of this length, as a background thread makes older steps
-              durable;
-            - ``"episode"``: steps of open episodes, as the append that ends an episode waits for the disk;
+            - a number of seconds: the steps of the last period of this length, because a background thread makes older
+              steps durable;
+            - ``"episode"``: steps of open episodes, because the append that ends an episode waits for the disk;
             - ``"none"``: all steps outside sealed segments.
         limiter : RateLimiter, optional
             Makes an append wait while the writers are too far ahead of the samplers with the same limiter.

@@ -50,10 +50,10 @@ class Hindsight:
         Probability that an item is relabelled, 0 to 1. The paper (see Notes) uses k new goals for each real goal, which
         is a `ratio` of k / (k + 1).
     reward_fn : callable
-        ``reward_fn(achieved_goal, desired_goal)``, both (M, *goal_shape) in the dtype of the store, returns the
-        rewards of M steps: (M,), or an array that broadcasts to it. `reward_fn` is called once per batch, for all steps
-        of all relabelled items. The achieved goal comes from the observation after the step. A function that needs a
-        third argument, such as gymnasium-robotics' ``env.compute_reward``, gets ``{}`` as its info.
+        ``reward_fn(achieved_goal, desired_goal)`` returns the rewards of M steps: (M,), or an array that broadcasts to
+        it. Both arguments are (M, *goal_shape) in the dtype of the store. `reward_fn` is called once per batch, for all
+        steps of all relabelled items. The achieved goal comes from the observation after the step. A function that
+        needs a third argument, such as gymnasium-robotics' ``env.compute_reward``, gets ``{}`` as its info.
     terminated_fn : callable or None
         ``terminated_fn(achieved_goal, desired_goal)``, called like `reward_fn`, returns whether each of M steps
         terminates, (M,) bool. An n-step window ends at its first step that terminates: later rewards do not count,

@@ -1,4 +1,6 @@
-"""Problems, and a reader for files that may be damaged or hostile: it follows no link and maps no file into memory.
+"""The problems that verify reports, and a reader for files that may be damaged or hostile.
+
+The reader follows no link, and maps no file into memory.
 
 The modules of this package share constants, the schema and the identity of the machine with the rest of diskreplay, but
 no code that reads or writes stores.
@@ -117,7 +119,7 @@ class Files:
         return fd is not None
 
     def check_lock(self, where: str) -> None:
-        """Check that a lock is a regular file, if it exists: taking a lock creates the file.
+        """Check that a lock file is a regular file. It may be missing: it is created when the lock is first taken.
 
         The lock is not opened, because a user without write access may not be able to read it.
         """

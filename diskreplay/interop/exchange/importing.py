@@ -362,7 +362,8 @@ def _append(
                     first_id, steps = segments.append(episode), steps + len(episode)
                 except SchemaError as error:
                     selection.leave_out(position, SchemaError(f"{what} of {source.name}: {error}"))
-                    # A resumed import must not compare this episode with the next one, which is in the store.
+                    # The note names this episode. Without it, a resumed import would compare the episode with the next
+                    # one in the store, which differs.
                     refused[what] = selection.skipped[-1].why
                     store.write_note(NOTE, {**store.read_note(NOTE), _SKIPPED: list(refused.items())})
             if first_id is not None:

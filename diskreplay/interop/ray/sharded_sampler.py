@@ -447,9 +447,9 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         - `seconds_waiting`: the time that this trainer waited for shards.
         - `bytes`, `messages`: the numbers of bytes and messages between shards and this trainer.
         - `redrawn`: the number of items that were drawn from other shards because a shard did not answer.
-        - `updates_sent`, `updates_lost`, `updates_skipped`: the numbers of ids whose priorities were sent, were lost
-          because a shard did not answer, and were skipped by a shard. `oldest_update_s`: the longest time that an
-          update waited before it was sent.
+        - `updates_sent`, `updates_lost`, `updates_skipped`: the numbers of ids whose priorities were sent, whose
+          priorities were lost because a shard did not answer, and that a shard skipped. `oldest_update_s`: the longest
+          time that an update waited before it was sent.
         - `population`, `priority_sum`: sums over the shards that answer.
         - `missing`: the numbers of the shards that do not answer.
         - `shards`: path, address, mass and population of each shard, and for a missing shard also the reason and the
