@@ -22,14 +22,13 @@ LANES = (2, None)
 class Collected:
     """A store and its model; each step's `serial` tells it from all others.
 
-    Steps are ordered by the call that published them and, of one call, by their ids: lanes may be in two segments.
+    Serials count the steps in the order of their times: by the call that published them and, of one call, by lane.
     """
 
     def __init__(self, store: Store, rng: np.random.Generator) -> None:
         self.store, self.model, self._rng, self._serial = store, ModelStore(), rng, 0
         self._writers = [(store.writer(num_envs=n), self.model.writer(n)) for n in LANES]
         self._at: dict[int, int] = {}  # ids by serial, of all that was ever seen
-        self._calls: list[int] = []  # by serial
         self._obs = {() if n is None else (n,): np.zeros((1,) if n is None else (n, 1), "f4") for n in LANES}
 
     def append(self, steps: int) -> None:
@@ -44,7 +43,6 @@ class Collected:
         ends, cut = rng.random(shape) < 0.06, rng.random(shape) < 0.03
         serial = self._serial + np.arange(lanes).reshape(shape)
         self._serial += lanes
-        self._calls += [len(self._calls)] * lanes
         obs, after = self._obs[shape], rng.standard_normal((*shape, 1)).astype("f4")
         self._obs[shape] = after
         task = {"name": rng.integers(0, 255, (*shape, 3), np.uint8), "weight": rng.random(shape).astype("f4")}
@@ -64,14 +62,10 @@ class Collected:
         for episode in self.store.episodes:
             self._at |= zip(episode["serial"].tolist(), episode.ids.tolist(), strict=True)
 
-    def age_order(self) -> list[int]:
-        """List the serials, oldest first."""
-        return sorted(range(self._serial), key=lambda serial: (self._calls[serial], self._at.get(serial, 0)))
-
     def trim(self, capacity: int) -> None:
         """Hide of the model what the store's capacity hides, if it is full: the oldest."""
         if len(self.store) == capacity:
-            self.model.trim(capacity, {serial: place for place, serial in enumerate(self.age_order())})
+            self.model.trim(capacity, {serial: serial for serial in range(self._serial)})
 
     def ids(
         self, starts: Callable[[ModelEpisode], list[int]], counts: Callable[[ModelEpisode], bool] = lambda episode: True
@@ -79,7 +73,7 @@ class Collected:
         """List the ids of these steps of the model's episodes that count, oldest first."""
         chosen = [e for e in self.model.episodes if counts(e)]
         serials = {int(e.steps[t].extra["serial"]) for e in chosen for t in starts(e)}
-        return [self._at[serial] for serial in self.age_order() if serial in serials]
+        return [self._at[serial] for serial in sorted(serials)]
 
     def facts(self, gamma: float, weights: Mapping[str, float] | None = None, discount: str | None = None) -> Any:
         """Return what is known of each visible step, by its id: a dict of fields, and its place in its episode."""
@@ -89,7 +83,7 @@ class Collected:
             for t, step in enumerate(episode.steps)
             if t >= episode.hidden
         }
-        newest_first = [serial for serial in reversed(self.age_order()) if serial in visible]
+        newest_first = sorted(visible, reverse=True)
         found = {}
         for age, serial in enumerate(newest_first):
             episode, t = visible[serial]
