@@ -26,7 +26,7 @@ truncated. In an episode without a final observation, the last observation is re
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -130,18 +130,19 @@ def _read_episodes(storage: MinariStorage, metadata: Mapping[str, Any], first: i
     """
     numbers, data_format = range(first, stop), metadata["data_format"]
     form = storage.observation_space, storage.action_space, bool(metadata.get("jpeg_encoding", True))
-    found = storage.get_episode_metadata(numbers)
-    if data_format == "hdf5":
-        from diskreplay.interop.minari.hdf5_episodes import read_hdf5  # Arrow and Parquet do not need h5py
+    found: Any = storage.get_episode_metadata(numbers)
+    with closing(found):  # a generator of Minari, which has a file open where it yields
+        if data_format == "hdf5":
+            from diskreplay.interop.minari.hdf5_episodes import read_hdf5  # Arrow and Parquet do not need h5py
 
-        for raw, own in zip(read_hdf5(storage.data_path, *form, numbers), found, strict=True):
-            yield {**raw, METADATA: own}
-        return
-    for number, own in zip(numbers, found, strict=True):
-        folder = storage.data_path / str(number)
-        if not isinstance(steps := own.get("total_steps"), int) or steps < 0:
-            raise FormatError(f"{folder / 'metadata.json'} has no number of steps, but total_steps {steps!r:.40}")
-        yield {**read_file(folder, data_format, *form, steps), METADATA: own}
+            for raw, own in zip(read_hdf5(storage.data_path, *form, numbers), found, strict=True):
+                yield {**raw, METADATA: own}
+            return
+        for number, own in zip(numbers, found, strict=True):
+            folder = storage.data_path / str(number)
+            if not isinstance(steps := own.get("total_steps"), int) or steps < 0:
+                raise FormatError(f"{folder / 'metadata.json'} has no number of steps, but total_steps {steps!r:.40}")
+            yield {**read_file(folder, data_format, *form, steps), METADATA: own}
 
 
 def _name_of(path: str) -> str:
