@@ -489,6 +489,20 @@ def test_usual_codecs_of_zarr_3_are_read(tmp_path: Path, codec: str) -> None:
         np.testing.assert_array_equal(store.episodes[0].obs["img"], data["img"])
 
 
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+def test_a_checksum_behind_a_compressed_chunk_is_read(tmp_path: Path) -> None:
+    codecs = pytest.importorskip("zarr.codecs.numcodecs")
+    data = push_t()
+    root = zarr.create_group(tmp_path / "set", zarr_format=3)
+    for name, values in data.items():
+        chunks, made = (4, *values.shape[1:]), [GzipCodec(), codecs.Fletcher32()]
+        root.create_array(f"data/{name}", data=values, chunks=chunks, compressors=made)
+    root.create_array("meta/episode_ends", data=np.array([10]))
+    import_dataset(tmp_path / "set", tmp_path / "store")
+    with dr.open(tmp_path / "store") as store:
+        np.testing.assert_array_equal(store.episodes[0].obs["img"], data["img"])
+
+
 def test_an_episode_of_more_rows_than_the_files_can_hold_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "set", [1 << 36], **push_t())
     for document in folder.glob("data/*/.zarray"):

@@ -53,7 +53,7 @@ from diskreplay.interop.exchange.foreign import NUMBERS, foreign, read_document,
 from diskreplay.interop.exchange.progress import Announced, Progress, Tally, step_bytes
 from diskreplay.interop.exchange.threads import episodes_ahead
 
-NOTE, COMPLETE, TEXTS, _SKIPPED = "import", "complete", "texts", "skipped"
+NOTE, COMPLETE, TEXTS, _SKIPPED, _REFUSED = "import", "complete", "texts", "skipped", "refused"
 # The notes of up to this number of episodes are written together, as one note of the store. A resumed import reads the
 # last of these groups of episodes again, since the group's note may not have been written.
 EPISODES_A_NOTE = 128
@@ -284,8 +284,8 @@ def check_place(place: Path, store: Path) -> None:
     for path in (place, store):
         if "\0" in str(path):
             raise FormatError(f"{str(path)!r} has a NUL byte, which no path may have; give another path")
-    resolved = place.resolve()
-    if store.resolve() in (resolved, *resolved.parents):
+    resolved, folder = (Path(os.path.realpath(path)) for path in (place, store))  # `resolve` raises for a loop of links
+    if folder in (resolved, *resolved.parents):
         raise StoreExists(f"{place} is inside the store {store}; give a path outside of it")
 
 
@@ -347,13 +347,13 @@ def _append(
     source = selection.source
     done = first, sum(map(len, existing[:first]))
     tally, notes = Tally(progress, store.schema, source.episodes, source.steps, done), _Notes(store)
-    count, refused = first, dict(store.read_note(NOTE).get(_SKIPPED, ()))
+    count, refused = first, dict[int, str](store.read_note(NOTE).get(_REFUSED, ()))  # reasons, by position
     nbytes = max(_LEAST_SEGMENT_BYTES, source.steps * step_bytes(store.schema) // _MOST_SEGMENTS)
     with _Segments(store, nbytes if is_compressed else None) as segments, closing(selection.episodes(first)) as read:
         for position, episode, is_wanted in read:
             what, first_id = source.describe(position), None
-            if is_wanted and what in refused:
-                selection.skipped.append(Skipped(what, refused[what]))
+            if is_wanted and position in refused:
+                selection.skipped.append(Skipped(what, refused[position]))
             elif is_wanted and count < begun:
                 _check_same(store, existing[count], episode, count)
                 first_id = int(existing[count].ids[0])
@@ -364,8 +364,8 @@ def _append(
                     selection.leave_out(position, SchemaError(f"{what} of {source.name}: {error}"))
                     # The note names this episode. Without it, a resumed import would compare the episode with the next
                     # one in the store, which differs.
-                    refused[what] = selection.skipped[-1].why
-                    store.write_note(NOTE, {**store.read_note(NOTE), _SKIPPED: list(refused.items())})
+                    refused[position] = selection.skipped[-1].why
+                    store.write_note(NOTE, {**store.read_note(NOTE), _REFUSED: list(refused.items())})
             if first_id is not None:
                 notes.add(count, first_id, episode.notes)
                 count += 1

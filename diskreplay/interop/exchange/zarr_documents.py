@@ -262,9 +262,10 @@ class Documents:
         packers = [at for at, kind in enumerate(names) if kind in _COMPRESSORS]
         if len(packers) > 1 or names.count("delta") > 1:
             raise self._refused(name, f"is packed several times, by {', '.join(names)}")
-        # The sizes in the header of a compressed chunk can only be read if the header is at the start of the chunk. A
-        # checksum by crc32c is at the end, unless its configuration has another place.
-        if packers and any(each != ("crc32c", {}) for each in codecs[packers[0] + 1 :]):
+        # The sizes in the header of a compressed chunk can only be read if the header is at the start of the chunk.
+        # Checksums by fletcher32 are at the end, and by crc32c unless its configuration has another place.
+        at_end: list[_Codec] = [("crc32c", {}), ("fletcher32", {})]
+        if packers and any(each not in at_end for each in codecs[packers[0] + 1 :]):
             raise self._refused(name, f"is changed after it is packed, by {', '.join(names)}")
 
     def _dtype(self, name: str, value: Json) -> np.dtype[Any]:
