@@ -296,3 +296,16 @@ def test_states_of_isaac_lab_that_are_named_as_observations_are_shifted(tmp_path
         for episode, found in zip(store.episodes, demos, strict=True):
             pose = episode.obs["articulation"]["robot"]["root_pose"]
             np.testing.assert_array_equal(pose, found["pose"][:-1] if others else found["pose"])
+
+
+def test_a_demonstration_is_not_left_out_for_another_one_of_the_same_number(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "set.hdf5")
+    import_dataset(tmp_path / "set.hdf5", tmp_path / "whole")
+    with h5py.File(tmp_path / "set.hdf5", "a") as file:
+        file.move("data/demo_0", "data/demo_01")  # the number of demo_1, and before it in the file
+        file["data/demo_01/rewards"][0] = np.inf
+    with dr.open(tmp_path / "whole") as store:
+        count = store.num_episodes
+        dr.create(tmp_path / "store", store.schema, validate="finite").close()
+    done = import_dataset(tmp_path / "set.hdf5", tmp_path / "store", on_error="skip")
+    assert (done.episodes, [what for what, _ in done.skipped]) == (count - 1, ["episode 1"])
